@@ -16,7 +16,7 @@ from qsim.functional.scaled import quantize_scaled
 from qsim.scaling.block import Block
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import operators
-from qsim_kernels.reference.scaling import under_whole
+from qsim_kernels.torch.scaling import under_whole
 
 
 @dataclass(frozen=True)

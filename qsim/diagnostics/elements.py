@@ -13,7 +13,7 @@ from qsim.nn.product.sites import Site, as_it_lies, layout_of, quantized, turn_o
 from qsim.random.places import Place
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import operators
-from qsim_kernels.reference.scaling import divided, spread
+from qsim_kernels.torch.scaling import divided, spread
 
 
 class RoundedElements(NamedTuple):

@@ -49,7 +49,7 @@ def backends() -> dict[str, Backend]:
 def _cpu() -> Backend:
     if not HAS_NUMBA:
         return Backend("torch", "Numba is not installed; it rounds several times faster: pip install 'qsim-torch[cpu]'")
-    loops = _imported("qsim_kernels.compiled")
+    loops = _imported("qsim_kernels.numba")
     if isinstance(loops, ImportError):
         return Backend("torch", f"Numba is installed, but cannot be used: {loops}")
     return Backend("numba", f"Numba {version('numba')} is installed; float64 tensors run in plain torch")

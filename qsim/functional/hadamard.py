@@ -18,7 +18,7 @@ from qsim.scaling.geometry import dim_of
 from qsim.text.parsing import read_call
 from qsim_kernels.numbers.scales import Turn
 from qsim_kernels.ops.direct import operators
-from qsim_kernels.reference.hadamard import signs_of
+from qsim_kernels.torch.hadamard import signs_of
 
 __all__ = ["Hadamard", "resolve"]
 

@@ -16,8 +16,8 @@ from qsim.scaling import Scaling
 from qsim_kernels.numbers.encoding import code_dtype
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import operators
-from qsim_kernels.reference.rounding import one_nan
-from qsim_kernels.reference.scaling import saturated, under_whole
+from qsim_kernels.torch.rounding import one_nan
+from qsim_kernels.torch.scaling import saturated, under_whole
 
 
 class ScaledCodes(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qsim.random.seeds import check_index, check_source
-from qsim_kernels import reference
+from qsim_kernels import torch as reference
 from qsim_kernels.arithmetic.philox import philox
 
 

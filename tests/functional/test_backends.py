@@ -23,7 +23,7 @@ def no_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     own = importlib.import_module
 
     def refuse(name: str, package: str | None = None) -> Any:
-        if name.partition(".")[0] == "numba" or name.startswith("qsim_kernels.compiled"):
+        if name.partition(".")[0] == "numba" or name.startswith("qsim_kernels.numba"):
             raise ImportError("no compiler")
         return own(name, package)
 
@@ -47,7 +47,7 @@ def test_numba_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert qsim.backends()["cpu"] == ("torch", "Numba is installed, but cannot be used: no compiler")
     x = torch.linspace(-3, 3, 100)
     grid, _, rule = *qsim.format("e2m1").spelling, qsim.rounding.resolve("nearest").spelling["saturate"]
-    broken = Implementation("qsim_kernels.compiled", otherwise="qsim_kernels.reference")
+    broken = Implementation("qsim_kernels.numba", otherwise="qsim_kernels.torch")
     with pytest.warns(RuntimeWarning, match=WITHOUT_NUMBA):
         found = broken.quantize(x, None, grid, rule, 0, 0, torch.float32)
     with warnings.catch_warnings():
@@ -66,7 +66,7 @@ def test_every_operator_runs_where_numba_cannot_be_imported() -> None:
 @pytest.mark.usefixtures("no_numba")
 def test_a_backend_without_a_substitute_raises_the_error() -> None:
     with pytest.raises(ImportError, match="no compiler"):
-        Implementation("qsim_kernels.compiled").decode(torch.zeros(1, dtype=torch.uint8), *qsim.format("e2m1").spelling, torch.float32)
+        Implementation("qsim_kernels.numba").decode(torch.zeros(1, dtype=torch.uint8), *qsim.format("e2m1").spelling, torch.float32)
 
 
 def test_amds_gpus_have_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

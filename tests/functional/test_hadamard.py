@@ -10,7 +10,7 @@ import torch
 import qsim
 from qsim import Quantizer
 from qsim.transforms import Hadamard
-from qsim_kernels.reference.philox import philox
+from qsim_kernels.torch.philox import philox
 
 SIZES = (2, 8, 64)
 

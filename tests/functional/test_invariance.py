@@ -13,7 +13,7 @@ from torch import Tensor
 import qsim
 from qsim import Stochastic
 from qsim.formats import E4M3
-from qsim_kernels.reference import chunks
+from qsim_kernels.torch import chunks
 from support import inputs
 from support.comparing import raw, same_bits
 

@@ -16,7 +16,7 @@ from qsim import Fixed, Float, Stochastic
 from qsim.accumulators import NAMED, Accumulator, Aligned, BlockScaled, Promoted, Rounded, TwoStep
 from qsim.formats import BF16, E2M1, E2M3, E3M2, E4M3, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, FP32, TF32, Format
 from qsim_kernels.numbers.sums import is_single, read_sum
-from qsim_kernels.reference import sums as reference
+from qsim_kernels.torch import sums as reference
 from support.sum_oracle import Draw, exact_sum, indices
 
 #: The exponents of the smallest normal numbers of operands' formats, written down by hand.

@@ -15,7 +15,7 @@ from qsim.accumulators import Accumulator, Aligned, BlockScaled, Promoted, Round
 from qsim.formats import format as resolve_format
 from qsim_kernels.numbers.sums import BlockScaledSum, Sum, is_single, noise_indices
 from qsim_kernels.ops.backend import HAS_NUMBA
-from qsim_kernels.reference import sums as reference
+from qsim_kernels.torch import sums as reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -123,7 +123,7 @@ def compare(module: Any, setting: str, spread: float, special: float, batch: tup
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(("spread", "special"), [(1.0, 0.0), (8.0, 0.003), (40.0, 0.003)])
 def test_compiled_loops_are_the_reference(setting: str, spread: float, special: float) -> None:
-    from qsim_kernels.compiled import sums as loops
+    from qsim_kernels.numba import sums as loops
 
     compare(loops, setting, spread, special, (2,))
 
@@ -132,7 +132,7 @@ def test_compiled_loops_are_the_reference(setting: str, spread: float, special: 
 @pytest.mark.parametrize(("setting", "scale"), [("groups", "e8m0"), ("groups, exact", "e5m2")])
 @pytest.mark.parametrize("spread", [0.0, 30.0])
 def test_compiled_loops_take_scales(setting: str, scale: str, spread: float) -> None:
-    from qsim_kernels.compiled import sums as loops
+    from qsim_kernels.numba import sums as loops
 
     how, formats = sum_of(setting)
     assert isinstance(how, BlockScaledSum)
@@ -146,7 +146,7 @@ def test_compiled_loops_take_scales(setting: str, scale: str, spread: float) -> 
 @pytest.mark.skipif(not HAS_NUMBA or DEVICE.type != "cpu", reason="Numba's loops run on CPUs")
 def test_compiled_loops_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are split among threads, also where their random bits do not begin a Philox block."""
-    from qsim_kernels.compiled import sums as loops, threads
+    from qsim_kernels.numba import sums as loops, threads
 
     monkeypatch.setattr(threads, "GRAIN", 1 << 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
@@ -159,7 +159,7 @@ def test_compiled_loops_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("setting", ["fp16", "stochastic", "chunks, stochastic", "pairwise, stochastic", "promoted, stochastic"])
 @pytest.mark.parametrize(("length", "columns"), [(13, 300), (700, 60)])
 def test_compiled_loops_of_more_columns_than_are_computed_together(setting: str, length: int, columns: int) -> None:
-    from qsim_kernels.compiled import sums as loops
+    from qsim_kernels.numba import sums as loops
 
     how, formats = sum_of(setting)
     a, b = _values((2, length), formats[0], 1.0, 0.0), _values((length, columns), formats[1], 1.0, 0.0)
@@ -282,7 +282,7 @@ def _kernels() -> Any:
 
 def _implementations(kernels: Any) -> list[Any]:
     if DEVICE.type == "cpu" and HAS_NUMBA:
-        from qsim_kernels.compiled import sums as loops
+        from qsim_kernels.numba import sums as loops
 
         return [kernels, loops]
     return [kernels]

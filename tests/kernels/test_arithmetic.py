@@ -11,13 +11,13 @@ from torch import Tensor
 
 import qsim
 from qsim import Format
-from qsim_kernels import compiled, reference
+from qsim_kernels import numba as compiled, torch as reference
 from qsim_kernels.arithmetic import rounding as definition
-from qsim_kernels.compiled.rounding import _faster
 from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.numba.rounding import _faster
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
-from qsim_kernels.reference.rounding import nearest_by_addition, rounds_by_addition
+from qsim_kernels.torch.rounding import nearest_by_addition, rounds_by_addition
 from support import catalogue, inputs
 from support.comparing import same_bits
 

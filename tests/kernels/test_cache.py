@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 pwd: Any = pytest.importorskip("pwd", reason="Windows keeps its users' folders apart itself")
-native: Any = pytest.importorskip("qsim_kernels.compiled.native", reason="needs numba")
-from qsim_kernels.compiled import building, cache, locks  # noqa: E402 (needs numba)
+native: Any = pytest.importorskip("qsim_kernels.numba.native", reason="needs numba")
+from qsim_kernels.numba import building, cache, locks  # noqa: E402 (needs numba)
 
 NAME, OURS, THEIRS = ("scales", "scales", "qsim_scales_scales"), b"compiled here", b"planted"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")

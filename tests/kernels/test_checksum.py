@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qsim_kernels import reference
+from qsim_kernels import torch as reference
 from support.inputs import DTYPES
 from support.side_by_side import DEVICE, kernels
 

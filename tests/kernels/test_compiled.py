@@ -16,16 +16,16 @@ from torch import Tensor
 import qsim
 from qsim import rounding
 from qsim.formats import E4M3, Format, holders
-from qsim_kernels import reference
+from qsim_kernels import torch as reference
 from qsim_kernels.numbers.carrier import fits_single, grid_bits
 from qsim_kernels.numbers.grid import Coding, Grid, Rule, read
-from qsim_kernels.reference import ElementNoise, chunks
+from qsim_kernels.torch import ElementNoise, chunks
 from support import inputs, oracle
 from support.catalogue import NAMED, VARIETY
 from support.comparing import first_difference, same_bits
 from support.covering import dealt
 
-compiled: Any = pytest.importorskip("qsim_kernels.compiled", reason="needs numba")
+compiled: Any = pytest.importorskip("qsim_kernels.numba", reason="needs numba")
 
 FORMATS = [*NAMED, *VARIETY]
 NOISY = [qsim.Stochastic(bits, corrected) for bits in (1, 6, 16, 20, 32) for corrected in (False, True)]
@@ -120,7 +120,7 @@ def test_codes(fmt: Format) -> None:
 @pytest.mark.parametrize("named", ["e4m3", "int8", "e2m3"])
 def test_the_default_device_of_factories_does_not_matter(named: str) -> None:
     x = torch.randn(40, 50).t()
-    tables = sys.modules["qsim_kernels.compiled.tables"]
+    tables = sys.modules["qsim_kernels.numba.tables"]
     tables.code_table.cache_clear()
     tables.value_table.cache_clear()
     with torch.device("meta"):
@@ -191,7 +191,7 @@ def test_threads_that_need_the_same_rounding_first_get_numbers_at_one_place(monk
     """Memory that only one of them keeps would be freed while the address is in use."""
     both, found, numbers = threading.Barrier(2, timeout=60), [], compiled.rounding.numbers
     grid, rule = read(Grid, qsim.Float(3, 9).spelling[0]), read(Rule, qsim.Stochastic(7).spelling["saturate"])
-    monkeypatch.setattr("qsim_kernels.compiled.rounding.numbers", lambda *given: (both.wait(), numbers(*given))[1])
+    monkeypatch.setattr("qsim_kernels.numba.rounding.numbers", lambda *given: (both.wait(), numbers(*given))[1])
     threads = [threading.Thread(target=lambda: found.append(compiled.strip(grid_bits(grid, wide=False), rule))) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -209,7 +209,7 @@ def _in_another_process(queue: Any, x: Tensor) -> None:
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system does not fork")
 def test_a_process_that_was_forked_off(monkeypatch: pytest.MonkeyPatch) -> None:
     # Small tensors, because torch's own threads do not survive a fork.
-    monkeypatch.setattr("qsim_kernels.compiled.threads.GRAIN", 1 << 10)
+    monkeypatch.setattr("qsim_kernels.numba.threads.GRAIN", 1 << 10)
     x = torch.linspace(-3, 3, 1 << 12)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -237,7 +237,7 @@ importlib.util.find_spec = lambda name, find=importlib.util.find_spec: None if n
 import torch, qsim
 x = torch.linspace(-3, 3, 1000)
 calls = [qsim.quantize(x, "e4m3"), qsim.quantize(x, "e4m3", "stochastic", seed=3), qsim.quantize(x, "nvfp4", "stochastic", seed=3)]
-assert "qsim_kernels.compiled" not in sys.modules
+assert "qsim_kernels.numba" not in sys.modules
 print([call.double().mul(torch.arange(1000)).sum().item() for call in calls])
 """
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -8,10 +8,10 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import Turn
-from qsim_kernels.reference.hadamard import hadamard as reference
+from qsim_kernels.torch.hadamard import hadamard as reference
 from support.comparing import same_bits
 
-hadamard = pytest.importorskip("qsim_kernels.compiled.hadamard", reason="needs numba").hadamard
+hadamard = pytest.importorskip("qsim_kernels.numba.hadamard", reason="needs numba").hadamard
 
 
 def one_kind_of_nan(x: Tensor) -> Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qsim_kernels import reference
+from qsim_kernels import torch as reference
 from support.comparing import same_bits
 from support.update_cases import CASES, UpdateCase, run
 
-compiled = pytest.importorskip("qsim_kernels.compiled.updates", reason="needs numba")
+compiled = pytest.importorskip("qsim_kernels.numba.updates", reason="needs numba")
 LARGE = ((300, 900), (7,))
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 import qsim
 from qsim import Stochastic, rounding as roundings
 from qsim.formats import BF16, E2M1, E3M2, E4M3, E5M2, E8M0, FP16, Float, Format, Int, holds
-from qsim_kernels import reference
-from qsim_kernels.reference import chunks
+from qsim_kernels import torch as reference
+from qsim_kernels.torch import chunks
 from support.comparing import raw
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

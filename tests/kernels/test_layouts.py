@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qsim import Stochastic
 from qsim.formats import BF16, E2M1, E4M3, E4M3FNUZ, E5M2, FP16, FP32, Format, Int
-from qsim_kernels import reference
+from qsim_kernels import torch as reference
 from support.comparing import first_difference, raw
 from support.inputs import code_dtype
 from support.side_by_side import DEVICE, dealt, difficult, rule, seed

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-native: Any = pytest.importorskip("qsim_kernels.compiled.native", reason="needs numba")
+native: Any = pytest.importorskip("qsim_kernels.numba.native", reason="needs numba")
 NAME = "scales", "scales", "qsim_scales_scales"
 FORKS = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system does not fork")
 
@@ -27,7 +27,7 @@ def code() -> bytes:
 @pytest.fixture
 def compiled(code: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """An empty cache folder, and the names of what is compiled, which takes no time."""
-    from qsim_kernels.compiled import building
+    from qsim_kernels.numba import building
 
     names: list[str] = []
     monkeypatch.setattr(building, "machine_code", lambda module, name, *_: names.append(name) or code)
@@ -95,7 +95,7 @@ def test_a_numba_that_cannot_be_imported_is_refused_before_anything_is_compiled(
 
 def _compile(begun: Any, seconds: float) -> None:
     """Compile slowly, in a process of its own."""
-    from qsim_kernels.compiled import building
+    from qsim_kernels.numba import building
 
     fast = building.machine_code
 
@@ -141,7 +141,7 @@ def test_a_process_that_dies_while_it_compiles_keeps_nobody_waiting(compiled: li
 
 @FORKS
 def test_a_process_that_hangs_is_not_waited_for_forever(compiled: list[str], code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qsim_kernels.compiled.locks.PATIENCE", 0.1)
+    monkeypatch.setattr("qsim_kernels.numba.locks.PATIENCE", 0.1)
     context = multiprocessing.get_context("fork")
     begun = context.Queue()
     process = context.Process(target=_compile, args=(begun, 60.0))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qsim import Stochastic, rounding as roundings
 from qsim.formats import E2M1, E4M3, E4M3FNUZ, E5M2, E8M0, FP16, Fixed, Float, Format, Int, PowerOfTwo, holds
-from qsim_kernels import Rule, reference
+from qsim_kernels import Rule, torch as reference
 from qsim_kernels.numbers.grid import spell
 from support import inputs
 from support.comparing import first_difference, same_bits

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim import Stochastic, rounding as roundings
 from qsim.formats import E2M1, E4M3, E5M2, FP16, Float, Format, Int, holds
-from qsim_kernels import Rule, reference
+from qsim_kernels import Rule, torch as reference
 from qsim_kernels.numbers.grid import spell
 from support import inputs
 from support.comparing import first_difference, same_bits

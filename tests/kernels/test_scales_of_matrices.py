@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"
 
 IMPLEMENTATIONS = {
     "reference": (REFERENCE, torch.device("cpu")),
-    "loops": (Implementation("qsim_kernels.compiled.scaling", otherwise="qsim_kernels.reference.scaling"), torch.device("cpu")),
+    "loops": (Implementation("qsim_kernels.numba.scaling", otherwise="qsim_kernels.torch.scaling"), torch.device("cpu")),
     "triton": (Implementation("qsim_kernels.triton.scaled.launch"), DEVICE),
 }
 #: Tiles of matrices of 6 × 48: whole rows, blocks along rows and columns, and rectangles.

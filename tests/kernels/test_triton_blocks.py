@@ -8,7 +8,7 @@ import torch
 import qsim
 from qsim import Stochastic, rounding as roundings
 from qsim.formats import E2M1, E4M3, Float, Format
-from qsim_kernels import reference
+from qsim_kernels import torch as reference
 from support import inputs
 from support.comparing import first_difference, same_bits
 from support.random123 import ANSWERS

@@ -14,7 +14,7 @@ from qsim.accumulators import NAMED, Accumulator, BlockScaled, TwoStep
 from qsim.formats import E4M3, E4M3FNUZ, E5M2, Format, format as resolve_format
 from qsim_kernels.numbers.sums import BlockScaledSum, Sum
 from qsim_kernels.ops.backend import HAS_NUMBA
-from qsim_kernels.reference import sums as reference
+from qsim_kernels.torch import sums as reference
 
 pytest.importorskip("triton")
 from qsim_kernels.triton.accumulate import launch as kernels
@@ -46,7 +46,7 @@ def by_reference(a: Tensor, b: Tensor, how: Sum, scales: tuple[Tensor, Tensor] |
 
 
 def by_loops(a: Tensor, b: Tensor, how: Sum, scales: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    from qsim_kernels.compiled import sums as loops
+    from qsim_kernels.numba import sums as loops
 
     out = torch.full((*a.shape[:-1], b.shape[-1]), 33.0)
     loops.accumulate_into(out, a, b, None, how, 0, 0, scales)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qsim_kernels import reference
+from qsim_kernels import torch as reference
 from qsim_kernels.numbers.updates import Algorithm, Roundings, Step
 from support.comparing import same_bits
 from support.side_by_side import DEVICE, kernels

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qsim.random import philox4x32, random_bits, stream
-from qsim_kernels.reference.philox import block_words, philox
+from qsim_kernels.torch.philox import block_words, philox
 from support.bounds import check_share
 from support.random123 import ANSWERS, KnownAnswer
 

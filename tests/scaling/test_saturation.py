@@ -28,7 +28,7 @@ from support.side_by_side import DEVICE, dealt
 # The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
-REFERENCE, KERNELS = Implementation("qsim_kernels.reference.scaling"), Implementation("qsim_kernels.triton.scaled.launch")
+REFERENCE, KERNELS = Implementation("qsim_kernels.torch.scaling"), Implementation("qsim_kernels.triton.scaled.launch")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ELEMENTS: list[Format] = [E2M1, E4M3, E5M2, Int(8), Fixed(8, 6), Fixed(8, 8)]

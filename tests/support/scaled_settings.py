@@ -17,7 +17,7 @@ from qsim.transforms import Hadamard
 from qsim_kernels.ops.scaled import Implementation
 from support.comparing import first_difference
 
-REFERENCE = Implementation("qsim_kernels.reference.scaling")
+REFERENCE = Implementation("qsim_kernels.torch.scaling")
 
 SCALINGS: tuple[Scaling, ...] = (
     Whole(),

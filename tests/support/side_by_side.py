@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim import rounding as roundings
 from qsim.formats import Format
-from qsim_kernels import Rule, reference
+from qsim_kernels import Rule, torch as reference
 from support import covering, inputs
 from support.covering import T
 

@@ -10,7 +10,7 @@ from qsim_kernels.lowered.fusible import fusible
 from qsim_kernels.lowered.memory import in_memory
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, grid_bits, variant_of
 from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
-from qsim_kernels.reference.rounding import as_values, round_bits, rounds_by_addition
+from qsim_kernels.torch.rounding import as_values, round_bits, rounds_by_addition
 
 
 def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor | None:

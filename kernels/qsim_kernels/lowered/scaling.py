@@ -19,8 +19,8 @@ from qsim_kernels.lowered.rounding import onto, rounded, single_patterns
 from qsim_kernels.numbers.carrier import grid_bits
 from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
 from qsim_kernels.numbers.scales import Restore, TileSizes, read_scales
-from qsim_kernels.reference.rounding import as_values, one_nan
-from qsim_kernels.reference.scaling import kept_from_zero, saturated, scales_of, under_whole
+from qsim_kernels.torch.rounding import as_values, one_nan
+from qsim_kernels.torch.scaling import kept_from_zero, saturated, scales_of, under_whole
 
 #: The most elements of a tile that Inductor may reduce and round in one kernel.
 _READ_ONCE = 4096

@@ -137,8 +137,8 @@ def _fake(*arguments: Any) -> Tensor:
 library.define(schema_of(Implementation("").accumulate), tags=(torch.Tag.pt2_compliant_tag,))
 Implementation.register(
     {"accumulate": _fake},
-    reference="qsim_kernels.reference.sums",
-    compiled="qsim_kernels.compiled.sums",
+    reference="qsim_kernels.torch.sums",
+    compiled="qsim_kernels.numba.sums",
     triton="qsim_kernels.triton.accumulate.launch",
 )
 torch.library.register_vmap("qsim::accumulate", one_by_one("accumulate"), lib=library)

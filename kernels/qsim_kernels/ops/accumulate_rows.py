@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qsim_kernels.ops.backend import library
 from qsim_kernels.ops.schemas import schema_of
-from qsim_kernels.reference.sums_of_rows import accumulate_rows_into
+from qsim_kernels.torch.sums_of_rows import accumulate_rows_into
 
 
 def accumulate_rows(

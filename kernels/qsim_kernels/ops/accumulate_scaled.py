@@ -11,7 +11,7 @@ from torch import Tensor
 from qsim_kernels.numbers.sums import BlockScaledSum, PromotedSum, read_sum
 from qsim_kernels.ops.backend import OnBackend, library
 from qsim_kernels.ops.schemas import schema_of
-from qsim_kernels.reference.scaled_sums import ChainScales, accumulate_scaled_into
+from qsim_kernels.torch.scaled_sums import ChainScales, accumulate_scaled_into
 
 
 class Implementation(OnBackend):
@@ -85,7 +85,7 @@ def _fake(
 library.define(schema_of(Implementation("").accumulate_scaled), tags=(torch.Tag.pt2_compliant_tag,))
 Implementation.register(
     {"accumulate_scaled": _fake},
-    reference="qsim_kernels.reference.sums",
-    compiled="qsim_kernels.compiled.sums",
+    reference="qsim_kernels.torch.sums",
+    compiled="qsim_kernels.numba.sums",
     triton="qsim_kernels.triton.accumulate.launch",
 )

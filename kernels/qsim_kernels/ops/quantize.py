@@ -126,8 +126,8 @@ Implementation.register(
         "decode": lambda codes, *rest: torch.empty_like(codes, dtype=rest[-1]),
         "checksum": lambda x, *_: x.new_empty((), dtype=torch.int64),
     },
-    reference="qsim_kernels.reference",
-    compiled="qsim_kernels.compiled",
+    reference="qsim_kernels.torch",
+    compiled="qsim_kernels.numba",
     triton="qsim_kernels.triton",
 )
 

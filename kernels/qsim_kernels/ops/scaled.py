@@ -148,8 +148,8 @@ Implementation.register(
         "rescaled": lambda product, factors, bias, dtype: torch.empty_like(product, dtype=dtype),
         "matmul_rescaled": lambda a, b, factors, bias, dtype: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
     },
-    reference="qsim_kernels.reference.scaling",
-    compiled="qsim_kernels.compiled.scaling",
+    reference="qsim_kernels.torch.scaling",
+    compiled="qsim_kernels.numba.scaling",
     triton="qsim_kernels.triton.scaled.launch",
 )
 #: The operators that round; those that rescale products are only for layers, which are not batched.

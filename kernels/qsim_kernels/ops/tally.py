@@ -31,7 +31,7 @@ def _shapes(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor
 
 Implementation.register(
     {"tally": _shapes},
-    reference="qsim_kernels.reference.tally",
-    compiled="qsim_kernels.compiled.tally",
+    reference="qsim_kernels.torch.tally",
+    compiled="qsim_kernels.numba.tally",
     triton="qsim_kernels.triton.reductions.tally",
 )

@@ -34,7 +34,7 @@ class Implementation(OnBackend):
 
 Implementation.register(
     {"update_": lambda *_: None},
-    reference="qsim_kernels.reference.updates",
-    compiled="qsim_kernels.compiled.updates",
+    reference="qsim_kernels.torch.updates",
+    compiled="qsim_kernels.numba.updates",
     triton="qsim_kernels.triton",
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qsim.checkpoints.layouts.weights import CodedWeight
 from qsim.formats import E2M1
-from qsim_kernels.reference.scaling import under_whole
+from qsim_kernels.torch.scaling import under_whole
 
 #: Neighbours of the rounded reciprocal that are tried, in each direction.
 _NEIGHBOURS = 4

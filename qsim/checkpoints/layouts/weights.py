@@ -16,7 +16,7 @@ from qsim.nn.converting.layers import is_conv1d
 from qsim.nn.modules import FivePointModule, Linear
 from qsim.rounding import NEAREST
 from qsim.scaling import Blocks, Channel, Delayed, Given, Scaling
-from qsim_kernels.reference.scaling import under_whole
+from qsim_kernels.torch.scaling import under_whole
 
 
 class LayoutError(ValueError):

@@ -15,7 +15,7 @@ from torch import Tensor
 from qsim.scaling import Blocks, Channel, Scaling, Tiles
 from qsim.scaling.geometry import tiles_of_blocks, tiles_of_channels
 from qsim_kernels.numbers import scales as numbers
-from qsim_kernels.reference.scaled_sums import ChainScales
+from qsim_kernels.torch.scaled_sums import ChainScales
 
 
 @dataclass(frozen=True)

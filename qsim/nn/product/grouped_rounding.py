@@ -17,7 +17,7 @@ from qsim.scaling import Blocks, Channel, Given, Scaling, Tiles
 from qsim_kernels.numbers import scales as numbers
 from qsim_kernels.numbers.scales import Restore, Turn
 from qsim_kernels.ops.direct import Operators
-from qsim_kernels.reference.scaling import under_whole
+from qsim_kernels.torch.scaling import under_whole
 
 
 class RoundedUnits(NamedTuple):

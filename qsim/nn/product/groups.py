@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qsim_kernels.numbers.scales import Turn
-from qsim_kernels.reference.hadamard import bounded, pieces, signs_on
+from qsim_kernels.torch.hadamard import bounded, pieces, signs_on
 
 
 class Units(NamedTuple):

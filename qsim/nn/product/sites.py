@@ -27,7 +27,7 @@ from qsim.random.places import Place, narrowed, widened
 from qsim.scaling import Blocks, Tiles
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import DISPATCHED, Operators
-from qsim_kernels.reference.scaling import under_whole
+from qsim_kernels.torch.scaling import under_whole
 
 #: Significant bits that float32 holds.
 _SINGLE = 24

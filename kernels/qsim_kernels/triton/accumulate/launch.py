@@ -34,7 +34,7 @@ from qsim_kernels.numbers.sums import (
     roundings_per_term,
 )  # fmt: skip
 from qsim_kernels.numbers.updates import own_grid
-from qsim_kernels.reference import sums as reference
+from qsim_kernels.torch import sums as reference
 from qsim_kernels.triton.accumulate.call import AccumulateCall, ResultTile, has_dpx, options
 from qsim_kernels.triton.accumulate.chunked_sums import chained_kernel, chunked_kernel
 from qsim_kernels.triton.accumulate.planes import planes

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import TileSizes, Turn
-from qsim_kernels.reference import scaling as reference
-from qsim_kernels.reference.hadamard import hadamard as hadamard_in_torch
+from qsim_kernels.torch import scaling as reference
+from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.hadamard import TurnVariant, hadamard
 from qsim_kernels.triton.device.regions import RegionShape, inside, row_starts

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import ElementRounding, ScaledRounding, Scales, TileSizes, Turn
-from qsim_kernels.reference import scaling as reference
+from qsim_kernels.torch import scaling as reference
 from qsim_kernels.triton.device import tile_scales
 from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.device.values import KernelVariant

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import TileSizes, Turn
-from qsim_kernels.reference.hadamard import hadamard as hadamard_in_torch
+from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.hadamard import hadamard as transformed
 from qsim_kernels.triton.device.records import kernel

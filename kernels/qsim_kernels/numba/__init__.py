@@ -1,0 +1,90 @@
+"""The operators on CPUs, in loops compiled by Numba if it is installed; bit for bit the same as `qsim_kernels.torch`."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from qsim_kernels import torch as reference
+from qsim_kernels.numba import tables
+from qsim_kernels.numba.jobs import pack_values
+from qsim_kernels.numba.native import check_numba
+from qsim_kernels.numba.rounding import strip
+from qsim_kernels.numba.threads import Loop
+from qsim_kernels.numbers.carrier import DOUBLE, rounding_bits
+from qsim_kernels.numbers.grid import Coding, Grid, Rule
+from qsim_kernels.torch import checksum
+from qsim_kernels.torch.chunks import pieces
+from qsim_kernels.torch.rounding import as_values
+
+__all__ = ["checksum", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
+
+check_numba()
+
+_STORED = (torch.float32, torch.bfloat16)
+_QUANTIZE = Loop("values", "quantize")
+
+
+def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
+    """Round `x` onto a grid, into `out`, which may be `x` itself; see `qsim_kernels.torch.quantize_into`."""
+    rounding = _rounding(grid, rule, x.dtype, out.dtype)
+    if rounding is None or not (x.is_contiguous() and out.is_contiguous()):
+        _quantize_copies(out, x, seed, grid, rule, stream, offset)
+        return
+    job = pack_values(out.data_ptr(), x.data_ptr(), *rounding, 0 if seed is None else seed.item(), stream, offset)
+    _QUANTIZE.share(job, x.numel())
+
+
+@lru_cache(maxsize=4096)
+def _rounding(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype) -> tuple[int, int, int, int] | None:
+    """The numbers of `Values` that do not differ between calls, if the loop reads and writes these dtypes."""
+    how = rounding_bits(grid, rule, wide=False)
+    if how.carrier == DOUBLE or source not in _STORED or target not in _STORED:
+        return None
+    return target == torch.bfloat16, source == torch.bfloat16, *strip(how, rule)
+
+
+def _quantize_copies(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
+    """Round by way of tensors that the loop reads and writes, or in plain torch."""
+    how = rounding_bits(grid, rule, wide=torch.float64 in (x.dtype, out.dtype))
+    if how.carrier == DOUBLE:
+        reference.quantize_into(out, x, seed, grid, rule, stream, offset)
+        return
+    given = (x if x.dtype in _STORED else x.to(torch.float32)).contiguous()
+    held = out.dtype if out.dtype in _STORED else torch.float32
+    result = out if out.dtype == held and out.is_contiguous() else torch.empty_like(given, dtype=held)
+    quantize_into(result, given, seed, grid, rule, stream, offset)
+    if result is not out:
+        out.copy_(as_values(result.view(torch.int32), how, out.dtype) if out.dtype != held else result)
+
+
+def encode_into(
+    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, check: bool = True
+) -> bool:
+    """Round `x` onto a grid and write the codes into `out`; see `qsim_kernels.torch.encode_into`."""
+    if not tables.has_codes(grid, coding):
+        return reference.encode_into(out, x, seed, grid, rule, coding, stream, offset, check)
+    lost = False
+    for index, (source, target) in pieces(x, out, first=offset):
+        values = torch.empty(source.shape, dtype=torch.bfloat16, device=source.device)
+        quantize_into(values, source, seed, grid, rule, stream, index)
+        found = target if target.is_contiguous() else torch.empty(source.shape, dtype=out.dtype, device=out.device)
+        tables.look_up(found, values, tables.code_table(grid, coding))
+        if found is not target:
+            target.copy_(found)
+        lost = lost or (check and coding.nan < 0 and bool(values.isnan().any()))
+    return lost
+
+
+def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
+    """Write the values of `codes` into `out`."""
+    if codes.dtype != torch.uint8 or not out.is_contiguous() or not codes.is_contiguous():
+        reference.decode_into(out, codes, grid, coding)
+    else:
+        tables.look_up(out, codes, tables.value_table(grid, coding, out.dtype))
+
+
+quantize_and_encode_into = partial(reference.quantize_and_encode_into, quantize=quantize_into, encode=encode_into)
+quantize_and_sum_into = partial(reference.quantize_and_sum_into, quantize=quantize_into)

@@ -1,0 +1,71 @@
+"""Counts and sums of rounding outcomes; see `qsim_kernels.numbers.tallies`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qsim_kernels.numba.loops.bits import add_at, as_double, as_float, doubles, numbers, part, room_for_ints, room_for_longs
+from qsim_kernels.numba.loops.strips import STRIP
+from qsim_kernels.numba.loops.values import load
+from qsim_kernels.numbers import tallies
+from qsim_kernels.numbers.carrier import SINGLE
+
+_SIZE, _ZERO, _NAN = tallies.SIZE, tallies.ZERO, tallies.NAN
+_SATURATED, _UNDERFLOWED, _EXACT = tallies.SATURATED, tallies.UNDERFLOWED, tallies.EXACT
+_MANTISSA, _INFINITY, _MAGNITUDE = SINGLE.mantissa, SINGLE.infinity, SINGLE.nan
+_f64: Any = np.float64
+
+
+def tally(job_at, first, strips):
+    """Add some strips to the counts, and write their sums, which are added later in a fixed order.
+
+    `job_at` is the address of an `Outcomes` of `compiled.jobs`.
+    """
+    counts_at, sums_at, x_at, rounded_at, size, x_is_narrow, rounded_is_narrow, low, high = numbers(job_at, 9)
+    sums, counts = doubles(sums_at), room_for_longs(_SIZE)
+    x, rounded = room_for_ints(STRIP), room_for_ints(STRIP)
+    for i in range(_SIZE):
+        counts[i] = 0
+    for strip in range(first, first + strips):
+        start = strip * STRIP
+        count = min(STRIP, size - start)
+        load(x, x_at, start, count, x_is_narrow != 0)
+        load(rounded, rounded_at, start, count, rounded_is_narrow != 0)
+        for i in range(count):
+            counts[(x[i] & _MAGNITUDE) >> _MANTISSA] += 1
+        _add_facts(counts, x, rounded, count, as_double(low), as_double(high))
+        sums[2 * strip], sums[2 * strip + 1] = _squares(x, rounded, count)
+    for i in range(_SIZE):
+        add_at(counts_at + 8 * i, counts[i])
+
+
+@part
+def _add_facts(counts, x, rounded, count, low, high):
+    zeros, nans, saturated, underflowed, exact = 0, 0, 0, 0, 0
+    for i in range(count):
+        before, after = _f64(as_float(x[i])), _f64(as_float(rounded[i]))
+        beyond = (before > high) | (before < low)
+        zeros += before == 0
+        nans += before != before
+        saturated += beyond
+        underflowed += (after == 0) & (before != 0) & (not beyond)
+        exact += (after == before) & (not beyond)
+    counts[_ZERO] += zeros
+    counts[_NAN] += nans
+    counts[_SATURATED] += saturated
+    counts[_UNDERFLOWED] += underflowed
+    counts[_EXACT] += exact
+
+
+@part
+def _squares(x, rounded, count):
+    """The sums of squares and of squared differences where both numbers are finite."""
+    signal, noise = _f64(0), _f64(0)
+    for i in range(count):
+        before, after = _f64(as_float(x[i])), _f64(as_float(rounded[i]))
+        is_finite = ((x[i] & _MAGNITUDE) < _INFINITY) & ((rounded[i] & _MAGNITUDE) < _INFINITY)
+        signal += before * before if is_finite else _f64(0)
+        noise += (after - before) * (after - before) if is_finite else _f64(0)
+    return signal, noise

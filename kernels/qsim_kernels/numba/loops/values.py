@@ -1,0 +1,61 @@
+"""Loads and stores of float32 patterns, from and to float32 or bfloat16, and the loop that rounds between tensors of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qsim_kernels.numba.loops.bits import address_of, call, ints, numbers, part, room_for_ints, shorts
+from qsim_kernels.numba.loops.noise import SERVED
+from qsim_kernels.numba.loops.strips import STRIP
+
+_i32: Any = np.int32
+_i16: Any = np.int16
+
+
+@part
+def load(patterns, x_at, start, count, is_narrow):
+    """Read elements of float32, or of bfloat16 if `is_narrow`, from the index `start` on."""
+    if is_narrow:
+        narrow = shorts(x_at + 2 * start)
+        for i in range(count):
+            patterns[i] = _i32(_i32(narrow[i]) << 16)
+    else:
+        wide = ints(x_at + 4 * start)
+        for i in range(count):
+            patterns[i] = wide[i]
+
+
+@part
+def store(out_at, start, patterns, count, is_narrow):
+    """Write elements that the dtype holds; see `load`."""
+    if is_narrow:
+        narrow = shorts(out_at + 2 * start)
+        for i in range(count):
+            narrow[i] = _i16(patterns[i] >> 16)
+    else:
+        wide = ints(out_at + 4 * start)
+        for i in range(count):
+            wide[i] = patterns[i]
+
+
+def quantize(job_at, start, count):
+    """Round some elements of a tensor, strip by strip; `job_at` is the address of a `Values` of `compiled.jobs`."""
+    out_at, x_at, out_is_narrow, x_is_narrow, strip_at, how_at, seed, stream, offset = numbers(job_at, 9)
+    given, results = room_for_ints(STRIP), room_for_ints(STRIP)
+    in_place = out_at == x_at
+    at, end = start, start + count
+    while at < end:
+        # Every strip but the first begins with a block of random bits.
+        size = min(STRIP - (offset + at) % SERVED, end - at)
+        source, target = x_at + 4 * at, out_at + 4 * at
+        if x_is_narrow:
+            load(given, x_at, at, size, True)
+            source = address_of(given)
+        if out_is_narrow or in_place:
+            target = address_of(results)
+        call(strip_at, (target, source, size, how_at, seed, stream, offset + at))
+        if out_is_narrow or in_place:
+            store(out_at, at, results, size, out_is_narrow)
+        at += size

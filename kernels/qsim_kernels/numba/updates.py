@@ -1,0 +1,96 @@
+"""Optimizer steps on CPUs, in loops compiled by Numba; bit for bit the same as `qsim_kernels.torch.updates`."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.numba import quantize_into
+from qsim_kernels.numba.jobs import Update, packed
+from qsim_kernels.numba.rounding import strip
+from qsim_kernels.numba.threads import Loop
+from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
+from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.updates import ROLES, AdamAlgorithm, Algorithm, Factors, Roundings, Step
+from qsim_kernels.torch import ElementNoise, updates as reference
+from qsim_kernels.torch.rounding import one_nan
+from qsim_kernels.torch.updates import PlaceNumbers, UpdateFunctions, UpdateTensors
+
+_LOOPS = {name: Loop("updates", name) for name in ("adam", "amsgrad", "sgd", "momentum", "nesterov")}
+_STORED = (torch.float32, torch.bfloat16)
+
+
+def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
+    """Update parameters by one step; see `reference.updates.update`."""
+    chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
+    if roundings.in_format or any(rounding_bits(grid, rule, wide=False).carrier != SINGLE for grid, rule in chosen):
+        reference.update(step, algorithm, roundings, UpdateFunctions(_rounded))
+    else:
+        reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, _update_whole))
+
+
+def _update_whole(
+    x: UpdateTensors,
+    factors: Factors,
+    key: Callable[[int], tuple[int, int]],
+    place: PlaceNumbers,
+    algorithm: Algorithm,
+    roundings: Roundings,
+) -> None:
+    """Update one parameter."""
+    held = UpdateTensors(*(None if tensor is None else _held(tensor) for tensor in x))  # type: ignore[arg-type]
+    chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
+    strips = [(*strip(grid_bits(grid, wide=False), rule), int(rule.saturate)) for grid, rule in chosen]
+    draws = Mode.STOCHASTIC in (roundings.rule.mode, roundings.state_rule.mode)
+    state = held.first if held.first is not None else held.param
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in held]
+    dtypes = [tensor.element_size() == 2 for tensor in (held.param, held.grad, state)]
+    factor_bits = struct.unpack("<10i", struct.pack("<10f", *factors))
+    keys = [number for role in range(ROLES) for number in map(_signed, key(role) if draws else (0, 0))]
+    job = Update._make([*addresses, *dtypes, _flags(algorithm), *factor_bits, *place, *chain.from_iterable(strips), *keys])
+    _LOOPS[_loop(algorithm, held)].share(packed(job), held.param.numel())
+    for tensor, result in zip(x, held, strict=True):
+        if tensor is not None and result is not None and result is not tensor and tensor is not x.grad:
+            tensor.copy_(one_nan(result.to(tensor.dtype)))
+
+
+def _loop(algorithm: Algorithm, x: UpdateTensors) -> str:
+    """The name of the loop of an algorithm."""
+    if isinstance(algorithm, AdamAlgorithm):
+        return "amsgrad" if algorithm.amsgrad else "adam"
+    return "sgd" if x.first is None else "nesterov" if algorithm.nesterov else "momentum"
+
+
+def _held(x: Tensor) -> Tensor:
+    """A tensor as the loops read and write it."""
+    return x if x.dtype in _STORED and x.is_contiguous() else x.to(torch.float32).contiguous()
+
+
+def _flags(algorithm: Algorithm) -> int:
+    """The bits of `Update.flags`."""
+    decays = bool(algorithm.decay)
+    return algorithm.maximize | (decays and not algorithm.decoupled) << 1 | (decays and algorithm.decoupled) << 2
+
+
+def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Round float32 values onto a grid; see `reference.updates.rounded`."""
+    if noise is not None and isinstance(noise.where, Tensor):
+        return reference.rounded(x, grid, rule, noise, dtype)
+    if rule.saturate:
+        x = x.masked_fill(x.isinf(), math.nan)
+    out = torch.empty_like(x, dtype=dtype)
+    seed, stream, where = None, 0, 0
+    if noise is not None:
+        seed, stream, where = torch.tensor(_signed(noise.seed), device="cpu"), _signed(noise.stream), int(noise.where)
+    quantize_into(out, x, seed, grid, rule, stream, where)
+    return out
+
+
+def _signed(word: int) -> int:
+    """The same 64 bits as a signed number, which tensors can hold."""
+    return word - (1 << 64) if word >> 63 else word

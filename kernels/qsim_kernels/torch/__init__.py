@@ -1,0 +1,126 @@
+"""The operators in plain torch: the default on every device without its own kernels, and the reference for the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.numbers.carrier import GridBits, counts_wide, grid_bits, rounding_bits
+from qsim_kernels.numbers.grid import Coding, Grid, Rule
+from qsim_kernels.torch.checksum import checksum
+from qsim_kernels.torch.chunks import pieces
+from qsim_kernels.torch.codes import codes_of, values_of
+from qsim_kernels.torch.philox import ElementNoise, random_bits
+from qsim_kernels.torch.rounding import as_values, float_dtype, rounded
+from qsim_kernels.torch.updates import update
+
+__all__ = [
+    "ElementNoise",
+    "checksum",
+    "decode_into",
+    "encode_into",
+    "quantize_and_encode_into",
+    "quantize_and_sum_into",
+    "quantize_into",
+    "random_bits",
+    "update",
+]
+
+
+def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
+    """Round `x` onto a grid, into `out`, which may be `x` itself.
+
+    Args:
+        out: Of `x`'s shape, in a dtype that holds the grid.
+        x: Values.
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
+        grid: The values to choose from.
+        rule: How to choose.
+        stream: Which of the seed's streams of random bits to use.
+        offset: Logical index of `x`'s first element.
+    """
+    how = rounding_bits(grid, rule, wide=torch.float64 in (x.dtype, out.dtype))
+    number = None if seed is None else int(seed)
+    for index, (source, target) in pieces(x, out, first=offset):
+        patterns = _rounded(source, how, rule, number, stream, index)
+        target.copy_(as_values(patterns, how, out.dtype).view(source.shape))
+
+
+def encode_into(
+    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, check: bool = True
+) -> bool:
+    """Round `x` onto a grid and write the codes into `out`; takes the arguments of `quantize_into` and two more.
+
+    Args:
+        out: Tensor for the codes.
+        x: Values.
+        seed: See `quantize_into`.
+        grid: See `quantize_into`.
+        rule: See `quantize_into`.
+        coding: The codes. A NaN that has none gets that of the largest value.
+        stream: See `quantize_into`.
+        offset: See `quantize_into`.
+        check: Whether to look for such NaN.
+
+    Returns:
+        Whether there is one, if `check` is set.
+    """
+    how = rounding_bits(grid, rule, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
+    number = None if seed is None else int(seed)
+    lost = False
+    for index, (source, target) in pieces(x, out, first=offset):
+        patterns = _rounded(source, how, rule, number, stream, index)
+        if check and coding.nan < 0:
+            lost = lost or bool((patterns == how.carrier.nan).any())
+        # Wrapping to the code's own width keeps its bits.
+        target.copy_(codes_of(patterns, grid, coding, how).view(source.shape))
+    return lost
+
+
+def quantize_and_encode_into(
+    out: Tensor,
+    codes: Tensor,
+    x: Tensor,
+    seed: Tensor | None,
+    grid: Grid,
+    rule: Rule,
+    stream: int,
+    code_grid: Grid,
+    code_rule: Rule,
+    coding: Coding,
+    code_stream: int,
+    quantize: Callable[..., None] = quantize_into,
+    encode: Callable[..., bool] = encode_into,
+) -> None:
+    """Round `x` onto two grids: to values, as `quantize` does, and to codes, as `encode` does without a check."""
+    quantize(out, x, seed, grid, rule, stream, 0)
+    encode(codes, x, seed, code_grid, code_rule, coding, code_stream, 0, check=False)
+
+
+def quantize_and_sum_into(
+    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, quantize: Callable[..., None] = quantize_into
+) -> Tensor:
+    """Round a matrix onto a grid, as `quantize` does, and sum its unrounded rows.
+
+    Returns:
+        The sums, in float32, or in float64 for float64 input.
+    """
+    quantize(out, x, seed, grid, rule, stream, 0)
+    return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
+    """Write the values of `codes` into `out`."""
+    how = grid_bits(grid, wide=out.dtype == torch.float64)
+    mask = (1 << coding.bits) - 1
+    for _, (source, target) in pieces(codes, out):
+        target.copy_(as_values(values_of(source.to(torch.int64) & mask, grid, coding, how), how, out.dtype))
+
+
+def _rounded(source: Tensor, how: GridBits, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
+    """Round one piece's values, as a flat tensor of the carrier's bit patterns."""
+    values = source.reshape(-1).to(float_dtype(how))
+    noise = None if seed is None else ElementNoise(seed, stream, index, values.numel(), values.device)
+    return rounded(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), how, rule, noise)

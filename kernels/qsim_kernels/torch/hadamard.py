@@ -1,0 +1,82 @@
+"""Hadamard transforms of blocks along a dimension, in plain torch; see `scales.Turn`.
+
+Every implementation adds in the same order: elements one apart first, then two, four and so on, with one multiplication at the end.
+Before that, finite values saturate at the largest one divided by the block size, so that no sum of finite values overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.numbers.scales import Turn
+from qsim_kernels.torch.philox import philox
+
+
+def hadamard(x: Tensor, turn: Turn) -> Tensor:
+    """Transform a tensor, in float32, or in float64 for float64 input."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if not x.numel():
+        return x.new_empty(x.shape, dtype=dtype)
+    whole = bounded(x.contiguous().view(-1, turn.length, turn.inner).to(dtype, copy=True), x.dtype, turn.size)
+    signs = signs_on(x.device, dtype, turn._replace(length=0, inner=0))  # the signs do not depend on these
+    for start, stop, size in pieces(turn):
+        blocks = whole[:, start:stop].unflatten(1, (-1, size))
+        first = start % turn.size
+        whole[:, start:stop] = _transformed(blocks * signs[first : first + size]).flatten(1, 2)
+    return whole.view(x.shape)
+
+
+def bounded(values: Tensor, source: torch.dtype, size: int) -> Tensor:
+    """Saturate finite values at the largest magnitude of which `size` can be summed without overflow."""
+    if source == torch.float16:
+        return values
+    largest = torch.finfo(values.dtype).max / size
+    return torch.where(values.isinf(), values, values.clamp(-largest, largest))
+
+
+#: Not a stream of noise: those are hashes.
+_STREAM = int.from_bytes(b"Hadamard", "big")
+
+
+@lru_cache(maxsize=256)
+def signs_of(turn: Turn) -> tuple[int, ...]:
+    """1 or -1 for each element of a block, from the lowest bits of the first words of one of the seed's streams."""
+    if turn.signs < 0:
+        return (1,) * turn.size
+    words = philox(0, -(-turn.size // 4), turn.signs, _STREAM, torch.device("cpu")).flatten().tolist()
+    return tuple(1 - 2 * (word & 1) for word in words[: turn.size])
+
+
+# Cached, because a copy to a device waits for it.
+@lru_cache(maxsize=64)
+def signs_on(device: torch.device, dtype: torch.dtype, turn: Turn) -> Tensor:
+    """The signs of a block on a device, as a column."""
+    return torch.tensor(signs_of(turn), dtype=dtype, device=device)[:, None]
+
+
+def pieces(turn: Turn) -> Iterator[tuple[int, int, int]]:
+    """Begin, end and block size of runs of equal blocks: the whole blocks, then the rest in powers of two, the largest first."""
+    start = turn.length // turn.size * turn.size
+    if start:
+        yield 0, start, turn.size
+    size = turn.size // 2
+    while size:
+        if turn.length & size:
+            yield start, start + size, size
+            start += size
+        size //= 2
+
+
+def _transformed(blocks: Tensor) -> Tensor:
+    """Multiply blocks along the second-to-last dimension by Sylvester's matrix, orthonormally."""
+    size, step = blocks.shape[-2], 1
+    while step < size:
+        first, second = blocks.unflatten(-2, (-1, 2, step)).unbind(-3)
+        blocks = torch.stack([first + second, first - second], -3).flatten(-4, -2)
+        step *= 2
+    # Filled on the device: copying a number from the host would wait for the GPU.
+    return blocks * blocks.new_full((), size**-0.5)

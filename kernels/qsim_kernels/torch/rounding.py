@@ -1,0 +1,109 @@
+"""Rounding onto a grid with plain torch, on any device: `arithmetic.rounding` on tensors of bits, with a faster way to round to nearest."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, used_bits, variant_of
+from qsim_kernels.numbers.grid import Mode, Rule
+from qsim_kernels.torch.philox import ElementNoise, random_bits
+
+
+def float_dtype(how: GridBits) -> torch.dtype:
+    """The carrier's float dtype."""
+    return torch.float64 if how.carrier == DOUBLE else torch.float32
+
+
+def as_values(bits: Tensor, how: GridBits, dtype: torch.dtype) -> Tensor:
+    """Convert the carrier's bit patterns to a dtype that holds their values exactly; NaN results do not depend on the processor."""
+    if dtype == torch.bfloat16:
+        single = bits if how.carrier == SINGLE else bits.view(torch.float64).to(torch.float32).view(torch.int32)
+        return (single >> 16).to(torch.int16).view(dtype)
+    values = bits.view(float_dtype(how)).to(torch.float32 if dtype != torch.float64 else dtype)
+    if dtype == torch.float16:
+        halves = values.to(dtype)
+        return torch.where(halves.isnan(), 0x7FFF, halves.view(torch.int16)).view(dtype)
+    return values
+
+
+_NANS = {
+    torch.bfloat16: (torch.int16, 0x7FFF),
+    torch.float16: (torch.int16, 0x7FFF),
+    torch.float32: (torch.int32, 0x7FFFFFFF),
+    torch.float64: (torch.int64, 0x7FFFFFFFFFFFFFFF),
+}
+
+
+def one_nan(x: Tensor) -> Tensor:
+    """Replace every NaN by the canonical NaN that all roundings return."""
+    pattern, nan = _NANS[x.dtype]
+    if torch._C._are_functorch_transforms_active():
+        # Before torch 2.13 vmap does not support `view(dtype)`.
+        return torch.where(x.isnan(), torch.full((), nan, dtype=pattern, device=x.device).view(x.dtype), x)
+    return x.view(pattern).masked_fill(x.isnan(), nan).view(x.dtype)
+
+
+def rounded(bits: Tensor, how: GridBits, rule: Rule, noise: ElementNoise | None) -> Tensor:
+    """Round values, given and returned as bit patterns of the carrier, drawing only random bits that can matter.
+
+    The first 16 of 32 random bits decide nearly all roundings. The rest are drawn only where they could matter, because all zeros and all
+    ones lead to different neighbours.
+
+    Args:
+        bits: int32 patterns of float32 values, or int64 patterns of float64 values, in one dimension.
+        how: The grid.
+        rule: The rounding.
+        noise: The source of random bits, for stochastic rounding.
+    """
+    if rule.mode != Mode.STOCHASTIC:
+        return round_bits(bits, how, rule)
+    assert noise is not None  # the operators reject stochastic rounding without a seed
+    arithmetic, variant = meaning.rounding(how.carrier), variant_of(how, rule)
+    count = bits_that_matter(how, rule)
+    used = used_bits(how.carrier, count, rule.correction)
+
+    def chosen(patterns: Tensor, words: Tensor) -> Tensor:
+        found: Tensor = arithmetic.round_bits(patterns, arithmetic.random_bits(words, used), how, variant)
+        return found
+
+    first = noise.first_bits() << 16
+    least = chosen(bits, first)
+    if count <= 16:
+        return least
+    most = chosen(bits, first | 0xFFFF)
+    open_ = (least != most).nonzero().view(-1)
+    if open_.numel():
+        least[open_] = chosen(bits[open_], random_bits(noise.of(open_), 32))
+    return least
+
+
+def round_bits(bits: Tensor, how: GridBits, rule: Rule) -> Tensor:
+    """Round values, given and returned as bit patterns of the carrier, without random bits."""
+    if rounds_by_addition(how, rule):
+        return nearest_by_addition(bits, how)
+    found: Tensor = meaning.rounding(how.carrier).round_bits(bits, None, how, variant_of(how, rule))
+    return found
+
+
+def rounds_by_addition(how: GridBits, rule: Rule) -> bool:
+    """Whether `nearest_by_addition` works: evenly spaced to zero, symmetric, more than one value per binade, room for the power."""
+    if rule.mode != Mode.NEAREST or not rule.saturate:
+        return False
+    room = 1 <= how.shift < how.carrier.mantissa and (how.top >> how.carrier.mantissa) + how.shift <= 2 * how.carrier.bias
+    return how.low > 0 and how.top == how.bottom and room
+
+
+def nearest_by_addition(bits: Tensor, how: GridBits) -> Tensor:
+    """Add and subtract a power of two near which the carrier's spacing is the grid's: the addition rounds, ties to even."""
+    carrier, mantissa = how.carrier, how.carrier.mantissa
+    magnitude = bits & carrier.nan
+    within = magnitude.clamp(max=how.top)
+    power = (within & carrier.infinity).clamp_(min=how.low << mantissa).add_(how.shift << mantissa).view(float_dtype(how))
+    found = within.view(power.dtype).add(power).sub_(power).view(bits.dtype)
+    if how.signed:
+        sign = bits & carrier.sign
+        found |= sign if how.negative_zero else sign & (-found >> carrier.last)
+    with_nan: Tensor = meaning.where(carrier.infinity - magnitude >> carrier.last, carrier.nan, found)
+    return with_nan

@@ -1,0 +1,254 @@
+"""Scales, and rounding under them, in plain torch; see `qsim_kernels.numbers.scales`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qsim_kernels.numbers.carrier import DOUBLE, grid_bits
+from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
+from qsim_kernels.torch import quantize_into
+from qsim_kernels.torch.hadamard import hadamard
+from qsim_kernels.torch.rounding import as_values, one_nan, round_bits
+
+_NEAREST = Rule(int(Mode.NEAREST), 0, False, True)
+_UP = Rule(int(Mode.UP), 0, False, True)
+_LARGEST = torch.finfo(torch.float32).max
+#: The values of float32, the grid of most scales.
+_SINGLES = Grid(23, -126, 2.0**-149, _LARGEST, -_LARGEST, True, True, True)
+
+
+def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, finite: bool) -> None:
+    """Write the largest magnitude of each tile.
+
+    Args:
+        out: Of `tiles.counts`' shape.
+        x: Values.
+        tiles: Which elements belong together.
+        turn: The transform of the values beforehand.
+        finite: Whether to ignore non-finite values; otherwise a NaN makes its tile's magnitude NaN.
+    """
+    if not out.numel():
+        return
+    rows, columns, height, width, across = tiles
+    matrices = (x if turn is None else hadamard(x, turn)).reshape(-1, rows, columns).abs()
+    if finite:
+        matrices = torch.where(matrices.isfinite(), matrices, 0)
+    if across:
+        matrices = matrices.amax(0, keepdim=True)
+    down, along = -(-rows // height), -(-columns // width)
+    padded = F.pad(matrices, (0, along * width - columns, 0, down * height - rows))
+    out.copy_(padded.view(-1, down, height, along, width).amax((2, 4)))
+
+
+def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
+    """Write the scales that result from the largest magnitudes.
+
+    Args:
+        out: float32. NaN where the magnitude is not finite.
+        amaxes: The largest magnitudes.
+        under: A 0-d float32 scale of the whole tensor, which these scales are under: they are computed for `x / under`. Or such a scale for
+            each matrix, of shape [matrices, 1, 1].
+        scales: How scales are computed.
+    """
+    if not out.numel():
+        return
+    largest = amaxes.to(torch.float64)
+    if under is not None:
+        largest = largest / under.to(torch.float64)
+    out.copy_(scales_of(largest, scales))
+
+
+def scales_of_tiles_into(
+    out: Tensor,
+    x: Tensor,
+    under: Tensor | None,
+    tiles: TileSizes,
+    turn: Turn | None,
+    finite: bool,
+    scales: Scales,
+    largest: Callable[..., None] = amaxes_into,
+    make: Callable[..., None] = scales_into,
+) -> None:
+    """Write the scales of a tensor's tiles: `amaxes_into` and `scales_into` in one.
+
+    Args:
+        out: See `scales_into`.
+        x: See `amaxes_into`.
+        under: See `scales_into`.
+        tiles: See `amaxes_into`.
+        turn: See `amaxes_into`.
+        finite: See `amaxes_into`.
+        scales: See `scales_into`.
+        largest: The function that finds the largest magnitudes, as `amaxes_into` does.
+        make: The function that computes scales, as `scales_into` does.
+    """
+    amaxes = x.new_empty(out.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+    largest(amaxes, x, tiles, turn, finite)
+    make(out, amaxes, under, scales)
+
+
+def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding) -> None:
+    """Round `x` under the scales of its tiles: `scales_of_tiles_into` and `quantize_scaled_into` in one.
+
+    The scales are written if a tensor for them is given.
+    """
+    x = x if how.turn is None else hadamard(x, how.turn)
+    if scales is None:
+        scales = x.new_empty(how.tiles.counts(x.numel()), dtype=torch.float32)
+    scales_of_tiles_into(scales, x, under, how.tiles, None, False, making)
+    quantize_scaled_into(out, x, scales, under, how._replace(turn=None))
+
+
+def scales_of(largest: Tensor, scales: Scales, onto: Callable[[Tensor, Grid, Rule], Tensor] | None = None) -> Tensor:
+    """The scales of tiles with given largest magnitudes, in float64, which holds `a / M` precisely enough for comparisons.
+
+    Args:
+        largest: The largest magnitudes.
+        scales: How scales are computed.
+        onto: A function that rounds positive float64 numbers onto a grid, if not this module's.
+    """
+    onto = onto or _onto
+    if scales.grid == _SINGLES and scales.rule == ScaleRule.FIT:
+        onto = _onto_singles
+    finite = largest.isfinite()
+    a = torch.where(finite, largest, 0.0)
+    if scales.rule in (ScaleRule.FIT, ScaleRule.CEIL):
+        wanted = a * math.ldexp(1.0, scales.margin) / scales.largest
+        chosen = onto(wanted, scales.grid, _NEAREST if scales.rule == ScaleRule.FIT else _UP)
+    else:
+        if scales.rule == ScaleRule.EVEN:
+            a = _to_precision(a, scales.mantissa)
+        # By its bits, because compiled code may not support `frexp`. Float64 subnormals get the least scale anyway.
+        exponent = (a.view(torch.int64) >> DOUBLE.mantissa) - DOUBLE.bias
+        power = exponent - (math.frexp(scales.largest)[1] - 1) + scales.margin
+        chosen = onto(_power_of_two(power), scales.grid, _NEAREST)
+    chosen = torch.where(largest == 0, scales.least, chosen.clamp(min=scales.least))
+    return torch.where(finite, chosen, math.nan).to(torch.float32)
+
+
+def quantize_scaled_into(
+    out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, how: ScaledRounding, quantize: Callable[..., None] = quantize_into
+) -> None:
+    """Round `x` divided by its scales onto a grid.
+
+    `x` is multiplied by the scale's inverse. If that is a power of two, this is exact; otherwise inverse and product are rounded to
+    float32, or to float64 if `x` is float64. So is the product with the scale.
+
+    Args:
+        out: Of `x`'s shape.
+        x: Values.
+        scales: The output of `scales_into`.
+        under: The scale of the whole tensor, if they are under one.
+        how: How it is rounded.
+        quantize: The function that rounds them, as `reference.quantize_into` does.
+    """
+    if not x.numel():
+        return
+    tiles, turn, elements, noise = how
+    x = x if turn is None else hadamard(x, turn)
+    elements_of_x, whole = divided(x, scales, under, tiles)
+    if elements.rule.leaves_zero:
+        elements_of_x = kept_from_zero(elements_of_x, x.contiguous().to(elements_of_x.dtype).view(elements_of_x.shape))
+    rounded = torch.empty_like(elements_of_x)
+    seed, *index = noise
+    quantize(rounded, elements_of_x, seed, elements.grid, elements.rule, *index)
+    if elements.restore:
+        rounded = rounded * spread(whole if elements.restore == Restore.ALL else scales.to(rounded.dtype), x, tiles)
+        if elements.rule.saturate:
+            rounded = saturated(rounded, out.dtype)
+    out.copy_(one_nan(rounded.to(out.dtype)).view(out.shape))
+
+
+def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes) -> tuple[Tensor, Tensor]:
+    """A tensor divided by its scales, as matrices, and those scales times that of the whole tensor, if they are under one."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    whole = (scales if under is None else under_whole(scales, under)).to(dtype)
+    return x.contiguous().to(dtype).view(-1, tiles.rows, tiles.columns) * spread(whole.reciprocal(), x, tiles), whole
+
+
+def kept_from_zero(quotients: Tensor, x: Tensor) -> Tensor:
+    """Put the number next to zero wherever a nonzero number underflowed to zero when it was divided by its scale."""
+    pattern = torch.int64 if x.dtype == torch.float64 else torch.int32
+    next_to_zero = (x.view(pattern) & torch.iinfo(pattern).min | 1).view(x.dtype)
+    return torch.where((quotients == 0) & ~(x == 0), next_to_zero, quotients)
+
+
+def saturated(products: Tensor, dtype: torch.dtype) -> Tensor:
+    """Clamp products of elements and scales to the finite values of the dtype they are about to be written in; NaN stays.
+
+    A block can hold values that its dtype cannot: -2 times a scale of 2**127 in MXINT8, or 256 times 2**8 in float16 where E8M0 scales are
+    rounded up. OCP's MX specification leaves values beyond float32's range to implementations. Here such a value becomes the nearest one
+    that the dtype has, as in every other saturation. The alternatives are worse: a smaller scale would break the rule for computing scales
+    and would halve other elements of the block, and the next smaller element would change 6 to 4 because of an error in the last place of
+    a float32 scale. Elements and scales, and with them the codes, do not depend on the dtype of the result.
+    """
+    largest = min(torch.finfo(products.dtype).max, torch.finfo(dtype).max)
+    return products.clamp(-largest, largest)
+
+
+def under_whole(scales: Tensor, whole: Tensor) -> Tensor:
+    """Multiply scales by the scale of the whole tensor, in float32, saturating: an infinite scale would turn zeros into NaN."""
+    return (scales.to(torch.float32) * whole).clamp(max=torch.finfo(torch.float32).max)
+
+
+def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:
+    """Write a product times the scales left out of its operands, plus a bias, rounded once.
+
+    It is multiplied by them one after the other, because their own product could leave float32's range where the result does not.
+
+    Args:
+        out: Of `product`'s shape.
+        product: float32 or float64.
+        factors: Scales, which broadcast to it; none if nothing was left out.
+        bias: Numbers to add at the end, one per index of the last dimension.
+    """
+    for factor in factors:
+        product = product * factor
+    if bias is None:
+        out.copy_(product)
+    else:
+        if torch.is_grad_enabled():  # exported programs call the operator itself, with parameters
+            product, bias = product.detach(), bias.detach()
+        torch.add(product, bias, out=out)
+
+
+def matmul_rescaled_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:
+    """`rescaled_into` of the float32 product of two 16-bit matrices."""
+    product = torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.to(torch.float32) @ b.to(torch.float32)
+    rescaled_into(out, product, factors, bias)
+
+
+def spread(scales: Tensor, x: Tensor, tiles: TileSizes) -> Tensor:
+    """The scale of each element, as matrices."""
+    rows, columns, height, width, _ = tiles
+    wide = scales[:, :, None, :, None].expand(-1, -1, height, -1, width).reshape(len(scales), scales.shape[1] * height, -1)
+    return wide[:, :rows, :columns].expand(x.numel() // (rows * columns), rows, columns)
+
+
+def _onto(x: Tensor, grid: Grid, rule: Rule) -> Tensor:
+    """Round positive float64 numbers onto a grid."""
+    how = grid_bits(grid, wide=True)
+    return as_values(round_bits(x.view(torch.int64), how, rule), how, torch.float64)
+
+
+def _onto_singles(x: Tensor, *_: object) -> Tensor:
+    """Round positive float64 numbers to float32, to nearest with ties to even, saturating."""
+    return x.to(torch.float32).clamp(max=_LARGEST)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """Float64 powers of two, built from their bits: torch's own go through float32."""
+    return (exponent.clamp(-DOUBLE.bias + 1, DOUBLE.bias) + DOUBLE.bias << DOUBLE.mantissa).view(torch.float64)
+
+
+def _to_precision(x: Tensor, mantissa: int) -> Tensor:
+    """Round float64 numbers to a number of bits after the first, to nearest with ties to even, whatever their exponents."""
+    spare = DOUBLE.mantissa - mantissa
+    bits = x.view(torch.int64)
+    return (bits + (1 << (spare - 1)) - 1 + ((bits >> spare) & 1) >> spare << spare).view(torch.float64)

@@ -1,0 +1,210 @@
+"""One optimizer step in plain torch, one tensor at a time; see `numbers.updates` for the formulas and the order of operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.meanings.torch import updates as rules
+from qsim_kernels.numbers.carrier import rounding_bits
+from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.updates import ROLES, Algorithm, Factors, Roundings, SGDAlgorithm, Step, own_grid, power, update_variant
+from qsim_kernels.torch.chunks import pieces
+from qsim_kernels.torch.philox import ElementNoise, block_words
+from qsim_kernels.torch.rounding import as_values, float_dtype, one_nan, rounded as rounded_patterns
+
+_Rounder = Callable[[Tensor], Tensor]
+
+
+class PlaceNumbers(NamedTuple):
+    """The position of a share's elements in a whole tensor: see `qsim.random.places.Place`."""
+
+    offset: int
+    row: int
+    stride: int
+
+
+class UpdateTensors(NamedTuple):
+    """The tensors that the update of one parameter reads and writes; `None` for those that an algorithm does not use."""
+
+    param: Tensor
+    grad: Tensor
+    first: Tensor | None
+    second: Tensor | None
+    largest: Tensor | None
+    compensation: Tensor | None
+
+
+# Conversions to these dtypes already round to nearest.
+_DTYPES = {own_grid(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
+
+
+def rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Round float32 values onto a grid, in a dtype that holds them; a rule that saturates turns infinities into NaN."""
+    if rule.mode == Mode.NEAREST and not rule.saturate and grid in _DTYPES:
+        return one_nan(x.to(_DTYPES[grid]).to(dtype))
+    how = rounding_bits(grid, rule, wide=False)
+    if rule.saturate:
+        x = x.masked_fill(x.isinf(), math.nan)
+    carrier = float_dtype(how)
+    bits = x.to(carrier).view(torch.int64 if carrier == torch.float64 else torch.int32)
+    return as_values(rounded_patterns(bits, how, rule, noise), how, dtype)
+
+
+def _store(target: Tensor, x: Tensor) -> None:
+    """Write values that a rounding returned."""
+    target.copy_(x.view(target.shape))
+
+
+def as_single(x: Tensor) -> Tensor:
+    """The elements as flat float32."""
+    return x.reshape(-1).to(torch.float32)
+
+
+def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algorithm: Algorithm, roundings: Roundings) -> Factors:
+    """The numbers of a step, rounded from float64 to float32; in the format's arithmetic also rounded to the format."""
+    decay = lr * algorithm.decay if algorithm.decoupled and not roundings.in_format else algorithm.decay
+    if isinstance(algorithm, SGDAlgorithm):
+        keep, fresh = (algorithm.momentum, 1.0 - algorithm.dampening) if step > 1 else (0.0, 1.0)
+        factors = [scale, keep, fresh, algorithm.momentum, 0.0, lr, 0.0, 0.0, 0.0, decay]
+    else:
+        bias1, bias2 = 1.0 - power(algorithm.beta1, step), 1.0 - power(algorithm.beta2, step)
+        rate = lr if roundings.in_format else lr / bias1
+        root = 0.0 if roundings.in_format else 1.0 / math.sqrt(bias2)
+        of_moments = (algorithm.beta1, 1.0 - algorithm.beta1, algorithm.beta2, 1.0 - algorithm.beta2)
+        factors = [scale, *of_moments, rate, root, 0.0, algorithm.epsilon, decay]
+    found = Factors(*torch.tensor(factors, dtype=torch.float64, device="cpu").to(torch.float32).tolist())
+    return _in_format(found, products, algorithm, roundings) if roundings.in_format else found
+
+
+def _in_format(factors: Factors, products: Tensor | None, algorithm: Algorithm, roundings: Roundings) -> Factors:
+    """The numbers rounded to the format, and those derived from them in its arithmetic."""
+
+    def q(x: float | Tensor) -> float:
+        return float(rounded(torch.as_tensor(x, dtype=torch.float32, device="cpu").reshape(1), roundings.inner, roundings.inner_rule))
+
+    scale, rest = factors.scale, [q(x) for x in factors[1:]]
+    found = Factors(scale, *rest)
+    if algorithm.decoupled:
+        found = found._replace(decay=q(_single(found.rate * found.decay)))
+    if isinstance(algorithm, SGDAlgorithm):
+        return found
+    assert products is not None
+    beta1, beta2 = found.keep1, found.keep2
+    for i, beta in enumerate((beta1, beta2)):
+        products[i] = q(float(products[i]) * beta)
+    corrections = [q(1.0 - float(product)) for product in products]
+    return found._replace(fresh1=q(1.0 - beta1), fresh2=q(1.0 - beta2), mean=corrections[0], root=corrections[1])
+
+
+def _single(x: float) -> float:
+    """Round a float64 to float32, overflowing to infinity."""
+    return float(torch.tensor(x, dtype=torch.float64, device="cpu").to(torch.float32))
+
+
+def _key(seed: int, step: int, stream: int, role: int) -> tuple[int, int]:
+    """The seed and the stream of a step's random bits, taken from a block of the optimizer's own bits."""
+    words = block_words(step, seed, stream + role)
+    return words[0] | words[1] << 32, words[2] | words[3] << 32
+
+
+class _Noises:
+    """The noise of a piece's elements per role, for rules that need it."""
+
+    def __init__(self, key: Callable[[int], tuple[int, int]], place: PlaceNumbers, index: int, like: Tensor) -> None:
+        self._key, self._place, self._index, self._like = key, place, index, like
+
+    def __call__(self, rule: Rule, role: int) -> ElementNoise | None:
+        """The noise of a role, if the rule needs any."""
+        if rule.mode != Mode.STOCHASTIC:
+            return None
+        (offset, row, stride), count, device = self._place, self._like.numel(), self._like.device
+        if not row:
+            return ElementNoise(*self._key(role), offset + self._index, count, device)
+        place = torch.arange(self._index, self._index + count, device=device)
+        return ElementNoise(*self._key(role), offset + place // row * stride + place % row, count, device)
+
+
+def _update_piece(
+    x: UpdateTensors, factors: Factors, drawn: _Noises, algorithm: Algorithm, roundings: Roundings, how: UpdateFunctions
+) -> None:
+    """Update consecutive elements of one parameter."""
+    rounded, weight = how.rounded, as_single(x.param)
+
+    def q(value: Tensor) -> Tensor:
+        return rounded(value, roundings.inner, roundings.inner_rule)
+
+    variant = update_variant(algorithm, roundings.in_format, scaled=True, moment=x.first is not None)
+    first, second, largest = (None if state is None else as_single(state) for state in (x.first, x.second, x.largest))
+    grad = rules.decayed(as_single(x.grad), weight, factors, q, variant)
+    if isinstance(algorithm, SGDAlgorithm):
+        change, first = rules.sgd(grad, first, factors, q, variant)
+    else:
+        change, first, second, largest = rules.adam(grad, first, second, largest, factors, q, variant)
+    change, states = rules.with_decay(change, weight, factors, q, variant), (first, second, largest)
+    for role, (state, value) in enumerate(zip((x.first, x.second, x.largest), states, strict=True), start=1):
+        if state is not None and value is not None:
+            # The largest second moment was itself a second moment, so it uses the same random bits.
+            noise = drawn(roundings.state_rule, min(role, ROLES - 1))
+            _store(state, rounded(value, roundings.state, roundings.state_rule, noise, state.dtype))
+    if x.compensation is None:
+        _store(x.param, rounded(weight - change, roundings.grid, roundings.rule, drawn(roundings.rule, 0), x.param.dtype))
+    else:
+        _add_compensated(x, weight, change, roundings, q if roundings.in_format else None, rounded)
+
+
+def _add_compensated(
+    x: UpdateTensors, weight: Tensor, change: Tensor, roundings: Roundings, q: _Rounder | None, rounded: Callable[..., Tensor]
+) -> None:
+    """Kahan's summation: the rounding error of a weight is added back in the next step."""
+    assert x.compensation is not None
+    added = -change - as_single(x.compensation)
+    added = added if q is None else q(added)
+    total = rounded(weight + added, roundings.grid, roundings.rule)
+    lost = total - weight
+    compensation = (lost if q is None else q(lost)) - added
+    _store(x.compensation, rounded(compensation, roundings.inner, roundings.inner_rule, None, x.compensation.dtype))
+    # Last, because the weight is a view of a float32 tensor.
+    _store(x.param, rounded(total, roundings.grid, roundings.rule, None, x.param.dtype))
+
+
+class UpdateFunctions(NamedTuple):
+    """The functions that take the time, in plain torch or faster with the same results.
+
+    Attributes:
+        rounded: See `rounded`.
+        whole: A function that updates a whole parameter, in place of this module.
+    """
+
+    rounded: Callable[..., Tensor]
+    whole: Callable[[UpdateTensors, Factors, Callable[[int], tuple[int, int]], PlaceNumbers, Algorithm, Roundings], None] | None = None
+
+
+PLAIN = UpdateFunctions(rounded)
+
+
+def update(step: Step, algorithm: Algorithm, roundings: Roundings, how: UpdateFunctions = PLAIN) -> None:
+    """Update parameters by one step, following an algorithm and roundings."""
+    if step.found_inf is not None and bool(step.found_inf):
+        return
+    scale = 1.0 / (1.0 if step.grad_scale is None else float(step.grad_scale))
+    of_elements = (step.first, step.second, step.largest, step.compensations)
+    for i, param in enumerate(step.params):
+        step.steps[i].add_(1)
+        done = int(step.steps[i])
+        factors = factors_of(done, float(step.lr), scale, step.products[i] if step.products else None, algorithm, roundings)
+        key = partial(_key, step.seed, done, step.streams[i])
+        tensors = UpdateTensors(param, step.grads[i], *(states[i] if states else None for states in of_elements))
+        place = PlaceNumbers(*step.places[3 * i : 3 * i + 3])
+        if how.whole is not None:
+            how.whole(tensors, factors, key, place, algorithm, roundings)
+            continue
+        for index, views in pieces(*(x for x in tensors if x is not None)):
+            remaining = iter(views)
+            piece = UpdateTensors(*(None if x is None else next(remaining) for x in tensors))  # type: ignore[arg-type]
+            _update_piece(piece, factors, _Noises(key, place, index, piece.param), algorithm, roundings, how)
