@@ -25,7 +25,7 @@ from qsim.scaling.block import Block
 from qsim.text.files import FileError
 
 if TYPE_CHECKING:
-    from qsim import checkpoints, diagnostics, optim
+    from qsim import checkpoints, diagnostics, optim, points
     from qsim.checkpoints import export, load, save
     from qsim.functional.fpu import fpu
     from qsim.nn.coverage.run import coverage
@@ -64,6 +64,7 @@ __all__ = [
     "matmul",
     "nn",
     "optim",
+    "points",
     "quantize",
     "quantize_",
     "random",
@@ -78,7 +79,7 @@ __all__ = [
 
 
 #: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
-_LATER = ("checkpoints", "compat", "diagnostics", "optim", "plot", "studies")
+_LATER = ("checkpoints", "compat", "diagnostics", "optim", "plot", "points", "studies")
 _LATER_FUNCTIONS = {
     "coverage": "nn.coverage.run",
     "export": "checkpoints",

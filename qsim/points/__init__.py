@@ -1,0 +1,28 @@
+"""Ready-made points: modules from tensor to tensor that round, clip or disturb values, some with parameters that train.
+
+Each is an `nn.Module` whose result has the shape and the dtype of its argument. It works on its own, in plain PyTorch code, and as a point
+of a layer. Its attribute `gradient` says which gradient a layer uses: `"straight"`, that of the identity, or `"own"`, that of the module,
+which also trains its parameters. Roundings are those of `Quantizer`, in any format and with any rounding; `generator=`, `seed=` and `stream=` of
+a call set the random bits of a stochastic one.
+
+Example:
+    >>> import torch, qsim
+    >>> layer = torch.nn.Linear(64, 10)
+    >>> act, weight = qsim.points.LSQ("uint4"), qsim.points.LSQ("int4")
+    >>> y = torch.nn.functional.linear(act(torch.rand(8, 64)), weight(layer.weight), layer.bias)
+    >>> y.square().mean().backward()
+    >>> weight.change.grad is not None, weight.gradient
+    (True, 'own')
+"""
+
+from __future__ import annotations
+
+from qsim.points.affine import Affine
+from qsim.points.base import PointModule, surrogate
+from qsim.points.codebook import NF4, Codebook
+from qsim.points.estimators import DGE, GaussianGrid, TrustMask
+from qsim.points.learned import LSQ, PACT
+from qsim.points.noise import Noise
+from qsim.points.outliers import Outliers
+
+__all__ = ["DGE", "LSQ", "NF4", "PACT", "Affine", "Codebook", "GaussianGrid", "Noise", "Outliers", "PointModule", "TrustMask", "surrogate"]

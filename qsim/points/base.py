@@ -1,0 +1,136 @@
+"""The base class of ready-made points, and what they share: checks of arguments, and values with a gradient of one's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from qsim.functional.arguments import check_input
+from qsim.functional.quantizer import Point, Quantizer
+
+#: How the backward pass of a layer treats a point.
+Gradient = Literal["straight", "clipped", "own"]
+
+
+class PointModule(nn.Module):
+    """Base class of the ready-made points. A subclass defines `rounded`, which gets a float tensor that is not empty.
+
+    Attributes:
+        gradient: The gradient of the point in a layer: `"straight"`, that of the identity; `"clipped"`, the same without values beyond the
+            range; or `"own"`, that of the module, by autograd.
+
+    Example:
+        >>> import torch, qsim
+        >>> class Ternary(qsim.points.PointModule):
+        ...     def rounded(self, x):
+        ...         values = x.abs().mean() * qsim.quantize(x / x.abs().mean(), qsim.Int(2, symmetric=True))
+        ...         return qsim.points.surrogate(x, values.detach())
+        >>> Ternary()(torch.tensor([0.3, -1.2, 2.1]))
+        tensor([ 0.0000, -1.2000,  1.2000])
+    """
+
+    gradient: Gradient = "own"
+
+    def forward(self, x: Tensor, **noise: Any) -> Tensor:
+        """Apply the point.
+
+        Args:
+            x: float32, bfloat16, float16 or float64, of any shape.
+            **noise: The random bits of stochastic roundings, as for a `Quantizer`: `generator=`, `seed=`, `stream=`.
+
+        Returns:
+            A tensor of `x`'s shape and dtype.
+        """
+        check_input(type(self).__name__, x)
+        return self.rounded(x, **noise) if x.numel() else x.clone()
+
+    def rounded(self, x: Tensor, **noise: Any) -> Tensor:
+        """Round a tensor with at least one element."""
+        raise NotImplementedError
+
+
+class _Surrogate(torch.autograd.Function):
+    """Values whose gradient passes to `x`, times a slope, and to the values themselves."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, values: Tensor, slope: Tensor | float) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, values, slope = inputs
+        ctx.dtypes, ctx.is_number = (x.dtype, values.dtype), not isinstance(slope, Tensor)
+        ctx.number = slope if ctx.is_number else None
+        ctx.save_for_backward(*([] if ctx.is_number else [slope]))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        slope = ctx.number if ctx.is_number else ctx.saved_tensors[0]
+        of_x, of_values = ctx.dtypes
+        return (gradients[0] * slope).to(of_x), gradients[0].to(of_values), None
+
+
+def surrogate(x: Tensor, values: Tensor, slope: Tensor | float = 1.0) -> Tensor:
+    """Return values, bit for bit, with the gradient of a function of your choice.
+
+    Args:
+        x: The tensor that gets the gradient, times the slope.
+        values: The result, of `x`'s shape. If it depends on parameters, they get their gradients, too; otherwise detach it.
+        slope: The derivative of the function that stands in for rounding, of `x`'s shape or a number; 1 is straight through.
+
+    Example:
+        >>> import torch, qsim
+        >>> x = torch.tensor([0.3, 1.6], requires_grad=True)
+        >>> y = qsim.points.surrogate(x, x.detach().round(), slope=x.detach() < 1)
+        >>> y.sum().backward()
+        >>> y, x.grad
+        (tensor([0., 2.], grad_fn=<_SurrogateBackward>), tensor([1., 0.]))
+    """
+    return _Surrogate.apply(x, values, slope)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def wide(x: Tensor) -> Tensor:
+    """A tensor in the dtype in which points compute: float32, or float64 for float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def quantizer_of(owner: str, point: Point, *, scales: bool) -> Quantizer:
+    """The quantizer of a point that rounds in the tensor's own basis.
+
+    Args:
+        owner: The name of the class that takes the point, for errors.
+        point: A quantizer, or the format of one.
+        scales: Whether the quantizer may have scales.
+    """
+    if point is None:
+        raise TypeError(f"{owner}: a format or a qsim.Quantizer is needed, got None")
+    try:
+        quantizer = point if isinstance(point, Quantizer) else Quantizer(point)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{owner}: {error}") from error
+    if quantizer.transform is not None:
+        raise ValueError(f"{owner}: apply {quantizer.transform!r} before the point and its inverse after it; its quantizer must have none")
+    if quantizer.clip_gradient:
+        raise ValueError(f"{owner}: clip_gradient=True contradicts the gradient of {owner}: leave it out")
+    if quantizer.scale is not None and not scales:
+        raise ValueError(f"{owner}: {owner} computes its own scale; give a quantizer without one, got scale={quantizer.scale!r}")
+    return quantizer
+
+
+def callable_of(owner: str, point: Point | Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A point as a function: a callable or a module itself, or the quantizer of a format."""
+    return point if callable(point) and not isinstance(point, Quantizer) else quantizer_of(owner, point, scales=True)
+
+
+def check_number(owner: str, name: str, value: object, low: float, high: float) -> float:
+    """Raise an error unless a number lies strictly between two limits; return it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{owner}: {name} must be a number, got {value!r}")
+    if not low < value < high:
+        raise ValueError(f"{owner}: {name} must be greater than {low:g} and less than {high:g}, got {value!r}")
+    return float(value)

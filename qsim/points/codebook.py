@@ -1,0 +1,99 @@
+"""Values from a table, given or learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qsim import quantize
+from qsim.points.base import PointModule, surrogate, wide
+from qsim.points.groups import check_granularity, grouped, ungrouped, within
+from qsim.scaling import Scaling
+
+#: NormalFloat with 4 bits: QLoRA, arXiv 2305.14314, appendix E. Use it with one scale per 64 values: `Blocks(64)`.
+NF4: tuple[float, ...] = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+
+
+class Codebook(PointModule):
+    """Rounding to the nearest value of a table; a value halfway between two goes to the smaller one.
+
+    With a granularity, the values of each group are scaled so that the largest magnitude becomes that of the table. The gradient of a value
+    is straight through. A learned table is a parameter: each of its values gets the sum of the gradients of the elements rounded to it,
+    times their scales; its order does not matter.
+
+    Args:
+        table: The values: numbers or a one-dimensional tensor.
+        granularity: Which elements share a scale: `qsim.scaling.Tensor()`, `Channel(dim)`, `Blocks(size, dim)` or `Tiles(height, width)`;
+            `None` for no scales.
+        learned: Make the table a parameter.
+
+    Example:
+        >>> import torch, qsim
+        >>> qsim.points.Codebook([-4.0, -1.0, 0.0, 1.0, 4.0])(torch.tensor([0.4, 0.6, -9.0, 2.5]))
+        tensor([ 0.,  1., -4.,  1.])
+        >>> nf4 = qsim.points.Codebook(qsim.points.NF4, qsim.scaling.Blocks(64))
+        >>> nf4(torch.tensor([0.1, -2.0, 0.5]))
+        tensor([ 0.1592, -2.0000,  0.4922])
+    """
+
+    table: Tensor
+
+    def __init__(self, table: Sequence[float] | Tensor, granularity: Scaling | None = None, *, learned: bool = False) -> None:
+        super().__init__()
+        values = torch.as_tensor(table).detach().clone()
+        values = values if values.is_floating_point() else values.float()
+        if values.dim() != 1 or not values.numel() or not values.isfinite().all():
+            raise ValueError(f"Codebook: table must be a list of finite numbers, got {table!r}")
+        self.granularity = None if granularity is None else check_granularity("Codebook", granularity)
+        if granularity is not None and not values.any():
+            raise ValueError("Codebook: a table of zeros cannot have scales: leave granularity out")
+        self.gradient = "own" if learned else "straight"
+        if learned:
+            self.table = nn.Parameter(values)
+        else:
+            self.register_buffer("table", values)
+
+    def rounded(self, x: Tensor, **noise: Any) -> Tensor:
+        """Replace every element by the nearest value of the table."""
+        values = wide(x)
+        table = self.table.to(values.dtype).sort().values
+        if self.granularity is None:
+            return surrogate(values, _nearest(values.detach(), table)).to(x.dtype)
+        groups = grouped(values, self.granularity)
+        scale = (groups.detach().abs().amax(within(groups), keepdim=True) / table.detach().abs().max()).to(values.dtype)
+        scale = torch.where(scale > 0, scale, 1.0)
+        nearest = _nearest(groups.detach() / scale, table) * scale
+        return ungrouped(surrogate(groups, nearest), x.shape).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """The size of the table and the groups."""
+        groups = "" if self.granularity is None else f", {self.granularity}"
+        return f"{self.table.numel()} values{groups}" + (", learned" if isinstance(self.table, nn.Parameter) else "")
+
+
+def _nearest(x: Tensor, table: Tensor) -> Tensor:
+    """The nearest value of a sorted table, as a differentiable function of the table."""
+    middle = (table[1:].detach().double() + table[:-1].detach().double()) / 2
+    # Rounded down, so that a float32 number beyond the exact middle is beyond the rounded one, too.
+    limits = middle if x.dtype == torch.float64 else quantize(middle, "fp32", "down", dtype=torch.float32)
+    return torch.where(x.isnan(), x, table[torch.bucketize(x, limits)])
