@@ -2,8 +2,8 @@
 
 Each is an `nn.Module` whose result has the shape and the dtype of its argument. It works on its own, in plain PyTorch code, and as a point
 of a layer. Its attribute `gradient` says which gradient a layer uses: `"straight"`, that of the identity, or `"own"`, that of the module,
-which also trains its parameters. Roundings are those of `Quantizer`, in any format and with any rounding; `generator=`, `seed=` and `stream=` of
-a call set the random bits of a stochastic one.
+which also trains its parameters. Roundings are those of `Quantizer`, in any format and with any rounding; `generator=`, `seed=` and
+`stream=` of a call set the random bits of a stochastic one.
 
 Example:
     >>> import torch, qsim

@@ -14,7 +14,7 @@ from qsim.formats import Int
 from qsim.formats.base import check_integer
 from qsim.functional.quantizer import Point, Quantizer, check_call
 from qsim.points.base import Gradient, PointModule, callable_of, check_number, quantizer_of, surrogate, wide
-from qsim.rounding import Rounding
+from qsim.rounding import DOWN, UP, Rounding
 
 
 class DGE(PointModule):
@@ -49,7 +49,7 @@ class DGE(PointModule):
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Round with the quantizer."""
         values = wide(x.detach())
-        low, high = (replace(self.quantizer, rounding=rounding)(values) for rounding in ("down", "up"))
+        low, high = (replace(self.quantizer, rounding=rounding)(values) for rounding in (DOWN, UP))
         position = torch.where(high > low, (values - low) / (high - low), 0.0)
         slope = ((2 * position - 1).abs() ** (1 / self.k - 1) / self.k).clamp(max=self.cap)
         return surrogate(x, self.quantizer(x.detach(), **noise), slope)

@@ -25,11 +25,12 @@ class LSQ(PointModule):
     - of a value: 1 inside of `(-Q_N, Q_P)`, and 0 outside;
     - of the step, times `1 / sqrt(N * Q_P)`: `Q(v/s) - v/s` inside, and `-Q_N` or `Q_P` outside.
 
-    The step starts at `2 * mean(|v|) / sqrt(Q_P)` of the first tensor that is not empty (at 1 if all of it is zero), unless you give one. It
-    is the sum of a buffer, `initial`, and a parameter, `change`, which starts at zero. So the parameter exists from the beginning: it is in
-    optimizers, `state_dict` and FSDP's shards before any tensor has been seen, weight decay pulls toward the initial step, and in bfloat16
-    small updates are not lost. Each process initializes from its own tensor: DDP broadcasts buffers at the next step; elsewhere the
-    activations of ranks start from slightly different steps, unless you give `step` or call the point once before you shard.
+    The step starts at `2 * mean(|v|) / sqrt(Q_P)` of the first tensor that is not empty (at 1 if all of it is zero), unless you give one.
+    It is the sum of a buffer, `initial`, and a parameter, `change`, which starts at zero. So the parameter exists from the beginning: it is
+    in optimizers, `state_dict` and FSDP's shards before any tensor has been seen. Weight decay pulls the step toward the initial one, and
+    in bfloat16 small updates are not lost. Each process initializes from its own tensor: DDP broadcasts buffers at the next step;
+    elsewhere the activations of ranks start from slightly different steps, unless you give `step` or call the point once before you shard.
+    A module that was created on the meta device needs `reset_parameters()` after `to_empty()`, or a `state_dict`.
 
     Args:
         format: A format or a `Quantizer` without scales, which may round in any way.
@@ -86,16 +87,16 @@ class LSQ(PointModule):
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Round to multiples of the step."""
-        values, format = wide(x), self.quantizer.format
+        values, limits = wide(x), self.quantizer.format
         shape = self._shape(x)
         if not self._is_initialized:
             self.initialize(x)
-        slope = 1 / math.sqrt(x.numel() // self.channels * format.max)
+        slope = 1 / math.sqrt(x.numel() // self.channels * limits.max)
         step = wide(self.step)
         step = surrogate(step, step.detach().clamp(min=_SMALLEST), slope).view(shape)
         ratio = values / step
-        inside = (ratio > format.min) & (ratio < format.max)
-        ratio = torch.where(inside, ratio, ratio.detach().clamp(format.min, format.max))
+        inside = (ratio > limits.min) & (ratio < limits.max)
+        ratio = torch.where(inside, ratio, ratio.detach().clamp(limits.min, limits.max))
         return (self.quantizer(ratio, **noise) * step).to(x.dtype)
 
     def _shape(self, x: Tensor) -> list[int]:

@@ -17,10 +17,10 @@ from qsim.points.base import PointModule, callable_of, check_number
 class Outliers(PointModule):
     """Outlier clamping and compensation: Wang et al., arXiv 2501.17116, section 3.2, and the code in MS-AMP.
 
-    `split` clamps a tensor to two of its quantiles, `1 - quantile` and `quantile`, and returns the clamped tensor and the rest, which is zero
-    except for outliers. The clamped tensor is rounded by a point; the rest is not rounded, and in a product it is an operand of a second one.
-    Called, the module returns the sum of the two, which gives the same product with one multiplication in high precision. A quantile is
-    an element of the tensor: number `floor(quantile * N)` of its `N` elements in order, counted from 0.
+    `split` clamps a tensor to two of its quantiles, `1 - quantile` and `quantile`, and returns the clamped tensor and the rest, which is
+    zero except for outliers. The clamped tensor is rounded by a point; the rest is not rounded, and is an operand of a second product.
+    Called, the module returns the sum of the rounded tensor and the rest, which gives the same result with one product in high precision. A
+    quantile is an element of the tensor: number `floor(quantile * N)` of its `N` elements in order, counted from 0.
 
     The gradient of a value is the point's where it was not clamped, and 1 where it was; the quantiles take none.
 
