@@ -96,4 +96,4 @@ def _nearest(x: Tensor, table: Tensor) -> Tensor:
     middle = (table[1:].detach().double() + table[:-1].detach().double()) / 2
     # Rounded down, so that a float32 number beyond the exact middle is beyond the rounded one, too.
     limits = middle if x.dtype == torch.float64 else quantize(middle, "fp32", "down", dtype=torch.float32)
-    return torch.where(x.isnan(), x, table[torch.bucketize(x, limits)])
+    return torch.where(x.isnan(), x, table[torch.bucketize(x.contiguous(), limits)])

@@ -13,7 +13,7 @@ from qsim.functional.quantizer import Point, Quantizer
 from qsim.points.base import PointModule, check_number, quantizer_of, surrogate, wide
 
 #: The smallest step or clipping level in use, so that values can be divided by one that training has made zero or negative.
-_SMALLEST = torch.finfo(torch.float32).tiny
+_SMALLEST = 2.0**-100
 
 
 class LSQ(PointModule):
@@ -76,7 +76,7 @@ class LSQ(PointModule):
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:
         """Set the initial steps by a tensor with at least one element, unless they are set."""
-        x = wide(x)
+        x = wide(x).contiguous()  # sums depend on the order of elements in memory
         # Elementwise instead of a branch on a value: nothing waits for a GPU, and it compiles to one graph.
         others = [i for i in range(x.dim()) if self.channels > 1 and i != self.dim % x.dim()]
         mean = x.abs().mean(others) if self.channels > 1 else x.abs().mean().view(1)
@@ -94,9 +94,10 @@ class LSQ(PointModule):
         slope = 1 / math.sqrt(x.numel() // self.channels * limits.max)
         step = wide(self.step)
         step = surrogate(step, step.detach().clamp(min=_SMALLEST), slope).view(shape)
-        ratio = values / step
+        ratio = values.detach() / step.detach()
         inside = (ratio > limits.min) & (ratio < limits.max)
-        ratio = torch.where(inside, ratio, ratio.detach().clamp(limits.min, limits.max))
+        # Numbers outside are divided apart, because zero times the derivative of a ratio that overflows is NaN.
+        ratio = torch.where(inside, torch.where(inside, values, 0.0) / step, ratio.clamp(limits.min, limits.max))
         return (self.quantizer(ratio, **noise) * step).to(x.dtype)
 
     def _shape(self, x: Tensor) -> list[int]:

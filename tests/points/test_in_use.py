@@ -1,0 +1,225 @@
+"""Properties of all ready-made points: dtypes and shapes, saved and copied state, compiled code, lazy initialization."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import qsim
+from qsim.points import LSQ, PACT, PointModule
+from support.comparing import same_bits
+from support.ready_points import DETERMINISTIC, READY
+
+Make = Callable[[], PointModule]
+every = pytest.mark.parametrize("make", READY.values(), ids=READY)
+deterministic = pytest.mark.parametrize("make", DETERMINISTIC.values(), ids=DETERMINISTIC)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def results(point: nn.Module, x: Tensor) -> list[Tensor]:
+    """The result, and the gradients of the tensor and of all parameters."""
+    x = x.detach().clone().requires_grad_()
+    for parameter in point.parameters():
+        parameter.grad = None
+    y = point(x)
+    y.square().sum().backward()
+    return [y.detach(), x.grad, *(parameter.grad for parameter in point.parameters())]  # type: ignore[list-item]
+
+
+def same_results(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(same_bits, one, other))
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(6,), (2, 5, 6), (0, 6)])
+def test_keeps_shape_and_dtype_and_passes_a_gradient(make: Make, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = torch.randn(*shape, dtype=dtype)
+    y, by_x, *by_parameters = results(make(), x) if x.numel() else [make()(x), x]
+    assert (y.dtype, y.shape, by_x.dtype) == (dtype, x.shape, dtype)
+    assert y.isfinite().all()
+    assert not x.numel() or by_x.any()
+    assert all(gradient.isfinite().all() for gradient in by_parameters)
+
+
+@deterministic
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_float32_rounded_once(make: Make, dtype: torch.dtype) -> None:
+    x = torch.randn(4, 6).to(dtype)
+    wide = make()(x.float())
+    torch.testing.assert_close(make()(x).float(), wide, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+@deterministic
+def test_memory_layout_does_not_matter(make: Make) -> None:
+    x = torch.randn(6, 4, 6)
+    turned = x.permute(1, 0, 2)
+    assert same_bits(make()(turned), make()(turned.contiguous()))
+
+
+@every
+def test_numbers_of_zero_dimensions(make: Make) -> None:
+    point = make()
+    if getattr(point, "channels", 1) > 1:
+        pytest.skip("a number has no channels")
+    assert point(torch.tensor(0.7)).shape == ()
+
+
+@every
+def test_a_tensor_stays_unchanged_and_the_result_may_be_changed(make: Make) -> None:
+    for x in (torch.randn(2, 6), torch.empty(0, 6)):
+        before = x.clone()
+        make()(x).add_(1)
+        assert same_bits(x, before)
+
+
+@deterministic
+def test_state_survives_saving_copying_and_pickling(make: Make) -> None:
+    torch.manual_seed(0)
+    point, x = make(), torch.randn(4, 6)
+    results(point, 3 * x)
+    with torch.no_grad():
+        for parameter in point.parameters():
+            parameter.add_(0.01)
+    due = results(point, x)
+    file = io.BytesIO()
+    torch.save(point.state_dict(), file)
+    file.seek(0)
+    loaded = make()
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    copies = {"load_state_dict": loaded, "deepcopy": copy.deepcopy(point), "pickle": pickle.loads(pickle.dumps(point))}
+    for name, other in copies.items():
+        assert repr(other) == repr(point), name
+        assert same_results(results(other, x), due), name
+
+
+@every
+def test_the_state_has_the_same_keys_before_and_after_the_first_tensor(make: Make) -> None:
+    point = make()
+    before = {name: value.shape for name, value in point.state_dict().items()}
+    point(torch.randn(4, 6))
+    assert {name: value.shape for name, value in point.state_dict().items()} == before
+
+
+@deterministic
+def test_compiles_to_one_graph_with_the_same_bits(make: Make) -> None:
+    # Both before and after the first tensor, by which some are initialized.
+    eager, compiled = make(), make()
+    step = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+    for i in range(3):
+        x = torch.randn(4, 6)
+        with torch.random.fork_rng():
+            assert same_results(results(eager, x), results(step, x)), i
+    assert same_bits(*(torch.cat([t.flatten() for t in [*p.state_dict().values(), torch.ones(1)]]) for p in (eager, compiled)))
+
+
+@pytest.mark.slow
+def test_inductor_compiles_all_in_one_graph() -> None:
+    class All(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.points = nn.ModuleList(make() for make in READY.values())
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [point(x) for point in self.points]
+
+    net, x = All(), torch.randn(4, 6)
+    due = net(x)
+    got = torch.compile(net, fullgraph=True)(x)
+    for name, one, other in zip(READY, got, due, strict=True):
+        if name in DETERMINISTIC:
+            torch.testing.assert_close(one, other, msg=name)
+        else:
+            assert not torch.equal(one, other)
+
+
+def test_a_graph_for_shapes_that_change_is_compiled_at_most_twice() -> None:
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    net = nn.Sequential(LSQ("int4", step=0.2), PACT(), qsim.points.DGE("e2m1"), qsim.points.Outliers("e2m1"))
+    step = torch.compile(net, fullgraph=True, backend=counter)
+    for n in (4, 7, 9, 12):
+        x = torch.randn(n, 6)
+        assert same_bits(step(x), net(x))
+    assert counter.frame_count <= 2
+
+
+def test_an_optimizer_made_before_the_first_tensor_trains_a_learned_step() -> None:
+    point, x = LSQ("int4"), torch.randn(1000)
+    optimizer = torch.optim.Adam(point.parameters(), 1e-3)
+    errors = []
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = (point(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        errors.append(loss.item())
+    assert errors[-1] < 0.9 * errors[0]
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_module_on_the_meta_device_takes_its_state_or_starts_again(assign: bool) -> None:
+    trained, x = LSQ("int4"), torch.randn(100)
+    trained(x)
+    with torch.device("meta"):
+        point = LSQ("int4")
+    point(torch.empty(3, device="meta"))
+    if not assign:
+        point.to_empty(device="cpu")
+    point.load_state_dict(trained.state_dict(), assign=assign)
+    assert same_bits(point(x), trained(x))
+    point.reset_parameters()
+    assert point.step.item() == 0
+    assert same_bits(point(2 * x), LSQ("int4")(2 * x))
+
+
+def test_a_state_saved_before_the_first_tensor_is_not_initialized() -> None:
+    point = LSQ("int4", step=3.0)
+    point.load_state_dict(LSQ("int4").state_dict())
+    x = torch.randn(100)
+    assert same_bits(point(x), LSQ("int4")(x))
+
+
+def test_works_as_a_parametrization() -> None:
+    layer = nn.Linear(8, 4)
+    parametrize.register_parametrization(layer, "weight", LSQ("int4"))
+    layer(torch.randn(3, 8)).sum().backward()
+    original = layer.parametrizations.weight.original  # type: ignore[union-attr, index]
+    assert len(layer.weight.unique()) <= 16
+    assert original.grad is not None
+    assert sorted(name for name, _ in layer.named_parameters()) == [
+        "bias",
+        "parametrizations.weight.0.change",
+        "parametrizations.weight.original",
+    ]
+
+
+@every
+def test_says_what_it_is_and_which_gradient_a_layer_uses(make: Make) -> None:
+    point = make()
+    assert point.gradient in ("own", "straight")
+    assert repr(point).startswith(type(point).__name__ + "(")
+    assert type(point).__name__ in qsim.points.__all__
+    if point.gradient == "straight":
+        x = torch.randn(4, 6)
+        x = x.requires_grad_()
+        point(x).backward(upstream := torch.randn(4, 6))
+        assert same_bits(x.grad, upstream)  # type: ignore[arg-type]
+        assert list(point.parameters()) == []
+
+
+@every
+def test_integers_raise_an_error(make: Make) -> None:
+    with pytest.raises(TypeError, match=r"x must be float32, bfloat16, float16 or float64, got torch\.int64"):
+        make()(torch.ones(4, 6, dtype=torch.int64))

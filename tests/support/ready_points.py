@@ -1,0 +1,31 @@
+"""Ready-made points, one of each kind and variant, for tests that hold for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import qsim
+from qsim import points
+from qsim.points import PointModule
+
+READY: dict[str, Callable[[], PointModule]] = {
+    "LSQ": lambda: points.LSQ("int4"),
+    "LSQ, given step": lambda: points.LSQ("int4", step=0.25),
+    "LSQ, channels": lambda: points.LSQ(qsim.Quantizer("e2m1", "toward_zero"), channels=6, dim=-1),
+    "PACT": lambda: points.PACT("uint4", alpha=1.5),
+    "PACT, signed": lambda: points.PACT("int4", alpha=1.5),
+    "Noise": lambda: points.Noise(0.1, relative_to="rms"),
+    "Affine": lambda: points.Affine("uint4"),
+    "Affine, groups": lambda: points.Affine("int8", qsim.scaling.Blocks(4)),
+    "Affine, fixed": lambda: points.Affine("int4", scale=0.25, zero_point=-2),
+    "Codebook": lambda: points.Codebook(points.NF4, qsim.scaling.Blocks(4)),
+    "Codebook, learned": lambda: points.Codebook([-1.0, -0.3, 0.1, 0.8], learned=True),
+    "DGE": lambda: points.DGE("mxfp4"),
+    "GaussianGrid": lambda: points.GaussianGrid(3),
+    "TrustMask": lambda: points.TrustMask.quest(4),
+    "TrustMask of LSQ": lambda: points.TrustMask(points.LSQ("int4"), trust=0.2),
+    "Outliers": lambda: points.Outliers("e2m1", quantile=0.9),
+}
+
+#: Those that give the same values every time.
+DETERMINISTIC = {name: make for name, make in READY.items() if name != "Noise"}
