@@ -168,23 +168,29 @@ class Rounded(nn.Module):
 def accuracy(net: nn.Module) -> float:
     """The accuracy in percent after training on digits."""
     x, y, x_test, y_test = digits()
-    optimizer = torch.optim.Adam(net.parameters(), 5e-3)
+    steps = [parameter for name, parameter in net.named_parameters() if name.endswith("change")]
+    others = [parameter for name, parameter in net.named_parameters() if not name.endswith("change")]
+    # Adam moves a parameter by about the learning rate, whatever its gradient's size, and steps are much smaller than weights.
+    optimizer = torch.optim.Adam([{"params": others, "lr": 5e-3}, {"params": steps, "lr": 2e-4}])
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
     batches = torch.Generator().manual_seed(0)
     for _ in range(20):
         for batch in torch.randperm(len(y), generator=batches).split(64):
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(x.flatten(1)[batch]), y[batch]).backward()
             optimizer.step()
+        schedule.step()
     with torch.no_grad():
         return (net(x_test.flatten(1)).argmax(1) == y_test).double().mean().item() * 100
 
 
 def test_digits_train_with_four_bits_as_in_float32() -> None:
     torch.manual_seed(0)
-    exact = accuracy(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)))
+    exact = accuracy(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
     torch.manual_seed(0)
-    first, second = Rounded(64, 64, "uint4"), Rounded(64, 10, "uint4")
+    first, second = Rounded(64, 256, "uint4"), Rounded(256, 10, "uint4")
     learned = accuracy(nn.Sequential(first, nn.ReLU(), second))
+    # Over seeds 0 to 7, on a CPU with AVX-512: 96.0 ± 0.2 % in float32, and a difference of 0.3 ± 0.3 points.
     assert exact > 95
     assert learned > exact - 1
     assert all(part.change.abs().item() > 0 for layer in (first, second) for part in (layer.act, layer.weight))

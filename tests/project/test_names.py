@@ -11,6 +11,7 @@ STUDY = "every study has its own, under the same name: `Study` is generic in the
 SHARED = {
     "Findings": STUDY,
     "Implementation": "every module of operators has its own, under the same name, on a backend that is imported when it first runs",
+    "Noise": "a point and, in Triton's kernels, the source of random bits",
     "Quantizer": "the module of QPyTorch, in `qsim.compat.qtorch`, has QPyTorch's name",
     "ReportWriter": STUDY,
     "Run": STUDY,
