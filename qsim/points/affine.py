@@ -43,9 +43,6 @@ class Affine(PointModule):
                 [3.0000, 5.0000, 6.5000]])
     """
 
-    scale: Tensor | None
-    zero_point: Tensor | None
-
     def __init__(
         self,
         format: Point = "uint8",
@@ -63,15 +60,24 @@ class Affine(PointModule):
         self.granularity = check_granularity("Affine", granularity)
         if scale is None and zero_point is not None:
             raise ValueError("Affine: zero_point is for a fixed scale: give scale=, too, or leave it out")
-        self.register_buffer("scale", None if scale is None else _buffer("scale", scale))
-        self.register_buffer("zero_point", None if scale is None else _buffer("zero_point", 0 if zero_point is None else zero_point))
+        self._fixed: dict[str, Tensor] = {}
+        if scale is not None:
+            self._fixed = {"scale": _numbers("scale", scale), "zero_point": _numbers("zero_point", 0 if zero_point is None else zero_point)}
+        for name, numbers in self._fixed.items():
+            self.register_buffer(name, torch.empty(numbers.shape))
+        self.reset_parameters()
         # Sums with zero points are integers beyond the format's range.
         self._to_integer = Quantizer(_INTEGERS, self.quantizer.rounding)
+
+    def reset_parameters(self) -> None:
+        """Return to the given scales and zero points."""
+        for name, numbers in self._fixed.items():
+            getattr(self, name).copy_(numbers)
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Round to the integers of each group."""
         groups = grouped(wide(x), self.granularity)
-        scale, zero_point = self._of_range(groups.detach()) if self.scale is None else self._fixed(groups)
+        scale, zero_point = self._for_groups(groups) if self._fixed else self._of_range(groups.detach())
         integers = self._to_integer(groups / scale, **noise) + zero_point
         values = (torch.clamp(integers, *self._limits) - zero_point) * scale
         return ungrouped(values, x.shape).to(x.dtype)
@@ -89,12 +95,12 @@ class Affine(PointModule):
         scale = torch.where(scale > 0, scale, 1.0)
         return scale, torch.clamp(low - quantize(least / scale, _INTEGERS), low, high)
 
-    def _fixed(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+    def _for_groups(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """The fixed scales and zero points, in the shape of the groups."""
         counts = groups.shape[::2]
         shape = [length for count in counts for length in (count, 1)]
         fixed = []
-        for name in ("scale", "zero_point"):
+        for name in self._fixed:
             given: Tensor = getattr(self, name)
             if given.numel() not in (1, counts.numel()):
                 raise ValueError(f"Affine: {name} has {given.numel()} values for {counts.numel()} groups: give one, or one for each group")
@@ -103,13 +109,13 @@ class Affine(PointModule):
 
     def extra_repr(self) -> str:
         """The format, the groups, the rounding, and whether scales are fixed."""
-        fixed = "" if self.scale is None else ", fixed scales"
+        fixed = ", fixed scales" if self._fixed else ""
         return f"{self.quantizer.format!r}, {self.granularity}, rounding={self.quantizer.rounding}{fixed}"
 
 
-def _buffer(name: str, given: float | Tensor) -> Tensor:
-    """Fixed scales or zero points, float32."""
-    tensor = torch.as_tensor(given, dtype=torch.float32).detach().clone()
+def _numbers(name: str, given: float | Tensor) -> Tensor:
+    """Given scales or zero points, float32 on the CPU."""
+    tensor = torch.as_tensor(given, dtype=torch.float32, device="cpu").detach().clone()
     usable = (tensor > 0) & tensor.isfinite() if name == "scale" else tensor == tensor.round()
     if not usable.all():
         raise ValueError(f"Affine: {name} must be {'positive and finite' if name == 'scale' else 'integers'}, got {given!r}")

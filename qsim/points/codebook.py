@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -60,18 +62,26 @@ class Codebook(PointModule):
 
     def __init__(self, table: Sequence[float] | Tensor, granularity: Scaling | None = None, *, learned: bool = False) -> None:
         super().__init__()
-        values = torch.as_tensor(table).detach().clone()
-        values = values if values.is_floating_point() else values.float()
-        if values.dim() != 1 or not values.numel() or not values.isfinite().all():
+        values = table.tolist() if isinstance(table, Tensor) else list(table)
+        if not values or not all(isinstance(value, Real) and math.isfinite(value) for value in values):
             raise ValueError(f"Codebook: table must be a list of finite numbers, got {table!r}")
+        self.values = tuple(map(float, values))
         self.granularity = None if granularity is None else check_granularity("Codebook", granularity)
-        if granularity is not None and not values.any():
+        if granularity is not None and not any(self.values):
             raise ValueError("Codebook: a table of zeros cannot have scales: leave granularity out")
         self.gradient = "own" if learned else "straight"
+        dtype = table.dtype if isinstance(table, Tensor) and table.is_floating_point() else torch.float32
+        empty = torch.empty(len(values), dtype=dtype)
         if learned:
-            self.table = nn.Parameter(values)
+            self.table = nn.Parameter(empty)
         else:
-            self.register_buffer("table", values)
+            self.register_buffer("table", empty)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Return to the given table."""
+        self.table.copy_(self.table.new_tensor(self.values))
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Replace every element by the nearest value of the table."""

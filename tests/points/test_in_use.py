@@ -184,6 +184,20 @@ def test_a_module_on_the_meta_device_takes_its_state_or_starts_again(assign: boo
     assert same_bits(point(2 * x), LSQ("int4")(2 * x))
 
 
+@deterministic
+def test_reset_parameters_gives_a_module_from_the_meta_device_its_first_values(make: Make) -> None:
+    with torch.device("meta"):
+        point = make()
+    point.to_empty(device="cpu")
+    for tensor in (*point.parameters(), *point.buffers()):
+        nn.init.constant_(tensor, 77.0)
+    for module in point.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    x = torch.randn(4, 6)
+    assert same_results(results(point, x), results(make(), x))
+
+
 def test_a_state_saved_before_the_first_tensor_is_not_initialized() -> None:
     point = LSQ("int4", step=3.0)
     point.load_state_dict(LSQ("int4").state_dict())
