@@ -20,7 +20,7 @@ class LSQ(PointModule):
     """Learned step size quantization: Esser et al., arXiv 1902.08153.
 
     A value becomes `Q(v / s) * s`, where `Q` rounds to the format and saturates at its limits `-Q_N` and `Q_P`. The gradients are those of
-    the paper's equations 3 and 5, with `N` values that share a step:
+    the paper's equations 3 and 5, with `N` values that share a step, those of all samples included, as in its usual implementations:
 
     - of a value: 1 inside of `(-Q_N, Q_P)`, and 0 outside;
     - of the step, times `1 / sqrt(N * Q_P)`: `Q(v/s) - v/s` inside, and `-Q_N` or `Q_P` outside.
@@ -70,8 +70,8 @@ class LSQ(PointModule):
 
     @property
     def step(self) -> Tensor:
-        """The steps in use; zero before the first tensor."""
-        return self.initial + self.change
+        """The steps in use, at least in float32; zero before the first tensor."""
+        return wide(self.initial) + wide(self.change)
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:
@@ -92,7 +92,7 @@ class LSQ(PointModule):
         if not self._is_initialized:
             self.initialize(x)
         slope = 1 / math.sqrt(x.numel() // self.channels * limits.max)
-        step = wide(self.step)
+        step = self.step
         step = surrogate(step, step.detach().clamp(min=_SMALLEST), slope).view(shape)
         ratio = values.detach() / step.detach()
         inside = (ratio > limits.min) & (ratio < limits.max)

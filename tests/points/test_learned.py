@@ -105,6 +105,14 @@ def test_lsq_recovers_from_a_step_that_is_not_positive(step: float) -> None:
     assert point.change.grad.item() < 0  # gradient descent makes the step larger
 
 
+def test_small_updates_of_a_bfloat16_step_count() -> None:
+    point = LSQ("int4", step=0.25).bfloat16()
+    with torch.no_grad():
+        point.change.add_(2.0**-14)
+    assert point.step.item() == 0.25 + 2.0**-14
+    assert point(torch.ones(1)).item() == 4 * (0.25 + 2.0**-14)
+
+
 def test_lsq_rounds_as_its_quantizer() -> None:
     x, step = torch.rand(1000) * 3 - 1.5, 0.25
     for rounding in ("down", "toward_zero", "stochastic"):
