@@ -13,7 +13,7 @@ from qsim.functional.straight_through import rounded, rounded_under_scales
 from qsim.functional.tracing import not_scriptable
 from qsim.rounding import Overflow, Rounding
 from qsim.scaling import Scaling
-from qsim.scaling.block import Block
+from qsim.scaling.block_formats import Block
 
 
 @not_scriptable

@@ -10,8 +10,8 @@ import torch
 from qsim.formats import Format, format as resolve_format, holders, name_of
 from qsim.functional.arguments import cannot_hold
 from qsim.rounding import NAMED, Rounding, Stochastic
-from qsim.scaling import block
-from qsim.scaling.block import Block
+from qsim.scaling import block_formats
+from qsim.scaling.block_formats import Block
 from qsim.text.parsing import read_call
 from qsim_kernels.numbers.grid import Mode, Rule, read, spell
 
@@ -70,7 +70,7 @@ def name_of_format(fmt: str | torch.dtype | Format | None) -> str | None:
     """A format as a string for checkpoints, which `qsim.format` reads."""
     if fmt is None:
         return None
-    if isinstance(fmt, (Block, str)) and isinstance(block.resolve(fmt), Block):
+    if isinstance(fmt, (Block, str)) and isinstance(block_formats.resolve(fmt), Block):
         raise ValueError(f"optimizers round element by element: weight and state are formats without scales, got {fmt!r}")
     found = resolve_format(fmt)
     return name_of(found)

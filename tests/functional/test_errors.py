@@ -248,7 +248,7 @@ def test_codes_that_cannot_be_read(codes: Any, name: str, packed: bool, error: t
 
 
 def test_scaled_codes_beyond_their_format() -> None:
-    scaling = qsim.scaling.Blocks(2, format=qsim.Float(3, 2, specials="fn"), rule="ceil")
+    scaling = qsim.scaling.PerBlock(2, format=qsim.Float(3, 2, specials="fn"), rule="ceil")
     given = qsim.encode(torch.ones(4), "e2m1", scale=scaling)
     with refused(ValueError, "decode: codes of Float(2, 1) must be in 0…15, as it has 4 bits, got 16"):
         qsim.decode(given._replace(codes=torch.full_like(given.codes, 16)), "e2m1", scale=scaling)
@@ -288,7 +288,7 @@ class OwnRounding(qsim.Rounding):
         lambda fmt: qsim.encode(torch.ones(1), fmt),
         lambda fmt: qsim.decode(torch.ones(1, dtype=torch.uint8), fmt),
         lambda fmt: qsim.FivePoint(act=fmt),
-        lambda fmt: qsim.block.Block(fmt, 32),
+        lambda fmt: qsim.scaling.Block(fmt, 32),
         lambda fmt: qsim.accumulators.Rounded(fmt),
     ],
 )

@@ -250,7 +250,7 @@ def test_layers_with_points_are_one_operator(points: FivePoint) -> None:
 
 QSIMS: dict[str, Callable[[Tensor], Tensor]] = {
     **{str(fmt): lambda x, fmt=fmt: qsim.quantize(x, fmt) for fmt in ("e4m3", "mxfp4", "nvfp4", Float(7, 15))},
-    "scale": lambda x: qsim.quantize(x, "e4m3", scale=qsim.scaling.Tensor()),
+    "scale": lambda x: qsim.quantize(x, "e4m3", scale=qsim.scaling.PerTensor()),
     "transform": lambda x: qsim.Quantizer("e4m3", transform="Hadamard(16)")(x),
     "codes": lambda x: qsim.decode(qsim.encode(x, "mxfp4"), "mxfp4"),
     "in place": lambda x: qsim.quantize_(x.clone(), Float(7, 15)),
