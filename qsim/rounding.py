@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from qsim.text.parsing import read_call
-from qsim_kernels.numbers.grid import Mode, Rule, spell
+from qsim_kernels.numbers.grid import Mode, Overflow as OverflowRule, Rule, spell
 
 __all__ = [
     "DEFAULT_BITS",
@@ -85,7 +85,7 @@ class Rounding:
         Args:
             overflow: `"saturate"` or `"nonfinite"`.
         """
-        return Rule(int(self.mode), 0, False, overflow == "saturate")
+        return Rule(int(self.mode), 0, False, int(OverflowRule[overflow.upper()]))
 
     @property
     def is_stochastic(self) -> bool:
@@ -156,7 +156,7 @@ class Stochastic(Rounding):
         self.__post_init__()
 
     def rule(self, overflow: str) -> Rule:  # noqa: D102 (documented above)
-        return Rule(int(self.mode), self.bits or DEFAULT_BITS, self.correction, overflow == "saturate")
+        return Rule(int(self.mode), self.bits or DEFAULT_BITS, self.correction, int(OverflowRule[overflow.upper()]))
 
     def __repr__(self) -> str:
         given = [f"bits={self.bits}"] if self.bits is not None else []
