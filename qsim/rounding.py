@@ -206,4 +206,5 @@ def resolve(rounding: str | Rounding) -> Rounding:
 def check_overflow(overflow: str) -> None:
     """Raise an error for an unknown overflow mode."""
     if overflow not in get_args(Overflow):
-        raise ValueError(f"overflow must be 'saturate' or 'nonfinite', got {overflow!r}")
+        *others, last = map(repr, get_args(Overflow))
+        raise ValueError(f"overflow must be {', '.join(others)} or {last}, got {overflow!r}")

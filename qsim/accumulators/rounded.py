@@ -115,8 +115,8 @@ class Rounded(Accumulator):
             smallest_exponent(fmt)  # raises for operands that are too wide
         grid = rule = None
         if self.product is not None:
-            saturates = self.overflow == "saturate"
-            grid, rule = self.product.grid, self.rounding.rule("saturate" if saturates else _usual_overflow(self.product))
+            overflow = _usual_overflow(self.product) if self.overflow == "nonfinite" else self.overflow
+            grid, rule = self.product.grid, self.rounding.rule(overflow)
         return sums.RoundedSum(
             self.format.grid,
             self.rounding.rule(self.overflow),

@@ -142,7 +142,7 @@ def round_exact(
             return float(magnitude(fmt, 0))
     limit = bottom(fmt) if negative else top(fmt)
     if math.isinf(x):
-        return _signed(fmt, limit, negative) if overflow == "saturate" else _overflowed(fmt, negative)
+        return _signed(fmt, limit, negative) if overflow != "nonfinite" else _overflowed(fmt, negative)
     value = abs(Fraction(x))
     low, high = neighbours(fmt, value)
     code = low
@@ -151,7 +151,7 @@ def round_exact(
         code = high if goes_up(rounding, negative, low, p, R, r, correction) else low
     if code <= limit:
         return _signed(fmt, code, negative)
-    if overflow == "saturate" or is_inward(rounding, negative):
+    if overflow != "nonfinite" or is_inward(rounding, negative):
         return _signed(fmt, limit, negative)
     return _overflowed(fmt, negative)
 

@@ -151,7 +151,7 @@ def limited(rounded, magnitude, bits, grid, variant):
 def beyond(magnitude, negative, grid, variant):
     """The result of an overflow."""
     is_infinite = magnitude == INFINITY
-    if variant.overflow == SATURATE:
+    if variant.overflow != NONFINITE:
         end = where(negative, grid.floor, grid.top)
     elif variant.mode == TOWARD_ZERO:
         end = where(is_infinite, where(negative, grid.under, grid.over), where(negative, grid.floor, grid.top))

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, is_flat
-from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 
 _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
@@ -53,7 +53,7 @@ def _is_fast(how: GridBits, rule: Rule) -> bool:
     """Whether adding and subtracting a power of two rounds: the power must exist, and leave room for a carry."""
     room = 2 <= how.shift <= 23 and (how.top >> 23) + 1 + how.shift < 254
     # Where numbers overflow, they do so from the value on that would follow the largest.
-    ends = rule.saturates or (rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.top == how.bottom)
+    ends = rule.overflow == Overflow.SATURATE or (rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.top == how.bottom)
     return how.carrier == SINGLE and how.low > 0 and how.zero and room and ends and rule.mode in _FAST_MODES
 
 
