@@ -25,6 +25,8 @@ from qsim.studies.study import Study
 from qsim.studies.sweeps.results import Run, Settings, Sweep
 from qsim.studies.sweeps.sources import Loss, MakeOptimizer, Sources, name_of
 
+__all__ = ["Run", "Settings", "Sources", "Sweep", "SweepStudy", "sweep"]
+
 #: Points, a recipe, the name of a recipe, or None for full precision.
 Points = FivePoint | Recipe | str | None
 
