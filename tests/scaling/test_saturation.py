@@ -218,7 +218,8 @@ def test_kernels_clamp_only_where_a_product_can_overflow(format: str, dtype: tor
     spelt, how = spelling(block.element, "nearest", "saturate"), block.along(-1).spelling(block.element)
     elements = ElementRounding(read(Grid, spelt.grid), read(Rule, spelt.rule), Restore.ALL)
     assert clamp_of_tiles(read_scales(*how), elements, block.outer is not None, dtype, target) == due
-    for without in (elements._replace(restore=Restore.NOTHING), elements._replace(rule=elements.rule._replace(overflow=Overflow.NONFINITE))):
+    outward = elements.rule._replace(overflow=Overflow.NONFINITE)
+    for without in (elements._replace(restore=Restore.NOTHING), elements._replace(rule=outward)):
         assert clamp_of_tiles(read_scales(*how), without, block.outer is not None, dtype, target) == Clamp.NEVER
 
 
