@@ -10,13 +10,13 @@ from torch import Tensor
 from qsim import quantize, scaling
 from qsim.formats import Fixed, Int
 from qsim.functional.quantizer import Point, Quantizer, check_call
-from qsim.points.base import PointModule, quantizer_of, wide
+from qsim.points.base import PointModule, limits_of, quantizer_of, wide
 from qsim.points.groups import check_granularity, grouped, ungrouped, within
 from qsim.scaling import Scaling
 
 #: Integers that float32 holds.
 _INTEGERS = Int(25)
-_WHOLE = scaling.Tensor()
+_WHOLE = scaling.PerTensor()
 
 
 class Affine(PointModule):
@@ -28,14 +28,15 @@ class Affine(PointModule):
 
     Args:
         format: An integer format of up to 16 bits, or a `Quantizer` with one, which may round in any way.
-        granularity: Which elements share a scale: `qsim.scaling.Tensor()`, `Channel(dim)`, `Blocks(size, dim)` or `Tiles(height, width)`.
+        granularity: Which elements share a scale: `PerTensor()`, `PerRow()`, `PerAxis(axis)`, `PerBlock(size, dim)` or
+            `PerTile(height, width)` of `qsim.scaling`.
         scale: Fixed scales instead: a number or a tensor with one for each group, of shape `granularity.counts(x.shape)`.
         zero_point: Their zero points, 0 by default.
 
     Example:
         >>> import torch, qsim
         >>> x = torch.tensor([[-0.1, 0.2, 0.9], [3.0, 5.0, 7.5]])
-        >>> qsim.points.Affine("uint4", qsim.scaling.Channel(0))(x)
+        >>> qsim.points.Affine("uint4", qsim.scaling.PerRow())(x)
         tensor([[-0.1333,  0.2000,  0.8667],
                 [ 3.0000,  5.0000,  7.5000]])
         >>> qsim.points.Affine("uint4", scale=0.5, zero_point=2)(x)
@@ -67,6 +68,7 @@ class Affine(PointModule):
             self.register_buffer(name, torch.empty(numbers.shape))
         self.reset_parameters()
         # Sums with zero points are integers beyond the format's range.
+        self._limits = limits_of(self.quantizer)
         self._to_integer = Quantizer(_INTEGERS, self.quantizer.rounding)
 
     def reset_parameters(self) -> None:
@@ -81,10 +83,6 @@ class Affine(PointModule):
         integers = self._to_integer(groups / scale, **noise) + zero_point
         values = (torch.clamp(integers, *self._limits) - zero_point) * scale
         return ungrouped(values, x.shape).to(x.dtype)
-
-    @property
-    def _limits(self) -> tuple[float, float]:
-        return self.quantizer.format.min, self.quantizer.format.max
 
     def _of_range(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Scales and zero points by the range of each group."""

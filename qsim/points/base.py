@@ -117,9 +117,17 @@ def quantizer_of(owner: str, point: Point, *, scales: bool) -> Quantizer:
         raise ValueError(f"{owner}: apply {quantizer.transform!r} before the point and its inverse after it; its quantizer must have none")
     if quantizer.clip_gradient:
         raise ValueError(f"{owner}: clip_gradient=True contradicts the gradient of {owner}: leave it out")
-    if quantizer.scale is not None and not scales:
+    if not scales and quantizer.overflow == "nonfinite":
+        raise ValueError(f"{owner}: values beyond the range become its ends: leave overflow='nonfinite' out")
+    if not scales and quantizer.scale is not None:
         raise ValueError(f"{owner}: {owner} computes its own scale; give a quantizer without one, got scale={quantizer.scale!r}")
     return quantizer
+
+
+def limits_of(quantizer: Quantizer) -> tuple[float, float]:
+    """The smallest and the largest value that a quantizer saturates to."""
+    low, high = quantizer.format.min, quantizer.format.max
+    return (max(low, -high) if quantizer.overflow == "saturate_symmetric" else low), high
 
 
 def callable_of(owner: str, point: Point | Callable[..., Tensor]) -> Callable[..., Tensor]:

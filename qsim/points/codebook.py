@@ -15,7 +15,7 @@ from qsim.points.base import PointModule, surrogate, wide
 from qsim.points.groups import check_granularity, grouped, ungrouped, within
 from qsim.scaling import Scaling
 
-#: NormalFloat with 4 bits: QLoRA, arXiv 2305.14314, appendix E. Use it with one scale per 64 values: `Blocks(64)`.
+#: NormalFloat with 4 bits: QLoRA, arXiv 2305.14314, appendix E. Use it with one scale per 64 values: `PerBlock(64)`.
 NF4: tuple[float, ...] = (
     -1.0,
     -0.6961928009986877,
@@ -45,15 +45,15 @@ class Codebook(PointModule):
 
     Args:
         table: The values: numbers or a one-dimensional tensor.
-        granularity: Which elements share a scale: `qsim.scaling.Tensor()`, `Channel(dim)`, `Blocks(size, dim)` or `Tiles(height, width)`;
-            `None` for no scales.
+        granularity: Which elements share a scale: `PerTensor()`, `PerRow()`, `PerAxis(axis)`, `PerBlock(size, dim)` or
+            `PerTile(height, width)` of `qsim.scaling`; `None` for no scales.
         learned: Make the table a parameter.
 
     Example:
         >>> import torch, qsim
         >>> qsim.points.Codebook([-4.0, -1.0, 0.0, 1.0, 4.0])(torch.tensor([0.4, 0.6, -9.0, 2.5]))
         tensor([ 0.,  1., -4.,  1.])
-        >>> nf4 = qsim.points.Codebook(qsim.points.NF4, qsim.scaling.Blocks(64))
+        >>> nf4 = qsim.points.Codebook(qsim.points.NF4, qsim.scaling.PerBlock(64))
         >>> nf4(torch.tensor([0.1, -2.0, 0.5]))
         tensor([ 0.1592, -2.0000,  0.4922])
     """

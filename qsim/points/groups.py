@@ -5,15 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qsim import scaling
-from qsim.scaling import Blocks, Channel, Scaling, Tiles
+from qsim.scaling import PerAxis, PerBlock, PerRow, PerTensor, PerTile, Scaling
 
 
 def check_granularity(owner: str, granularity: object) -> Scaling:
     """Raise an error unless a value is a scaling that only describes groups of elements; return it."""
-    if not isinstance(granularity, (scaling.Tensor, Channel, Blocks, Tiles)):
-        raise TypeError(f"{owner}: granularity must be a Tensor, Channel, Blocks or Tiles of qsim.scaling, got {granularity!r}")
-    plain = scaling.Tensor()
+    if not isinstance(granularity, (PerTensor, PerRow, PerAxis, PerBlock, PerTile)):
+        raise TypeError(
+            f"{owner}: granularity must be PerTensor, PerRow, PerAxis, PerBlock or PerTile of qsim.scaling, got {granularity!r}"
+        )
+    plain = PerTensor()
     for name in ("format", "rule", "margin", "outer"):
         if getattr(granularity, name) != getattr(plain, name):
             raise ValueError(f"{owner}: granularity only describes which elements form a group; leave {name} out of {granularity!r}")

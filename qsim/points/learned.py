@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qsim.formats.base import check_integer, shortest
 from qsim.functional.quantizer import Point, Quantizer
-from qsim.points.base import PointModule, check_number, quantizer_of, surrogate, wide
+from qsim.points.base import PointModule, check_number, limits_of, quantizer_of, surrogate, wide
 
 #: The smallest step or clipping level in use, so that values can be divided by one that training has made zero or negative.
 _SMALLEST = 2.0**-100
@@ -87,17 +87,17 @@ class LSQ(PointModule):
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Round to multiples of the step."""
-        values, limits = wide(x), self.quantizer.format
+        values, (low, high) = wide(x), limits_of(self.quantizer)
         shape = self._shape(x)
         if not self._is_initialized:
             self.initialize(x)
-        slope = 1 / math.sqrt(x.numel() // self.channels * limits.max)
+        slope = 1 / math.sqrt(x.numel() // self.channels * high)
         step = self.step
         step = surrogate(step, step.detach().clamp(min=_SMALLEST), slope).view(shape)
         ratio = values.detach() / step.detach()
-        inside = (ratio > limits.min) & (ratio < limits.max)
+        inside = (ratio > low) & (ratio < high)
         # Numbers outside are divided apart, because zero times the derivative of a ratio that overflows is NaN.
-        ratio = torch.where(inside, torch.where(inside, values, 0.0) / step, ratio.clamp(limits.min, limits.max))
+        ratio = torch.where(inside, torch.where(inside, values, 0.0) / step, ratio.clamp(low, high))
         return (self.quantizer(ratio, **noise) * step).to(x.dtype)
 
     def _shape(self, x: Tensor) -> list[int]:

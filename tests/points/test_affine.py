@@ -9,7 +9,7 @@ from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
 
 import qsim
 from qsim.points import Affine
-from qsim.scaling import Blocks, Channel, Tiles
+from qsim.scaling import PerAxis, PerBlock, PerTile
 from support.comparing import same_bits
 
 FORMATS = {"uint8": (0, 255), "int8": (-128, 127), "uint4": (0, 15)}
@@ -43,7 +43,7 @@ def test_is_torchs_fake_quantization_per_channel(dim: int) -> None:
     count = x.shape[dim]
     scale = 2.0 ** torch.arange(-3.0, count - 3)
     zero_point = torch.arange(count) - 2
-    y = Affine("int8", Channel(dim), scale=scale, zero_point=zero_point)(x)
+    y = Affine("int8", PerAxis(dim), scale=scale, zero_point=zero_point)(x)
     due = torch.fake_quantize_per_channel_affine(other, scale, zero_point.int(), dim, -128, 127)
     y.backward(upstream)
     due.backward(upstream)
@@ -60,7 +60,7 @@ def test_ranges_are_those_of_torchs_observers(name: str, dtype: torch.dtype) -> 
     scale, zero_point = whole.calculate_qparams()
     assert same_bits(Affine(name)(x), Affine(name, scale=scale, zero_point=zero_point)(x))
     scale, zero_point = rows.calculate_qparams()
-    assert same_bits(Affine(name, Channel(0))(x), Affine(name, Channel(0), scale=scale, zero_point=zero_point)(x))
+    assert same_bits(Affine(name, PerAxis(0))(x), Affine(name, PerAxis(0), scale=scale, zero_point=zero_point)(x))
     assert (Affine(name)(x) - x).abs().max() <= whole.calculate_qparams()[0].item() * 0.51
 
 
@@ -68,10 +68,10 @@ def test_ranges_are_those_of_torchs_observers(name: str, dtype: torch.dtype) -> 
 def test_groups_are_rounded_one_by_one(x: Tensor) -> None:
     whole = Affine("uint4")
     in_rows = torch.cat([torch.cat([whole(part) for part in row.split(4)]).view(1, -1) for row in x.reshape(-1, x.shape[-1])])
-    assert same_bits(Affine("uint4", Blocks(4))(x), in_rows.view_as(x))
+    assert same_bits(Affine("uint4", PerBlock(4))(x), in_rows.view_as(x))
     tiles = torch.cat([torch.cat([whole(part) for part in strip.split(4, -1)], -1) for strip in x[..., :4, :].split(2, -2)], -2)
     if x.dim() == 2:
-        assert same_bits(Affine("uint4", Tiles(2, 4))(x[:4]), tiles)
+        assert same_bits(Affine("uint4", PerTile(2, 4))(x[:4]), tiles)
 
 
 def test_zero_is_exact_and_the_ends_are_reached() -> None:
@@ -95,10 +95,13 @@ def test_stochastic_rounding_is_unbiased_between_neighbours() -> None:
         (lambda: Affine("e4m3"), r"Affine: format must be an integer format of up to 16 bits, such as 'uint8', got Float\(4, 3"),
         (lambda: Affine(qsim.Int(24)), "Affine: format must be an integer format of up to 16 bits"),
         (lambda: Affine(qsim.Fixed(8, 2)), "Affine: format must be an integer format"),
-        (lambda: Affine("int8", "row"), "Affine: granularity must be a Tensor, Channel, Blocks or Tiles of qsim.scaling, got 'row'"),
-        (lambda: Affine("int8", qsim.scaling.Given(2.0)), "Affine: granularity must be a Tensor"),
         (
-            lambda: Affine("int8", Blocks(32, format="e8m0")),
+            lambda: Affine("int8", "row"),
+            "Affine: granularity must be PerTensor, PerRow, PerAxis, PerBlock or PerTile of qsim.scaling, got 'row'",
+        ),
+        (lambda: Affine("int8", qsim.scaling.Given(2.0)), "Affine: granularity must be PerTensor"),
+        (
+            lambda: Affine("int8", PerBlock(32, format="e8m0")),
             "Affine: granularity only describes which elements form a group; leave format out",
         ),
         (lambda: Affine("int8", zero_point=3), "Affine: zero_point is for a fixed scale"),
@@ -108,7 +111,7 @@ def test_stochastic_rounding_is_unbiased_between_neighbours() -> None:
             lambda: Affine("int8", scale=torch.ones(3))(torch.ones(2)),
             "Affine: scale has 3 values for 1 groups: give one, or one for each group",
         ),
-        (lambda: Affine("int8", Channel(2))(torch.ones(2, 2)), "Channel: there is no dimension 2"),
+        (lambda: Affine("int8", PerAxis(2))(torch.ones(2, 2)), "PerAxis: there is no dimension 2"),
     ],
 )
 def test_errors_say_what_is_wrong(make: object, message: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim.points import NF4, Codebook
-from qsim.scaling import Blocks, Channel
+from qsim.scaling import PerAxis, PerBlock
 from support.comparing import same_bits
 
 
@@ -55,13 +55,13 @@ def test_nf4_is_qloras_table() -> None:
 def test_scales_bring_each_groups_largest_magnitude_to_the_tables() -> None:
     x = torch.randn(3, 10) * torch.tensor([[1.0], [50.0], [0.001]])
     table = [-2.0, -1.0, 0.0, 0.5, 1.5]
-    point = Codebook(table, Blocks(4))
+    point = Codebook(table, PerBlock(4))
     for row, rounded in zip(x, point(x), strict=True):
         for part, values in zip(row.split(4), rounded.split(4), strict=True):
             scale = part.abs().max() / 2
             due = torch.tensor([nearest(number, table) for number in (part / scale).tolist()]) * scale
             assert same_bits(values, due)
-    assert torch.equal(Codebook(table, Channel(0))(torch.zeros(2, 3)), torch.zeros(2, 3))
+    assert torch.equal(Codebook(table, PerAxis(0))(torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
 def test_the_gradient_is_straight_through_and_that_of_a_table_is_summed() -> None:
@@ -77,12 +77,12 @@ def test_the_gradient_is_straight_through_and_that_of_a_table_is_summed() -> Non
 def test_a_scaled_tables_gradient_is_that_of_finite_differences() -> None:
     x, upstream = torch.randn(4, 8, dtype=torch.float64), torch.randn(4, 8, dtype=torch.float64)
     table = torch.tensor([-1.0, -0.31, 0.12, 0.8], dtype=torch.float64)
-    point = Codebook(table, Channel(0), learned=True)
+    point = Codebook(table, PerAxis(0), learned=True)
     point(x).backward(upstream)
     # The levels inside change neither scales nor, by so little, which is nearest.
     for i in (1, 2, 3):
         up, down = (table.clone().index_add_(0, torch.tensor([i]), torch.tensor([step], dtype=torch.float64)) for step in (1e-6, -1e-6))
-        change = (Codebook(up, Channel(0))(x) - Codebook(down, Channel(0))(x)) / 2e-6
+        change = (Codebook(up, PerAxis(0))(x) - Codebook(down, PerAxis(0))(x)) / 2e-6
         assert point.table.grad is not None
         torch.testing.assert_close(point.table.grad[i], (change * upstream).sum(), rtol=1e-6, atol=1e-6)
 
@@ -115,9 +115,12 @@ def test_the_order_of_a_table_does_not_matter() -> None:
         (lambda: Codebook([]), r"Codebook: table must be a list of finite numbers, got \[\]"),
         (lambda: Codebook([1.0, math.nan]), "Codebook: table must be a list of finite numbers"),
         (lambda: Codebook(torch.ones(2, 2)), "Codebook: table must be a list of finite numbers"),
-        (lambda: Codebook([0.0], Blocks(4)), "Codebook: a table of zeros cannot have scales"),
-        (lambda: Codebook([1.0], 64), "Codebook: granularity must be a Tensor, Channel, Blocks or Tiles of qsim.scaling, got 64"),
-        (lambda: Codebook([1.0], qsim.scaling.Tensor("e4m3")), "Codebook: granularity only describes which elements form a group"),
+        (lambda: Codebook([0.0], PerBlock(4)), "Codebook: a table of zeros cannot have scales"),
+        (
+            lambda: Codebook([1.0], 64),
+            "Codebook: granularity must be PerTensor, PerRow, PerAxis, PerBlock or PerTile of qsim.scaling, got 64",
+        ),
+        (lambda: Codebook([1.0], qsim.scaling.PerTensor("e4m3")), "Codebook: granularity only describes which elements form a group"),
     ],
 )
 def test_errors_say_what_is_wrong(make: object, message: str) -> None:

@@ -56,7 +56,7 @@ def test_dge_scales_its_intervals() -> None:
     scale = 2.0 ** torch.arange(-4, 4, dtype=torch.float64).view(-1, 1)
     plain, scaled = x.clone().requires_grad_(), (x * scale).requires_grad_()
     DGE("e2m1")(plain).sum().backward()
-    DGE(qsim.Quantizer("e2m1", scale=qsim.scaling.Channel(0)))(scaled).sum().backward()
+    DGE(qsim.Quantizer("e2m1", scale=qsim.scaling.PerAxis(0)))(scaled).sum().backward()
     torch.testing.assert_close(scaled.grad, plain.grad)
     assert len(plain.grad.unique()) > 50  # type: ignore[union-attr]
 

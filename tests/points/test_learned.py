@@ -30,6 +30,18 @@ def nearest(x: Tensor, levels: list[float]) -> Tensor:
     return table[(x.unsqueeze(-1) - table).abs().argmin(-1)]
 
 
+def test_the_symmetric_overflow_leaves_the_lowest_integer_out() -> None:
+    x = torch.linspace(-3, 3, 61, dtype=torch.float64)
+    points = [LSQ(qsim.Quantizer("int4", overflow="saturate_symmetric"), 0.25), LSQ(qsim.Int(4, symmetric=True), 0.25)]
+    grads = []
+    for point in points:
+        point(x).square().sum().backward()
+        grads.append(point.change.grad)
+    assert same_bits(points[0](x), points[1](x))
+    assert points[0](x).min() == -1.75
+    assert same_bits(*grads)  # type: ignore[arg-type]
+
+
 def lsq(v: Tensor, s: float, levels: list[float]) -> tuple[Tensor, Tensor, Tensor]:
     """Equations 1 to 3 and 5 of arXiv 1902.08153: the values, and their derivatives by `v` and by `s`."""
     q_n, q_p = -min(levels), max(levels)
@@ -207,7 +219,11 @@ def test_digits_train_with_four_bits_as_in_float32() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LSQ("mxfp4"), "LSQ: LSQ computes its own scale; give a quantizer without one, got scale=Blocks"),
+        (lambda: LSQ("mxfp4"), "LSQ: LSQ computes its own scale; give a quantizer without one, got scale=PerBlock"),
+        (
+            lambda: LSQ(qsim.Quantizer("int4", overflow="nonfinite")),
+            "LSQ: values beyond the range become its ends: leave overflow='nonfinite'",
+        ),
         (lambda: LSQ(None), "LSQ: a format or a qsim.Quantizer is needed, got None"),
         (lambda: LSQ("e9z"), "LSQ: unknown format 'e9z'"),
         (lambda: LSQ(qsim.Quantizer("int4", clip_gradient=True)), "LSQ: clip_gradient=True contradicts the gradient of LSQ"),

@@ -32,7 +32,7 @@ def test_clamps_to_two_elements_of_the_sorted_tensor(quantile: float, shape: tup
 
 def test_one_product_of_the_sum_is_two_products_of_the_parts() -> None:
     x, w = with_outliers(64, 40), torch.randn(40, 8, dtype=torch.float64)
-    point = qsim.Quantizer("e2m1", scale=qsim.scaling.Channel(0))
+    point = qsim.Quantizer("e2m1", scale=qsim.scaling.PerAxis(0))
     outliers = Outliers(point, quantile=0.97)
     clamped, rest = outliers.split(x)
     torch.testing.assert_close(outliers(x) @ w, point(clamped) @ w + rest @ w)
