@@ -67,8 +67,8 @@ class Affine(PointModule):
         for name, numbers in self._fixed.items():
             self.register_buffer(name, torch.empty(numbers.shape))
         self.reset_parameters()
-        # Sums with zero points are integers beyond the format's range.
         self._limits = limits_of(self.quantizer)
+        # Before a zero point is added, integers may be beyond the format's range.
         self._to_integer = Quantizer(_INTEGERS, self.quantizer.rounding)
 
     def reset_parameters(self) -> None:
