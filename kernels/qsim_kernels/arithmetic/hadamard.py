@@ -10,16 +10,16 @@ from qsim_kernels.arithmetic.words import INFINITY, MAGNITUDE, SIGN, difference,
 STREAM = int.from_bytes(b"Hadamard", "big")
 
 
-def transformed(block, flips, largest, factor):
+def transformed(block, signs, largest, factor):
     """Transform a block.
 
     Args:
         block: The bits of its elements, a power of two many.
-        flips: For each element 1 if its sign changes, otherwise 0.
+        signs: For each element the sign bit if its sign changes, otherwise 0.
         largest: The bits of the largest number divided by the number of elements.
         factor: The bits of one divided by the root of the number of elements.
     """
-    block = [flipped(limited(bits, largest), flip) for bits, flip in zip(block, flips, strict=True)]
+    block = [limited(bits, largest) ^ sign for bits, sign in zip(block, signs, strict=True)]
     step = 1
     while step < len(block):
         for place in range(len(block)):
@@ -33,11 +33,6 @@ def limited(bits, largest):
     """A number so small that no sum of a block overflows; infinities and NaN stay."""
     magnitude = bits & MAGNITUDE
     return where(magnitude < INFINITY, minimum(magnitude, largest) | (bits & SIGN), bits)
-
-
-def flipped(bits, flip):
-    """A number, with its sign changed if `flip` is 1."""
-    return bits ^ (flip * SIGN)
 
 
 def butterfly(first, second):

@@ -77,3 +77,8 @@ def saturated(products, largest):
     """A rounded element times its scale, limited to the largest magnitude of the result's dtype."""
     limited = minimum(products & MAGNITUDE, largest) | (products & SIGN)
     return where(is_nan(products), MAGNITUDE, limited)
+
+
+def to_bfloat16(bits):
+    """A float32 number rounded to bfloat16, whose bits are the upper half of the result's."""
+    return where(is_nan(bits), MAGNITUDE, nearest_even(bits, 16))
