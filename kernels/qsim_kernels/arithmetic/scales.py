@@ -74,11 +74,20 @@ def kept_from_zero(quotients, x):
 
 
 def saturated(products, largest):
-    """A rounded element times its scale, limited to the largest magnitude of the result's dtype."""
-    limited = minimum(products & MAGNITUDE, largest) | (products & SIGN)
-    return where(is_nan(products), MAGNITUDE, limited)
+    """A rounded element times its scale, limited to the largest magnitude of the result's dtype; every NaN becomes the same."""
+    return with_nan(limited(products, largest), products)
 
 
-def to_bfloat16(bits):
-    """A float32 number rounded to bfloat16, whose bits are the upper half of the result's."""
-    return where(is_nan(bits), MAGNITUDE, nearest_even(bits, 16))
+def limited(products, largest):
+    """A number limited to a magnitude."""
+    return minimum(products & MAGNITUDE, largest) | (products & SIGN)
+
+
+def with_nan(result, x):
+    """A result, and NaN where a number is NaN."""
+    return where(is_nan(x), MAGNITUDE, result)
+
+
+def to_bfloat16(products, largest):
+    """The same for bfloat16, whose bits are the upper half of the result's."""
+    return with_nan(nearest_even(limited(products, largest), 16), products)

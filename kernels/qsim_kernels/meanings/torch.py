@@ -6,6 +6,7 @@ Conditions are masks, integers with all bits set or none: integer arithmetic is 
 from __future__ import annotations
 
 import math
+import operator
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +101,9 @@ def codes(carrier: Carrier) -> SimpleNamespace:
     """The functions of `arithmetic.codes` for tensors of a carrier's bits."""
     return bound(arithmetic.codes, _words(carrier))
 
+
+#: `arithmetic.hadamard.butterfly` for tensors of floats, not of their bits, of which vmap has no view before torch 2.13.
+butterfly = bound(arithmetic.hadamard, {"total": operator.add, "difference": operator.sub}).butterfly
 
 #: The functions of `arithmetic.updates` for float32 tensors, and numbers; `inner` is a function that rounds intermediates.
 updates = bound(

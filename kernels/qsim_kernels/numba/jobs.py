@@ -103,7 +103,7 @@ class Transform(NamedTuple):
         length: Rows of a matrix.
         inner: Columns of a matrix.
         is_joined: Whether consecutive matrices are one long matrix.
-        signs: Address of the signs of a block's elements, float32.
+        signs: Address of what flips the signs of a block's elements, int32.
         norms: Address of the last factors of blocks of 1, 2, 4 … elements, float32.
         powers: The number of these factors; the last is that of whole blocks.
         largest: The bits of the largest magnitude that a block may hold.

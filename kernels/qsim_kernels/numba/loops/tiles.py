@@ -187,7 +187,7 @@ def _restore(job, start, results, factors, count):
     if job.out_is_narrow:
         narrow = shorts(job.out + 2 * start)
         for i in range(count):
-            narrow[i] = _i16(_to_bfloat16(_saturated(_product(results[i], factors[i]), limit)) >> 16)
+            narrow[i] = _i16(_to_bfloat16(_product(results[i], factors[i]), limit) >> 16)
     else:
         wide = ints(job.out + 4 * start)
         for i in range(count):
