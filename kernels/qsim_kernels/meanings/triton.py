@@ -92,6 +92,32 @@ def wide_product(a, b: tl.constexpr):
     return (product >> 32).to(tl.uint32), product.to(tl.uint32)
 
 
+@triton.jit
+def product_single(a, b):
+    """The product of two float32 numbers, all given by their bits."""
+    return (a.to(tl.float32, bitcast=True) * b.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def product_double(a, b):
+    """`product_single` for float64."""
+    return (a.to(tl.float64, bitcast=True) * b.to(tl.float64, bitcast=True)).to(tl.int64, bitcast=True)
+
+
+@triton.jit
+def quotient_single(a, b):
+    """The quotient of two float32 numbers, correctly rounded, all given by their bits."""
+    # A number becomes a block, which division takes.
+    dividend = (b * 0 + a).to(tl.float32, bitcast=True)
+    return tl.div_rn(dividend, b.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def quotient_double(a, b):
+    """`quotient_single` for float64."""
+    return (a.to(tl.float64, bitcast=True) / b.to(tl.float64, bitcast=True)).to(tl.int64, bitcast=True)
+
+
 def _bound(module: Any, vocabulary: dict[str, Any]) -> Any:
     constant = int if INTERPRETED else tl.constexpr
     constants = {name: constant(given) if isinstance(given, int) else given for name, given in vocabulary.items()}
@@ -99,11 +125,17 @@ def _bound(module: Any, vocabulary: dict[str, Any]) -> Any:
 
 
 _COMMON = {"where": where, "minimum": minimum, "maximum": maximum}
-_SINGLE = {"is_nan": is_nan_single, "to_word": to_uint32, "to_int": to_int32, "carries": carries_single}
-_DOUBLE = {"is_nan": is_nan_double, "to_word": to_int64, "to_int": to_int64, "carries": carries_double}
+_SINGLE: dict[str, Any] = {"is_nan": is_nan_single, "to_word": to_uint32, "to_int": to_int32, "carries": carries_single}
+_DOUBLE: dict[str, Any] = {"is_nan": is_nan_double, "to_word": to_int64, "to_int": to_int64, "carries": carries_double}
 
-_round_single = _bound(arithmetic.rounding, {**_COMMON, **_SINGLE, **words.constants(SINGLE)}).round_bits
-_round_double = _bound(arithmetic.rounding, {**_COMMON, **_DOUBLE, **words.constants(DOUBLE)}).round_bits
+_SINGLE |= {**_COMMON, "product": product_single, "quotient": quotient_single, **words.constants(SINGLE)}
+_DOUBLE |= {**_COMMON, "product": product_double, "quotient": quotient_double, **words.constants(DOUBLE)}
+
+_round_single = _bound(arithmetic.rounding, _SINGLE).round_bits
+_round_double = _bound(arithmetic.rounding, _DOUBLE).round_bits
+#: The functions of `arithmetic.scales` for float32 elements, and the one that computes scales.
+elements = _bound(arithmetic.scales, _SINGLE)
+scale_of = _bound(arithmetic.scales, _DOUBLE | {"round_bits": _round_double}).scale_of
 philox = _bound(
     arithmetic.philox, {"low_word": to_uint32, "wide_product": wide_product, "unrolled": range if INTERPRETED else tl.static_range}
 ).philox

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.meanings.triton import INTERPRETED, elements
 from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.triton.device.blocks import as_single, rounded
@@ -13,13 +13,14 @@ from qsim_kernels.triton.device.hadamard import hadamard
 from qsim_kernels.triton.device.noise import integers_of_rows
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, region_place, store_region
-from qsim_kernels.triton.device.rounding import DOWN, ODD, SIGN, UP
+from qsim_kernels.triton.device.rounding import DOWN, ODD, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
 from qsim_kernels.triton.device.tile_scales import MakingNumbers, inverses_of, scale_numbers, tile_scales, under_whole
 from qsim_kernels.triton.device.values import UsedNumbers, in_carrier, noise_of
 
 NOTHING: tl.constexpr = tl.constexpr(int(Restore.NOTHING))
 ALL: tl.constexpr = tl.constexpr(int(Restore.ALL))
+kept_from_zero = elements.kept_from_zero
 
 
 @triton.jit
@@ -82,11 +83,11 @@ def restoring_factors(own, under, RESTORE: tl.constexpr):
 
 @triton.jit
 def divided(values, inverses, V: tl.constexpr):
-    """Values times the inverses of their scales, kept from underflowing to zero; see `reference.scaling.kept_from_zero`."""
+    """Values times the inverses of their scales."""
     quotients = values * inverses
     if V.mode == UP or V.mode == DOWN or V.mode == ODD:
-        next_to_zero = ((values.to(tl.int32, bitcast=True) & SIGN) | 1).to(tl.float32, bitcast=True)
-        quotients = tl.where((quotients == 0) & (values != 0), next_to_zero, quotients)
+        bits = kept_from_zero(quotients.to(tl.int32, bitcast=True), values.to(tl.int32, bitcast=True))
+        quotients = bits.to(tl.float32, bitcast=True)
     return quotients
 
 
