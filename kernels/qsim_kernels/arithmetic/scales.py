@@ -12,6 +12,7 @@ from qsim_kernels.arithmetic.words import (
     ONE,
     SIGN,
     is_nan,
+    is_zero,
     maximum,
     minimum,
     product,
@@ -70,7 +71,7 @@ def inverse(scale):
 
 def kept_from_zero(quotients, x):
     """The number next to zero if an element became zero when it was divided, for roundings that lead away from zero."""
-    return where((quotients & MAGNITUDE == 0) & (x & MAGNITUDE > 0), x & SIGN | 1, quotients)
+    return where(is_zero(x), quotients, where(is_zero(quotients), x & SIGN | 1, quotients))
 
 
 def saturated(products, largest):

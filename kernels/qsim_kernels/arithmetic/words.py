@@ -81,6 +81,11 @@ def is_nan(bits: int) -> bool:
     return bits & MAGNITUDE > INFINITY
 
 
+def is_zero(bits: int) -> bool:
+    """Whether bits are those of a zero."""
+    return bits & MAGNITUDE == 0
+
+
 def to_word(x: int) -> int:
     """An integer that is not negative as a word of random bits."""
     return x

@@ -48,6 +48,7 @@ def _words(carrier: Carrier) -> dict[str, Any]:
         "minimum": lambda a, b: a.clamp(max=b),
         "maximum": lambda a, b: a.clamp(min=b),
         "is_nan": lambda bits: bits & constants["MAGNITUDE"] > constants["INFINITY"],
+        "is_zero": lambda bits: bits & constants["MAGNITUDE"] == 0,
         "product": lambda a, b: (number(a) * number(b)).view(dtype),
         "quotient": quotient,
     }

@@ -144,13 +144,17 @@ def scales(rule: int) -> SimpleNamespace:
 def _vocabulary(carrier: Carrier) -> dict[str, Any]:
     constants = words.constants(carrier)
     nan, infinity = constants["MAGNITUDE"], constants["INFINITY"]
-    less, both = _OPERATIONS["lt"], _OPERATIONS["and_"]
+    less, both, equal = _OPERATIONS["lt"], _OPERATIONS["and_"], _OPERATIONS["eq"]
 
     @_inlined
     def is_nan(x):
         return less(infinity, both(x, nan))
 
-    return {**constants, **_OPERATIONS, "is_nan": is_nan}
+    @_inlined
+    def is_zero(x):
+        return equal(both(x, nan), 0)
+
+    return {**constants, **_OPERATIONS, "is_nan": is_nan, "is_zero": is_zero}
 
 
 #: The functions of `arithmetic.scales` for float32 elements, and those of `arithmetic.hadamard`.

@@ -70,6 +70,7 @@ def _words(carrier: Carrier) -> dict[str, Any]:
         "minimum": _minimum,
         "maximum": _maximum,
         "is_nan": lambda bits: lt(constants["INFINITY"], bits & constants["MAGNITUDE"]),
+        "is_zero": lambda bits: eq(bits & constants["MAGNITUDE"], 0),
         "to_int": lambda word: word.to(dtype),
         "lt": lt,
         "gt": lambda a, b: lt(b, a),

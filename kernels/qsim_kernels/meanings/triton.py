@@ -52,6 +52,12 @@ def is_nan_double(bits):
 
 
 @triton.jit
+def is_zero_single(bits):
+    """Whether bits are those of a zero: one instruction less than on integers."""
+    return bits.to(tl.float32, bitcast=True) == 0
+
+
+@triton.jit
 def to_uint32(x):
     """Convert to 32 bits without a sign."""
     return x.to(tl.uint32)
@@ -125,7 +131,13 @@ def _bound(module: Any, vocabulary: dict[str, Any]) -> Any:
 
 
 _COMMON = {"where": where, "minimum": minimum, "maximum": maximum}
-_SINGLE: dict[str, Any] = {"is_nan": is_nan_single, "to_word": to_uint32, "to_int": to_int32, "carries": carries_single}
+_SINGLE: dict[str, Any] = {
+    "is_nan": is_nan_single,
+    "is_zero": is_zero_single,
+    "to_word": to_uint32,
+    "to_int": to_int32,
+    "carries": carries_single,
+}
 _DOUBLE: dict[str, Any] = {"is_nan": is_nan_double, "to_word": to_int64, "to_int": to_int64, "carries": carries_double}
 
 _SINGLE |= {**_COMMON, "product": product_single, "quotient": quotient_single, **words.constants(SINGLE)}

@@ -143,7 +143,9 @@ def quantize_rows(job_at, first, count, column, columns):
         while start < end:
             # Every strip but the first of a row begins with a block of random bits.
             size = min(STRIP - (job.offset + at + start) % SERVED, end - start)
-            _spread(inverses, factors, ints(job.divisors + 4 * tile), ints(job.factors + 4 * tile), start, size, job.width, job.factors != 0)
+            _spread(
+                inverses, factors, ints(job.divisors + 4 * tile), ints(job.factors + 4 * tile), start, size, job.width, job.factors != 0
+            )
             x = _patterns(room, job, at + start, size)
             for i in range(size):
                 values[i] = _product(x[i], inverses[i])
