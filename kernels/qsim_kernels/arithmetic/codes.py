@@ -31,12 +31,12 @@ def code_of(bits, coding, variant):
     """
     magnitude = minimum(bits & MAGNITUDE, coding.most)
     if variant.twos_complement:
-        steps = steps_of(magnitude, coding.unit)
+        steps = steps_of(magnitude, coding)
         code = where(bits < 0, -steps, steps) & coding.mask
     else:
         code = (magnitude >> coding.shift) - coding.before
         if variant.zero:
-            code = where(magnitude >> MANTISSA < coding.lowest, steps_of(magnitude, coding.unit), code)
+            code = where(magnitude >> MANTISSA < coding.lowest, steps_of(magnitude, coding), code)
         if variant.infinity:
             code = where(bits & MAGNITUDE == INFINITY, coding.infinity, code)
         if variant.signed:
@@ -44,12 +44,13 @@ def code_of(bits, coding, variant):
     return where(is_nan(bits), coding.nan, code)
 
 
-def steps_of(magnitude, unit):
-    """A multiple of the smallest value as an integer; in the binade with the exponent field `unit` it is the significand itself."""
+def steps_of(magnitude, coding):
+    """A multiple of the smallest step as an integer."""
     field = magnitude >> MANTISSA
     significand = (magnitude & ((1 << MANTISSA) - 1)) | where(field > 0, 1 << MANTISSA, 0)
     # The largest integers have one bit more than the carrier's significands, and end in a zero.
-    return (significand << 1) >> minimum(maximum(unit - maximum(field, 1) + 1, 0), MANTISSA + 2)
+    excess = coding.shift + coding.lowest - maximum(field, 1) + 1
+    return (significand << 1) >> minimum(maximum(excess, 0), MANTISSA + 2)
 
 
 def value_of(code, coding, variant):
@@ -61,12 +62,13 @@ def value_of(code, coding, variant):
             steps = (code ^ coding.sign) - coding.sign
         bits = product(from_integer(steps), coding.least)
     else:
-        number = code & coding.numbers
+        number = code & coding.mask
         bits = (number + coding.before) << coding.shift
-        if variant.subnormals:
-            bits = where(number < coding.binade, product(from_integer(number), coding.least), bits)
-        elif variant.zero:
-            bits = where(number < coding.binade, 0, bits)
+        if variant.zero:
+            below = 0
+            if variant.subnormals:
+                below = product(from_integer(number), coding.least)
+            bits = where(number >> MANTISSA - coding.shift == 0, below, bits)
         bits = where(number > coding.last, MAGNITUDE, bits)
         if variant.infinity:
             bits = where(number == coding.infinity, INFINITY, bits)

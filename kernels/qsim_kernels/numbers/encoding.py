@@ -99,30 +99,24 @@ class CodingBits(NamedTuple):
 
     Attributes:
         shift: How many low bits of the carrier's significand the grid does not have.
-        before: What is subtracted from the other bits of a normal value, so that codes begin at zero.
         lowest: The exponent field of the smallest normal value.
-        unit: The exponent field at which a significand counts the grid's smallest steps.
-        least: The bits of such a step.
+        before: What is subtracted from the other bits of a normal value, so that codes begin at zero.
+        least: The bits of the smallest step.
         most: Bits of the largest magnitude.
-        mask: All bits of a code.
         sign: The sign bit of a code.
-        numbers: The other bits.
-        binade: The code of the smallest normal value.
+        mask: The other bits; of an integer all bits.
         last: The code of the largest value.
         infinity: The code of +infinity, or -1.
         nan: The code of NaN, or the one that is written for it.
     """
 
     shift: Any
-    before: Any
     lowest: Any
-    unit: Any
+    before: Any
     least: Any
     most: Any
-    mask: Any
     sign: Any
-    numbers: Any
-    binade: Any
+    mask: Any
     last: Any
     infinity: Any
     nan: Any
@@ -138,25 +132,21 @@ def coding_bits(grid: Grid, coding: Coding, how: GridBits) -> tuple[CodingBits, 
         how: The values in the carrier's bits.
     """
     carrier, last = how.carrier, largest_code(grid, coding)
-    lowest = grid.exponent + carrier.bias
-    step = grid.least if coding.twos_complement else 2.0 ** (grid.exponent - grid.mantissa)
-    width = carrier.last + 1
+    # Integers may have one bit more than the carrier's significands.
+    lowest = grid.exponent + carrier.bias - max(0, grid.mantissa - carrier.mantissa)
 
-    def signed(bits: int) -> int:
-        """Bits as an integer of the carrier's width."""
-        return (bits + (1 << width - 1)) % (1 << width) - (1 << width - 1)
+    def wrapped(bits: int) -> int:
+        """Bits of a code as an integer of the carrier's width, which has a sign."""
+        return bits + 2 * carrier.sign if bits >= -carrier.sign else bits
 
     numbers = CodingBits(
         shift=how.shift,
-        before=(lowest - grid.zero) << grid.mantissa,
         lowest=lowest,
-        unit=frexp(step)[1] - 1 + carrier.bias + carrier.mantissa,
-        least=carrier.pattern(step),
+        before=(lowest - grid.zero) << grid.mantissa,
+        least=carrier.pattern(2.0 ** (grid.exponent - grid.mantissa)),
         most=max(how.top, how.bottom),
-        mask=signed((1 << coding.bits) - 1),
-        sign=signed(1 << coding.bits - 1),
-        numbers=signed((1 << coding.bits - how.signed) - 1),
-        binade=1 << grid.mantissa,
+        sign=wrapped(1 << coding.bits - 1),
+        mask=wrapped((1 << coding.bits - (how.signed and not coding.twos_complement)) - 1),
         last=last,
         infinity=coding.infinity,
         nan=coding.nan if coding.nan >= 0 else last,
