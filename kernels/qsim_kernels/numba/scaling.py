@@ -33,7 +33,7 @@ __all__ = [
 _STORED = (torch.float32, torch.bfloat16)
 _AMAXES, _ROWS, _TILES = (Native("tiles", name, 5) for name in ("find_amaxes", "quantize_rows", "quantize_tiles"))
 _SHARE = Loop("tiles", "share")
-_SCALES = {rule: Loop("scales", rule.name.lower()) for rule in ScaleRule}
+_SCALES: dict[int, Loop] = {rule: Loop("scales", rule.name.lower()) for rule in ScaleRule}
 #: Elements of the parts into which a tensor that is one tile is cut.
 _PART = 1 << 16
 _quantize_scaled = partial(reference.quantize_scaled_into, quantize=quantize_into)
@@ -63,7 +63,7 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
         return
     amaxes = amaxes.contiguous()
     job = _scales_job(scales, out, amaxes, 1.0 if under is None else under.item())
-    _SCALES[ScaleRule(scales.rule)].share(job, amaxes.numel())
+    _SCALES[scales.rule].share(job, amaxes.numel())
 
 
 scales_of_tiles_into = partial(reference.scales_of_tiles_into, largest=amaxes_into, make=scales_into)
@@ -88,7 +88,7 @@ def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Te
         finite=SINGLE.nan,
         whole=SINGLE.pattern(whole),
         amaxes_loop=_AMAXES.address,
-        scales_loop=_SCALES[ScaleRule(making.rule)].address,
+        scales_loop=_SCALES[making.rule].address,
         scales_job=job_address(scales_job),
         rows_loop=_ROWS.address,
     )
