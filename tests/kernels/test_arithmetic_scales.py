@@ -64,6 +64,14 @@ def test_pythons_integers_make_the_scales_of_the_operators() -> None:
         assert same_bits(torch.tensor(made).view(torch.float64).float(), found), scales
 
 
+def test_torch_makes_the_scales_of_the_definition() -> None:
+    """Those with the values of float32 by a conversion."""
+    for scales in SETTINGS:
+        found = torch.empty_like(MAGNITUDES)
+        scaling.scales_into(found, MAGNITUDES, None, scales)
+        assert same_bits(found, defined(MAGNITUDES, scales)), scales
+
+
 @pytest.mark.parametrize("whole", [None, 0.37, 3e-30, 1e25])
 def test_loops_make_the_scales_of_the_definition(whole: float | None) -> None:
     loops = pytest.importorskip("qsim_kernels.numba.scaling", reason="needs numba")

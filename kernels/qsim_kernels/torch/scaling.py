@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +12,13 @@ from torch.nn import functional as F
 
 from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
-from qsim_kernels.numbers.scales import Restore, ScaledRounding, Scales, TileSizes, Turn, scale_numbers, variant_of_scales
+from qsim_kernels.numbers.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers, variant_of_scales
+from qsim_kernels.numbers.sums import SINGLE_GRID
 from qsim_kernels.torch import quantize_into
 from qsim_kernels.torch.hadamard import hadamard
 from qsim_kernels.torch.rounding import one_nan
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, finite: bool) -> None:
@@ -107,6 +111,10 @@ def scales_of(largest: Tensor, scales: Scales, arithmetic: Any = None) -> Tensor
         scales: How scales are computed.
         arithmetic: `arithmetic.scales` in float64's bits, if not for tensors.
     """
+    if scales.rule == ScaleRule.FIT and scales.grid == SINGLE_GRID:
+        # By a conversion: bits need views, which vmap lacks before torch 2.13.
+        wanted = (largest * math.ldexp(1.0, scales.margin) / scales.largest).to(torch.float32).clamp(scales.least, _LARGEST)
+        return torch.where(largest.isfinite(), wanted, math.nan)
     arithmetic = arithmetic or meaning.scales(DOUBLE)
     bits = arithmetic.scale_of(largest.view(torch.int64), scale_numbers(scales), scales.rule, variant_of_scales(scales.rule))
     return bits.view(torch.float64).to(torch.float32)  # type: ignore[no-any-return]
