@@ -65,7 +65,7 @@ def under_whole(scale, whole):
 
 
 def inverse(scale):
-    """What elements are multiplied by in place of dividing them by their scale."""
+    """The factor of elements in place of a division by their scale."""
     return quotient(ONE, scale)
 
 

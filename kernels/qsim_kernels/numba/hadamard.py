@@ -39,7 +39,7 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _factors(size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """What flips the signs of a block's elements, and the last factor of blocks of every power of two up to the size."""
+    """Return the sign bits that a block's elements are flipped by, and the last factor of blocks of every power of two up to the size."""
     signs = [SINGLE.sign if sign < 0 else 0 for sign in reference.signs_of(Turn(size, 0, 0, seed))]
     norms = [(1 << power) ** -0.5 for power in range(size.bit_length())]
     return torch.tensor(signs, dtype=torch.int32, device=_CPU), torch.tensor(norms, dtype=torch.float32, device=_CPU)

@@ -60,7 +60,7 @@ def _is_whole(tiles: TileSizes, shape: torch.Size, dtype: torch.dtype) -> bool:
 
 
 class _Call(NamedTuple):
-    """What the launch of a rounding depends on, apart from how scales are made.
+    """A rounding as its launch depends on it, apart from how scales are made.
 
     Attributes:
         tiles: Which elements share a scale.
