@@ -17,7 +17,7 @@ pwd: Any = pytest.importorskip("pwd", reason="Windows keeps its users' folders a
 native: Any = pytest.importorskip("qsim_kernels.numba.native", reason="needs numba")
 from qsim_kernels.numba import building, cache, locks  # noqa: E402 (needs numba)
 
-NAME, OURS, THEIRS = ("scales", "scales", "qsim_scales_scales"), b"compiled here", b"planted"
+NAME, OURS, THEIRS = ("scales", "fit", "qsim_scales_fit"), b"compiled here", b"planted"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 #: Other users must be able to read the library to run it.
 READABLE = pytest.mark.skipif(
@@ -51,7 +51,7 @@ def folder() -> Path:
 def plant(at: Path) -> Path:
     """Write a file that would be loaded if it were the user's own."""
     at.mkdir(parents=True, exist_ok=True)
-    file = at / "scales.scales.o"
+    file = at / "scales.fit.o"
     file.write_bytes(hashlib.sha256(THEIRS).digest() + THEIRS)
     return file
 
@@ -106,13 +106,13 @@ def test_links_are_not_folders(tmp_path: Path, level: int) -> None:
 
 
 def test_links_are_not_files(tmp_path: Path) -> None:
-    (folder() / "scales.scales.o").symlink_to(plant(tmp_path / "elsewhere"))
+    (folder() / "scales.fit.o").symlink_to(plant(tmp_path / "elsewhere"))
     assert native._machine_code(*NAME) == OURS
 
 
 @pytest.mark.parametrize("linked", [True, False])
 def test_a_lock_changes_no_file(tmp_path: Path, linked: bool) -> None:
-    kept, lock = tmp_path / "kept", folder() / "scales.scales.lock"
+    kept, lock = tmp_path / "kept", folder() / "scales.fit.lock"
     kept.write_text("mine")
     if linked:
         lock.symlink_to(kept)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 native: Any = pytest.importorskip("qsim_kernels.numba.native", reason="needs numba")
-NAME = "scales", "scales", "qsim_scales_scales"
+NAME = "scales", "fit", "qsim_scales_fit"
 FORKS = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system does not fork")
 
 
@@ -55,17 +55,17 @@ def test_a_fresh_process_needs_no_numba() -> None:
 
 def test_what_was_compiled_is_kept(compiled: list[str], code: bytes) -> None:
     assert [native._machine_code(*NAME) for _ in range(2)] == [code, code]
-    assert compiled == ["scales"]
-    assert sorted(file.name for file in native.folder().iterdir()) == ["scales.scales.lock", "scales.scales.o"]
+    assert compiled == ["fit"]
+    assert sorted(file.name for file in native.folder().iterdir()) == ["scales.fit.lock", "scales.fit.o"]
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"0" * 5000])
 def test_a_broken_file_is_compiled_again(compiled: list[str], code: bytes, content: bytes) -> None:
     native._machine_code(*NAME)
-    file = native.folder() / "scales.scales.o"
+    file = native.folder() / "scales.fit.o"
     file.write_bytes(content)
     assert native._machine_code(*NAME) == code
-    assert compiled == ["scales", "scales"]
+    assert compiled == ["fit", "fit"]
     assert file.read_bytes().endswith(code)
 
 
@@ -136,7 +136,7 @@ def test_a_process_that_dies_while_it_compiles_keeps_nobody_waiting(compiled: li
     before = time.monotonic()
     assert native._machine_code(*NAME) == code
     assert time.monotonic() - before < 30
-    assert compiled == ["scales"]
+    assert compiled == ["fit"]
 
 
 @FORKS
@@ -149,7 +149,7 @@ def test_a_process_that_hangs_is_not_waited_for_forever(compiled: list[str], cod
     try:
         begun.get(timeout=30)
         assert native._machine_code(*NAME) == code
-        assert compiled == ["scales"]
+        assert compiled == ["fit"]
     finally:
         process.kill()
         process.join()

@@ -18,7 +18,8 @@ from numba.extending import intrinsic
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
-from qsim_kernels.numbers.carrier import SINGLE, Carrier, Variant
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, Carrier, Variant
+from qsim_kernels.numbers.scales import variant_of_scales
 from qsim_kernels.numbers.updates import UpdateVariant
 
 types: Any = numba_types
@@ -60,6 +61,16 @@ def _selection(sign: str) -> Any:
     return _operation(make)
 
 
+def _arithmetic(name: str) -> Any:
+    """An operation on the floats that integers are the bits of."""
+
+    def make(builder: Any, signed: bool, a: Any, b: Any) -> Any:
+        real = ir.FloatType() if a.type.width == 32 else ir.DoubleType()
+        return builder.bitcast(getattr(builder, name)(builder.bitcast(a, real), builder.bitcast(b, real)), a.type)
+
+    return _operation(make)
+
+
 @intrinsic(prefer_literal=True)
 def where(context: Any, condition: Any, chosen: Any, other: Any) -> Any:
     """One of two numbers."""
@@ -97,6 +108,10 @@ _OPERATIONS = {
     "minimum": _selection("<"),
     "maximum": _selection(">"),
     "where": where,
+    "total": _arithmetic("fadd"),
+    "difference": _arithmetic("fsub"),
+    "product": _arithmetic("fmul"),
+    "quotient": _arithmetic("fdiv"),
 }
 
 
@@ -107,24 +122,43 @@ def _inlined(function: Callable[..., Any]) -> Any:
 
 def rounding(carrier: Carrier, variant: Variant) -> SimpleNamespace:
     """The functions of `arithmetic.rounding` for a carrier's bits, compiled for a variant."""
-    constants = words.constants(carrier)
-    nan, infinity = constants["MAGNITUDE"], constants["INFINITY"]
     bits, word = (types.int32, types.uint32) if carrier == SINGLE else (types.int64, types.uint64)
     unsigned: Any = np.uint32 if carrier == SINGLE else np.uint64
     zero, one, last = map(unsigned, (0, 1, carrier.drawn - 1))
-    less, both = _OPERATIONS["lt"], _OPERATIONS["and_"]
-
-    @_inlined
-    def is_nan(x):
-        return less(infinity, both(x, nan))
 
     @_inlined
     def carries(a, b):
         # By a comparison the compiler would use the processor's carry bit, of which vectors have none.
         return (a >> one) + (b >> one) + (a & b & one) >> last != zero
 
-    conversions = {"is_nan": is_nan, "carries": carries, "to_word": _conversion(word), "to_int": _conversion(bits)}
-    return bound(arithmetic.rounding, {**constants, **_OPERATIONS, **conversions}, _inlined, known={"variant": variant})
+    conversions = {"carries": carries, "to_word": _conversion(word), "to_int": _conversion(bits)}
+    return bound(arithmetic.rounding, _vocabulary(carrier) | conversions, _inlined, known={"variant": variant})
+
+
+def scales(rule: int) -> SimpleNamespace:
+    """The functions of `arithmetic.scales` that compute scales, compiled for a `ScaleRule`; they do not read `rule` and `rounding`."""
+    round_bits = rounding(DOUBLE, variant_of_scales(rule)).round_bits
+    return bound(arithmetic.scales, _vocabulary(DOUBLE) | {"round_bits": round_bits}, _inlined, known={"rule": rule})
+
+
+def _vocabulary(carrier: Carrier) -> dict[str, Any]:
+    constants = words.constants(carrier)
+    nan, infinity = constants["MAGNITUDE"], constants["INFINITY"]
+    less, both, equal = _OPERATIONS["lt"], _OPERATIONS["and_"], _OPERATIONS["eq"]
+
+    @_inlined
+    def is_nan(x):
+        return less(infinity, both(x, nan))
+
+    @_inlined
+    def is_zero(x):
+        return equal(both(x, nan), 0)
+
+    return {**constants, **_OPERATIONS, "is_nan": is_nan, "is_zero": is_zero}
+
+
+#: The functions of `arithmetic.scales` for float32 elements, and those of `arithmetic.hadamard`.
+elements, hadamard = (bound(module, _vocabulary(SINGLE), _inlined) for module in (arithmetic.scales, arithmetic.hadamard))
 
 
 @intrinsic

@@ -35,20 +35,42 @@ def maximum(a, b):
 
 
 @triton.jit
-def is_nan_single(bits):
+def number_of(bits):
+    """The float of some bits."""
+    return bits.to(tl.float64 if bits.dtype == tl.int64 else tl.float32, bitcast=True)
+
+
+@triton.jit
+def is_nan(bits):
     """Whether bits are those of a NaN.
 
     Not by comparing integers: if they come from a conversion, the compiler may remove the sign before it and leave a NaN's undefined.
     """
-    value = bits.to(tl.float32, bitcast=True)
+    value = number_of(bits)
     return value != value
 
 
 @triton.jit
-def is_nan_double(bits):
-    """`is_nan_single` for float64."""
-    value = bits.to(tl.float64, bitcast=True)
-    return value != value
+def is_zero(bits):
+    """Whether bits are those of a zero: one instruction less than on integers."""
+    return number_of(bits) == 0
+
+
+@triton.jit
+def product(a, b):
+    """The product of two numbers, all given by their bits."""
+    return (number_of(a) * number_of(b)).to(a.dtype, bitcast=True)
+
+
+@triton.jit
+def quotient(a, b):
+    """The quotient of two numbers, correctly rounded, all given by their bits; the first may be a constant."""
+    dividend, divisor = number_of(b * 0 + a), number_of(b)
+    if divisor.dtype == tl.float64:
+        result = dividend / divisor
+    else:
+        result = tl.div_rn(dividend, divisor)
+    return result.to(b.dtype, bitcast=True)
 
 
 @triton.jit
@@ -98,12 +120,17 @@ def _bound(module: Any, vocabulary: dict[str, Any]) -> Any:
     return bound(module, {"tl": tl, **constants}, triton.jit, constant)
 
 
-_COMMON = {"where": where, "minimum": minimum, "maximum": maximum}
-_SINGLE = {"is_nan": is_nan_single, "to_word": to_uint32, "to_int": to_int32, "carries": carries_single}
-_DOUBLE = {"is_nan": is_nan_double, "to_word": to_int64, "to_int": to_int64, "carries": carries_double}
+_COMMON = {
+    "where": where, "minimum": minimum, "maximum": maximum, "is_nan": is_nan, "is_zero": is_zero, "product": product, "quotient": quotient,
+}  # fmt: skip
+_SINGLE = {**_COMMON, "to_word": to_uint32, "to_int": to_int32, "carries": carries_single, **words.constants(SINGLE)}
+_DOUBLE = {**_COMMON, "to_word": to_int64, "to_int": to_int64, "carries": carries_double, **words.constants(DOUBLE)}
 
-_round_single = _bound(arithmetic.rounding, {**_COMMON, **_SINGLE, **words.constants(SINGLE)}).round_bits
-_round_double = _bound(arithmetic.rounding, {**_COMMON, **_DOUBLE, **words.constants(DOUBLE)}).round_bits
+_round_single = _bound(arithmetic.rounding, _SINGLE).round_bits
+_round_double = _bound(arithmetic.rounding, _DOUBLE).round_bits
+#: The functions of `arithmetic.scales` for float32 elements, and the one that computes scales.
+elements = _bound(arithmetic.scales, _SINGLE)
+scale_of = _bound(arithmetic.scales, _DOUBLE | {"round_bits": _round_double}).scale_of
 philox = _bound(
     arithmetic.philox, {"low_word": to_uint32, "wide_product": wide_product, "unrolled": range if INTERPRETED else tl.static_range}
 ).philox

@@ -103,7 +103,7 @@ class Transform(NamedTuple):
         length: Rows of a matrix.
         inner: Columns of a matrix.
         is_joined: Whether consecutive matrices are one long matrix.
-        signs: Address of the signs of a block's elements, float32.
+        signs: Address of what flips the signs of a block's elements, int32.
         norms: Address of the last factors of blocks of 1, 2, 4 … elements, float32.
         powers: The number of these factors; the last is that of whole blocks.
         largest: The bits of the largest magnitude that a block may hold.
@@ -123,68 +123,92 @@ class Transform(NamedTuple):
     part: int
 
 
-class Job(NamedTuple):
+class ScalesJob(NamedTuple):
+    """Scales from largest magnitudes; see `loops.scales`. The numbers of their grid follow.
+
+    Attributes:
+        out: Address of the scales, which may be that of the magnitudes.
+        amaxes: Address of the largest magnitudes.
+        whole: The scale of the whole tensor, or 1, as bits of float64.
+        largest: See `scales.ScaleNumbers`.
+        factor: See `scales.ScaleNumbers`.
+        power: See `scales.ScaleNumbers`.
+        spare: See `scales.ScaleNumbers`.
+        least: See `scales.ScaleNumbers`.
+    """
+
+    out: int
+    amaxes: int
+    whole: int
+    largest: int
+    factor: int
+    power: int
+    spare: int
+    least: int
+
+
+class TilesJob(NamedTuple):
     """Rounding under scales; see `loops.tiles`.
 
     Attributes:
-        loop: Address of the loop that some rows go through.
-        out: Address of the results.
         x: Address of the values.
-        factors: Address of what results are multiplied by, or 0.
-        divisors: Address of what values are divided by: scales, times that of the whole tensor.
-        scales: Address of the largest magnitudes, and of the scales that replace them.
+        x_is_narrow: Whether values are bfloat16, not float32.
         matrices: Number of matrices.
         rows: See `scales.TileSizes`.
         columns: See `scales.TileSizes`.
         height: See `scales.TileSizes`.
         width: See `scales.TileSizes`.
         across: See `scales.TileSizes`.
-        out_is_narrow: Whether results are bfloat16, not float32.
-        x_is_narrow: The same for values.
-        strip: Address of the loop that rounds a strip.
-        how: Address of its numbers.
+        loop: Address of the loop that some rows go through.
+        by_tiles: Whether there is only one row, whose tiles threads share.
+        scales: Address of the largest magnitudes, and of the scales that replace them.
+        finite: Bits of the largest magnitude that counts.
+        out: Address of the results.
+        out_is_narrow: The same for results.
+        factors: Address of what results are multiplied by, or 0.
+        divisors: Address of what values are divided by: scales, times that of the whole tensor.
+        strip_loop: Address of the loop that rounds a strip.
+        grid: Address of its numbers.
         seed: See `loops.strips`.
         stream: See `loops.strips`.
-        making: Address of the job that makes scales.
-        under: Bits of the float32 scale of the whole tensor.
-        counted: Bits of the largest magnitude that is not ignored.
         offset: Logical index of the first element.
-        most: Bits of the largest magnitude of a result.
-        finding: Address of the loop that finds the largest magnitudes.
-        scaling: Address of the loop that makes scales of them.
-        rounding: Address of the loop that rounds under scales.
-        by_tiles: Whether there is only one row, whose tiles threads share.
+        limit: Bits of the largest magnitude of a result.
         leaves_zero: See `grid.Rule`.
+        whole: Bits of the float32 scale of the whole tensor.
+        amaxes_loop: Address of the loop that finds the largest magnitudes.
+        scales_loop: Address of the loop that makes scales of them.
+        scales_job: Address of its job.
+        rows_loop: Address of the loop that rounds under scales.
     """
 
+    x: int
+    x_is_narrow: int
+    matrices: int
+    rows: int
+    columns: int
+    height: int
+    width: int
+    across: int
     loop: int = 0
+    by_tiles: int = 0
+    scales: int = 0
+    finite: int = 0
     out: int = 0
-    x: int = 0
+    out_is_narrow: int = 0
     factors: int = 0
     divisors: int = 0
-    scales: int = 0
-    matrices: int = 0
-    rows: int = 0
-    columns: int = 0
-    height: int = 0
-    width: int = 0
-    across: int = 0
-    out_is_narrow: int = 0
-    x_is_narrow: int = 0
-    strip: int = 0
-    how: int = 0
+    strip_loop: int = 0
+    grid: int = 0
     seed: int = 0
     stream: int = 0
-    making: int = 0
-    under: int = 0
-    counted: int = 0
     offset: int = 0
-    most: int = 0
-    finding: int = 0
-    scaling: int = 0
-    rounding: int = 0
-    by_tiles: int = 0
+    limit: int = 0
     leaves_zero: int = 0
+    whole: int = 0
+    amaxes_loop: int = 0
+    scales_loop: int = 0
+    scales_job: int = 0
+    rows_loop: int = 0
 
 
 class Update(NamedTuple):

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from qsim_kernels.numba import quantize_into, rounding
+from qsim_kernels.numba import quantize_into
 from qsim_kernels.numba.hadamard import hadamard
-from qsim_kernels.numba.jobs import Job, job_address, packed
+from qsim_kernels.numba.jobs import ScalesJob, TilesJob, job_address, packed
 from qsim_kernels.numba.native import Native
 from qsim_kernels.numba.rounding import strip
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, double_bits, grid_bits, rounding_bits
-from qsim_kernels.numbers.grid import Mode, Overflow, Rule
-from qsim_kernels.numbers.scales import ElementRounding, Noise, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
+from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers
 from qsim_kernels.torch import scaling as reference
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.scaling import matmul_rescaled_into, rescaled_into, under_whole
@@ -34,7 +32,8 @@ __all__ = [
 
 _STORED = (torch.float32, torch.bfloat16)
 _AMAXES, _ROWS, _TILES = (Native("tiles", name, 5) for name in ("find_amaxes", "quantize_rows", "quantize_tiles"))
-_SHARE, _SCALES = Loop("tiles", "share"), Loop("scales", "scales")
+_SHARE = Loop("tiles", "share")
+_SCALES: dict[int, Loop] = {rule: Loop("scales", rule.name.lower()) for rule in ScaleRule}
 #: Elements of the parts into which a tensor that is one tile is cut.
 _PART = 1 << 16
 _quantize_scaled = partial(reference.quantize_scaled_into, quantize=quantize_into)
@@ -53,7 +52,7 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, fin
         parts = torch.empty(-(-x.numel() // _PART), dtype=torch.float32, device=out.device)
         amaxes_into(parts, x, TileSizes(1, x.numel(), 1, _PART, False), None, finite)
         x, tiles = parts, TileSizes(1, parts.numel(), 1, parts.numel(), False)
-    job = _job(x, tiles)._replace(scales=out.data_ptr(), counted=SINGLE.infinity - 1 if finite else SINGLE.nan)
+    job = _job(x, tiles)._replace(scales=out.data_ptr(), finite=SINGLE.infinity - 1 if finite else SINGLE.nan)
     _share(_AMAXES, job, _tile_rows(job))
 
 
@@ -63,7 +62,8 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
         reference.scales_into(out, amaxes, under, scales)
         return
     amaxes = amaxes.contiguous()
-    _SCALES.share(_making(scales, out.data_ptr(), amaxes.data_ptr(), 1.0 if under is None else under.item()), amaxes.numel())
+    job = _scales_job(scales, out, amaxes, 1.0 if under is None else under.item())
+    _SCALES[scales.rule].share(job, amaxes.numel())
 
 
 scales_of_tiles_into = partial(reference.scales_of_tiles_into, largest=amaxes_into, make=scales_into)
@@ -71,22 +71,27 @@ scales_of_tiles_into = partial(reference.scales_of_tiles_into, largest=amaxes_in
 
 def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
-    tiles, turn, elements, noise = how
-    x = x if turn is None else hadamard(x, turn)
+    tiles = how.tiles
+    x = x if how.turn is None else hadamard(x, how.turn)
     if scales is None:
         scales = torch.empty(tiles.counts(x.numel()), dtype=torch.float32, device=x.device)
-    if not _in_loops(x, out, elements) or not x.numel() or tiles.across or (under is not None and under.numel() > 1):
+    if not _in_loops(x, out, how.elements) or not x.numel() or tiles.across or (under is not None and under.numel() > 1):
         scales_of_tiles_into(scales, x, under, tiles, None, False, making)
         quantize_scaled_into(out, x, scales, under, how._replace(turn=None))
         return
     x, divisors = _stored(x), scales if under is None else torch.empty_like(scales)
-    whole = 1.0 if under is None else under.item()
-    made = _making(making, scales.data_ptr(), scales.data_ptr(), whole)
-    factors = {Restore.NOTHING: None, Restore.SCALE: scales, Restore.ALL: divisors}[elements.restore]
-    result = _result(out)
-    job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(noise))
-    job = job._replace(scales=scales.data_ptr(), making=job_address(made), under=SINGLE.pattern(whole), counted=SINGLE.nan)
-    job = job._replace(finding=_AMAXES.address, scaling=_SCALES.address, rounding=_ROWS.address)
+    whole, result = 1.0 if under is None else under.item(), _result(out)
+    scales_job = _scales_job(making, scales, scales, whole)
+    job = _job(x, tiles)._replace(
+        **_rounding(result, scales, divisors, how, out.dtype),
+        scales=scales.data_ptr(),
+        finite=SINGLE.nan,
+        whole=SINGLE.pattern(whole),
+        amaxes_loop=_AMAXES.address,
+        scales_loop=_SCALES[making.rule].address,
+        scales_job=job_address(scales_job),
+        rows_loop=_ROWS.address,
+    )
     _share(_TILES, job, _tile_rows(job))
     if result is not out:
         out.copy_(one_nan(result.to(out.dtype)))
@@ -94,17 +99,14 @@ def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Te
 
 def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, how: ScaledRounding) -> None:
     """Round `x` divided by its scales onto a grid; see `reference.scaling.quantize_scaled_into`."""
-    tiles, turn, elements, noise = how
-    if not _in_loops(x, out, elements):
+    if not _in_loops(x, out, how.elements):
         _quantize_scaled(out, x, scales, under, how)
         return
     if not x.numel():
         return
-    x, scales = _stored(x if turn is None else hadamard(x, turn)), scales.to(torch.float32).contiguous()
-    divisors = scales if under is None else under_whole(scales, under)
-    factors = {Restore.NOTHING: None, Restore.SCALE: scales, Restore.ALL: divisors}[elements.restore]
-    result = _result(out)
-    job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(noise))
+    x, scales = _stored(x if how.turn is None else hadamard(x, how.turn)), scales.to(torch.float32).contiguous()
+    divisors, result = scales if under is None else under_whole(scales, under), _result(out)
+    job = _job(x, how.tiles)._replace(**_rounding(result, scales, divisors, how, out.dtype))
     _share(_ROWS, job, job.matrices * job.rows)
     if result is not out:
         out.copy_(one_nan(result.to(out.dtype)))
@@ -125,52 +127,40 @@ def _result(out: Tensor) -> Tensor:
     return out if out.dtype in _STORED and out.is_contiguous() else torch.empty(out.shape, dtype=torch.float32, device=out.device)
 
 
-def _job(x: Tensor, tiles: TileSizes) -> Job:
+def _job(x: Tensor, tiles: TileSizes) -> TilesJob:
     """The values and their tiles, as a single row if all tiles follow each other: threads can then share any number of them."""
     rows, columns, height, width, across = tiles
     if height == 1 and columns % width == 0 and not across:
         rows, columns = 1, x.numel()
     matrices = x.numel() // (rows * columns) if rows * columns else 0
-    return Job(
-        x=x.data_ptr(),
-        x_is_narrow=x.element_size() == 2,
-        matrices=matrices,
-        rows=rows,
-        columns=columns,
-        height=height,
-        width=width,
-        across=across,
-    )
+    return TilesJob(x.data_ptr(), x.element_size() == 2, matrices, rows, columns, height, width, across)
 
 
-def _rounding(job: Job, out: Tensor, factors: Tensor | None, divisors: Tensor, elements: ElementRounding, dtype: torch.dtype) -> Job:
-    """Add how elements are rounded to a job; results must be finite in `dtype`."""
-    chosen = strip(grid_bits(elements.grid, wide=False), elements.rule)
-    is_limited = elements.restore and elements.rule.saturates
-    return job._replace(
-        out=out.data_ptr(),
-        out_is_narrow=out.element_size() == 2,
-        factors=0 if factors is None else factors.data_ptr(),
-        divisors=divisors.data_ptr(),
-        strip=chosen.loop,
-        how=chosen.grid,
-        leaves_zero=elements.rule.leaves_zero,
-        most=SINGLE.pattern(torch.finfo(dtype).max) if is_limited else SINGLE.nan,
-    )
+def _rounding(out: Tensor, scales: Tensor, divisors: Tensor, how: ScaledRounding, dtype: torch.dtype) -> dict[str, int]:
+    """A job's rounding of elements under scales; results must be finite in `dtype`."""
+    (grid, rule, restore), (seed, stream, offset) = how.elements, how.noise
+    loop = strip(grid_bits(grid, wide=False), rule)
+    return {
+        "out": out.data_ptr(),
+        "out_is_narrow": out.element_size() == 2,
+        "factors": {Restore.NOTHING: 0, Restore.SCALE: scales.data_ptr(), Restore.ALL: divisors.data_ptr()}[restore],
+        "divisors": divisors.data_ptr(),
+        "strip_loop": loop.loop,
+        "grid": loop.grid,
+        "seed": 0 if seed is None else int(seed),
+        "stream": stream,
+        "offset": offset,
+        "limit": SINGLE.pattern(torch.finfo(dtype).max) if restore and rule.saturates else SINGLE.nan,
+        "leaves_zero": rule.leaves_zero,
+    }
 
 
-def _noise(noise: Noise) -> dict[str, int]:
-    """A job's random bits."""
-    seed, stream, offset = noise
-    return {"seed": 0 if seed is None else int(seed), "stream": stream, "offset": offset}
-
-
-def _tile_rows(job: Job) -> int:
+def _tile_rows(job: TilesJob) -> int:
     """The number of rows of tiles in a job."""
     return (1 if job.across else job.matrices) * -(-job.rows // job.height)
 
 
-def _share(loop: Native, job: Job, rows: int) -> None:
+def _share(loop: Native, job: TilesJob, rows: int) -> None:
     """Run a loop of `loops.tiles` over a number of rows, or of rows of tiles; threads share those, or the tiles of a single row."""
     job = job._replace(loop=loop.address, by_tiles=rows == 1)
     if rows == 1:
@@ -180,16 +170,7 @@ def _share(loop: Native, job: Job, rows: int) -> None:
         _SHARE.share(packed(job), rows, job.matrices * job.rows * job.columns // rows)
 
 
-def _making(how: Scales, out: int, amaxes: int, under: float) -> bytes:
-    """The job of `loops.scales`: the addresses of the scales and of the largest magnitudes, and the scale of the whole tensor, or 1."""
-    return packed((out, amaxes, double_bits(under), *_scale_numbers(how)))
-
-
-@lru_cache(maxsize=256)
-def _scale_numbers(how: Scales) -> tuple[int, ...]:
-    values, mode = grid_bits(how.grid, wide=True), Mode.UP if how.rule == ScaleRule.CEIL else Mode.NEAREST
-    # Without zero, every number is above half of the smallest.
-    values = values if values.zero else values._replace(half=-1)
-    grid = rounding.numbers(values, Rule(int(mode), 0, False, int(Overflow.SATURATE)))
-    margin, largest, least = double_bits(math.ldexp(1.0, how.margin)), double_bits(how.largest), double_bits(how.least)
-    return how.rule, margin, largest, how.mantissa, least, *grid
+def _scales_job(how: Scales, out: Tensor, amaxes: Tensor, whole: float) -> bytes:
+    """The job of a loop of `loops.scales`."""
+    *numbers, grid = scale_numbers(how)
+    return packed((*ScalesJob(out.data_ptr(), amaxes.data_ptr(), double_bits(whole), *numbers), *grid))

@@ -1,19 +1,20 @@
 """Hadamard transforms of blocks along a dimension, in plain torch; see `scales.Turn`.
 
-Every implementation adds in the same order: elements one apart first, then two, four and so on, with one multiplication at the end.
-Before that, finite values saturate at the largest one divided by the block size, so that no sum of finite values overflows.
+`arithmetic.hadamard` defines them. Here all blocks are transformed together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 
 import torch
 from torch import Tensor
 
+from qsim_kernels.arithmetic import hadamard as definition
+from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.scales import Turn
-from qsim_kernels.torch.philox import philox
 
 
 def hadamard(x: Tensor, turn: Turn) -> Tensor:
@@ -31,24 +32,20 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
 
 
 def bounded(values: Tensor, source: torch.dtype, size: int) -> Tensor:
-    """Saturate finite values at the largest magnitude of which `size` can be summed without overflow."""
+    """Saturate finite values at the largest magnitude of which `size` can be summed without overflow: `limited` with fewer operations."""
     if source == torch.float16:
         return values
     largest = torch.finfo(values.dtype).max / size
     return torch.where(values.isinf(), values, values.clamp(-largest, largest))
 
 
-#: Not a stream of noise: those are hashes.
-_STREAM = int.from_bytes(b"Hadamard", "big")
-
-
 @lru_cache(maxsize=256)
 def signs_of(turn: Turn) -> tuple[int, ...]:
-    """1 or -1 for each element of a block, from the lowest bits of the first words of one of the seed's streams."""
+    """1 or -1 for each element of a block."""
     if turn.signs < 0:
         return (1,) * turn.size
-    words = philox(0, -(-turn.size // 4), turn.signs, _STREAM, torch.device("cpu")).flatten().tolist()
-    return tuple(1 - 2 * (word & 1) for word in words[: turn.size])
+    flipped = (bit for number in range(-(-turn.size // 4)) for bit in definition.flips(number, turn.signs))  # type: ignore[no-untyped-call]
+    return tuple(1 - 2 * bit for bit in islice(flipped, turn.size))
 
 
 # Cached, because a copy to a device waits for it.
@@ -75,8 +72,8 @@ def _transformed(blocks: Tensor) -> Tensor:
     """Multiply blocks along the second-to-last dimension by Sylvester's matrix, orthonormally."""
     size, step = blocks.shape[-2], 1
     while step < size:
-        first, second = blocks.unflatten(-2, (-1, 2, step)).unbind(-3)
-        blocks = torch.stack([first + second, first - second], -3).flatten(-4, -2)
+        pairs = blocks.unflatten(-2, (-1, 2, step)).unbind(-3)
+        blocks = torch.stack(meaning.butterfly(*pairs), -3).flatten(-4, -2)
         step *= 2
     # Filled on the device: copying a number from the host would wait for the GPU.
     return blocks * blocks.new_full((), size**-0.5)

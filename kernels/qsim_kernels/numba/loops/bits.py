@@ -78,6 +78,20 @@ def numbers(context: Any, address: Any, count: Any) -> Any:
     return None if size is None else (types.UniTuple(types.int64, size)(types.int64, count), generate)
 
 
+def record_at(kind: type[tuple[Any, ...]]) -> Any:
+    """A function that reads a `NamedTuple` of integers of 64 bits at an address."""
+
+    def read(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            place = builder.inttoptr(arguments[0], context.get_value_type(types.CPointer(types.int64)))
+            fields = [builder.load(cgutils.gep_inbounds(builder, place, i)) for i in range(len(signature.return_type))]
+            return context.make_tuple(builder, signature.return_type, fields)
+
+        return types.NamedUniTuple(types.int64, len(kind._fields), kind)(types.int64), generate  # type: ignore[attr-defined]
+
+    return intrinsic(read)
+
+
 @intrinsic
 def add_at(context: Any, address: Any, number: Any) -> Any:
     """Add to the 64-bit integer at an address, to which other threads add too; returns what it was before."""
@@ -96,7 +110,7 @@ def _group_at(builder: Any, place: Any, index: Any, kind: Any) -> Any:
 
 @intrinsic
 def fill(context: Any, place: Any, index: Any, value: Any) -> Any:
-    """Write a float32 to `GROUP` consecutive elements: as a loop it would become as many stores."""
+    """Write an int32 to `GROUP` consecutive elements: as a loop it would become as many stores."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place, index, value = arguments
@@ -108,12 +122,12 @@ def fill(context: Any, place: Any, index: Any, value: Any) -> Any:
         builder.store(same, _group_at(builder, place, index, value.type), align=4)
         return context.get_dummy_value()
 
-    return types.void(place, types.int64, types.float32), generate
+    return types.void(place, types.int64, types.int32), generate
 
 
 @intrinsic
 def largest_magnitude(context: Any, place: Any, index: Any, ignored: Any) -> Any:
-    """The largest magnitude among the float32 patterns of `GROUP` consecutive elements, those beyond `ignored` left out."""
+    """Find the largest magnitude among the float32 patterns of `GROUP` consecutive elements, those beyond `ignored` left out."""
     integer = ir.IntType(32)
     vector = ir.VectorType(integer, GROUP)
 

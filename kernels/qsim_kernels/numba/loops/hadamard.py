@@ -1,4 +1,4 @@
-"""Hadamard transforms of blocks, many at once, so that additions are vectorized; see `qsim_kernels.torch.hadamard`."""
+"""Hadamard transforms of blocks as `arithmetic.hadamard` defines them, many at once, so that additions are vectorized."""
 
 from __future__ import annotations
 
@@ -6,65 +6,72 @@ from typing import Any
 
 import numpy as np
 
-from qsim_kernels.numba.loops.bits import as_float, floats, numbers, part
+from qsim_kernels.meanings.numba import hadamard
+from qsim_kernels.numba.jobs import Transform
+from qsim_kernels.numba.loops.bits import ints, part, record_at
 
 #: Blocks that are transformed at once.
 LANES = 64
-_f32: Any = np.float32
+_i32: Any = np.int32
+_job_at = record_at(Transform)
+_limited, _butterfly, _product = hadamard.limited, hadamard.butterfly, hadamard.product
 
 
 def transform(job_at, first, count):
-    """Transform some matrices in place; `job_at` is the address of a `Transform` of `compiled.jobs`."""
-    at, length, inner, is_joined, signs_at, norms_at, powers, largest, lanes_at, own = numbers(job_at, 10)
-    lanes_at += 4 * (LANES << (powers - 1)) * (first // own)
-    at += 4 * first * length * inner
-    if is_joined:
-        _transform_matrix(at, count * length, inner, signs_at, norms_at, powers, largest, lanes_at)
+    """Transform some matrices in place; `job_at` is the address of a `Transform`."""
+    job = _job_at(job_at)
+    lanes = ints(job.lanes + 4 * (LANES << (job.powers - 1)) * (first // job.part))
+    at = job.x + 4 * first * job.length * job.inner
+    if job.is_joined:
+        _transform_matrix(at, count * job.length, job, lanes)
     else:
         for matrix in range(count):
-            _transform_matrix(at + 4 * matrix * length * inner, length, inner, signs_at, norms_at, powers, largest, lanes_at)
+            _transform_matrix(at + 4 * matrix * job.length * job.inner, job.length, job, lanes)
 
 
 @part
-def _transform_matrix(at, length, inner, signs_at, norms_at, powers, largest_bits, lanes_at):
+def _transform_matrix(at, length, job, lanes):
     """Transform as many whole blocks as there are, then smaller ones of what is left."""
-    lanes, norms, largest = floats(lanes_at), floats(norms_at), as_float(np.int32(largest_bits))
-    done, block, power = 0, 1 << (powers - 1), powers - 1
-    size = block
-    while block:
-        count, signs = (length - done) // block, floats(signs_at + 4 * (done % size))
-        start = done * inner
-        if inner == 1:
-            for k in range(0, count, LANES):
-                x = floats(at + 4 * (start + k * block))
-                _transform_blocks(x, 1, block, min(LANES, count - k), lanes, signs, block, norms[power], largest)
-        else:
-            for k in range(count):
-                for i in range(0, inner, LANES):
-                    x = floats(at + 4 * (start + k * block * inner + i))
-                    _transform_blocks(x, inner, 1, min(LANES, inner - i), lanes, signs, block, norms[power], largest)
-        done, block, power = done + count * block, block // 2, power - 1
+    norms, largest, inner = ints(job.norms), _i32(job.largest), job.inner
+    start, power = 0, job.powers - 1
+    while power >= 0:
+        size = 1 << power
+        count, signs = (length - start) // size, ints(job.signs + 4 * (start % (1 << (job.powers - 1))))
+        # Blocks are side by side in memory, or one after the other.
+        rows, columns, along, across = (1, count, 1, size) if inner == 1 else (count, inner, inner, 1)
+        for row in range(rows):
+            for column in range(0, columns, LANES):
+                x = ints(at + 4 * (start + row * size) * inner + 4 * column * across)
+                _load(lanes, x, along, across, min(LANES, columns - column), signs, size, largest)
+                _add(lanes, min(LANES, columns - column), size)
+                _store(x, lanes, along, across, min(LANES, columns - column), size, norms[power])
+        start, power = start + count * size, power - 1
 
 
 @part
-def _transform_blocks(x, along, across, count, lanes, signs, size, norm, largest):
-    """Transform up to `LANES` blocks, whose elements are `along` apart, and which are `across` apart."""
+def _load(lanes, x, along, across, count, signs, size, largest):
+    """Read up to `LANES` blocks, whose elements are `along` apart, and which are `across` apart."""
     for i in range(size):
         for lane in range(count):
-            value = x[i * along + lane * across]
-            # Infinities and NaN stay.
-            value = largest if largest < value < np.inf else value
-            value = -largest if -np.inf < value < -largest else value
-            lanes[i * LANES + lane] = _f32(value * signs[i])
+            lanes[i * LANES + lane] = _i32(_limited(x[i * along + lane * across], largest) ^ signs[i])
+
+
+@part
+def _add(lanes, count, size):
+    """Replace pairs of elements by their sums and differences."""
     step = 1
     while step < size:
         for start in range(0, size, 2 * step):
             for i in range(start, start + step):
                 low, high = i * LANES, (i + step) * LANES
                 for lane in range(count):
-                    first, second = lanes[low + lane], lanes[high + lane]
-                    lanes[low + lane], lanes[high + lane] = _f32(first + second), _f32(first - second)
+                    lanes[low + lane], lanes[high + lane] = _butterfly(lanes[low + lane], lanes[high + lane])
         step *= 2
+
+
+@part
+def _store(x, lanes, along, across, count, size, norm):
+    """Write blocks times a factor; see `_load`."""
     for i in range(size):
         for lane in range(count):
-            x[i * along + lane * across] = _f32(lanes[i * LANES + lane] * norm)
+            x[i * along + lane * across] = _product(lanes[i * LANES + lane], norm)

@@ -42,9 +42,3 @@ def of_sums(mode: Mode) -> Any:
     """`round_bits` onto the floats that matrix units add in, as float64."""
     wide = Variant(int(mode), int(Overflow.NONFINITE), flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False)
     return functions(DOUBLE, wide).round_bits
-
-
-def of_scales(mode: Mode) -> Any:
-    """`round_bits` of positive numbers onto the values of scales, as float64; `half` is -1 where zero is no value."""
-    wide = Variant(int(mode), int(Overflow.SATURATE), flat=False, zero=True, signed=False, keep_sign=False, symmetric=True, open=False)
-    return functions(DOUBLE, wide).round_bits

@@ -1,7 +1,7 @@
 """Largest magnitudes of tiles, and rounding under their scales, strip by strip.
 
 `share` handles some rows, or rows of tiles, of consecutive matrices by one of the other three loops, which take the columns too. The first
-argument of each is the address of a `Job` of `compiled.jobs`. Formats, rules, dtypes and shapes are runtime numbers.
+argument of each is the address of a `TilesJob`. Formats, rules, dtypes and shapes are runtime numbers.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from qsim_kernels.meanings import numba as meaning
+from qsim_kernels.numba.jobs import TilesJob
 from qsim_kernels.numba.loops.bits import (
     GROUP,
     address_of,
-    as_float,
-    as_int,
     call,
     fill,
-    floats,
     ints,
     largest_magnitude,
-    longs,
     part,
-    room_for_floats,
+    record_at,
     room_for_ints,
     shorts,
 )
@@ -31,157 +29,147 @@ from qsim_kernels.numba.loops.strips import STRIP
 from qsim_kernels.numba.loops.values import load
 from qsim_kernels.numbers.carrier import SINGLE
 
-_INFINITY, _NAN = SINGLE.infinity, SINGLE.nan
+_NAN, _ONE = SINGLE.nan, SINGLE.pattern(1.0)
 #: A strip, and a group that begins in it.
 _ROOM = STRIP + GROUP
 #: Elements that stay in the nearest cache until they are rounded.
 _NEAR = 1 << 12
 _i16: Any = np.int16
 _i32: Any = np.int32
-_f32: Any = np.float32
-_LARGEST = np.finfo(np.float32).max
+_job_at = record_at(TilesJob)
+_inverse, _kept_from_zero, _product = meaning.elements.inverse, meaning.elements.kept_from_zero, meaning.elements.product
+_saturated, _to_bfloat16, _under_whole = meaning.elements.saturated, meaning.elements.to_bfloat16, meaning.elements.under_whole
 
 
 def share(job_at, first, count):
     """Run the loop of a job over some rows, or over some tiles if there is one row."""
-    job = longs(job_at)
-    columns, width = job[8], job[10]
-    if job[26]:
-        call(job[0], (job_at, 0, 1, first * width, min(count * width, columns - first * width)))
+    job = _job_at(job_at)
+    if job.by_tiles:
+        start = first * job.width
+        call(job.loop, (job_at, 0, 1, start, min(count * job.width, job.columns - start)))
     else:
-        call(job[0], (job_at, first, count, 0, columns))
+        call(job.loop, (job_at, first, count, 0, job.columns))
+
+
+@part
+def _tiles_of(job):
+    """The number of tiles down a matrix, and along it."""
+    return (job.rows + job.height - 1) // job.height, (job.columns + job.width - 1) // job.width
 
 
 def quantize_tiles(job_at, first, count, column, columns):
     """Round some rows of tiles under their own scales: find the largest magnitudes, replace them by scales, and round."""
-    job = longs(job_at)
-    divisors_at, scales_at, rows, all_columns, height, width, making_at = job[4], job[5], job[7], job[8], job[9], job[10], job[18]
-    under = as_float(_i32(job[19]))
-    down, along = (rows + height - 1) // height, (all_columns + width - 1) // width
-    for tile in range(first, first + count):
-        top = tile // down * rows + tile % down * height
-        size = min(height, rows - tile % down * height)
-        step = max(max(_NEAR // size, STRIP) // width, 1) * width
+    job = _job_at(job_at)
+    down, along = _tiles_of(job)
+    for row in range(first, first + count):
+        top = row % down * job.height
+        height = min(job.height, job.rows - top)
+        step = max(max(_NEAR // height, STRIP) // job.width, 1) * job.width
         for start in range(column, column + columns, step):
-            here = min(step, column + columns - start)
-            own, tiles = tile * along + start // width, (here + width - 1) // width
-            call(job[23], (job_at, tile, 1, start, here))
-            call(job[24], (making_at, own, tiles))
-            if divisors_at != scales_at:
-                _under_whole(floats(divisors_at + 4 * own), floats(scales_at + 4 * own), tiles, under)
-            call(job[25], (job_at, top, size, start, here))
-
-
-@part
-def _under_whole(divisors, scales, count, under):
-    """Multiply scales by the scale of the whole tensor; see `reference.scaling.under_whole`."""
-    for i in range(count):
-        product = _f32(scales[i] * under)
-        divisors[i] = _LARGEST if product > _LARGEST else product
+            size = min(step, column + columns - start)
+            tile, tiles = row * along + start // job.width, (size + job.width - 1) // job.width
+            call(job.amaxes_loop, (job_at, row, 1, start, size))
+            call(job.scales_loop, (job.scales_job, tile, tiles))
+            if job.divisors != job.scales:
+                divisors, scales = ints(job.divisors + 4 * tile), ints(job.scales + 4 * tile)
+                for i in range(tiles):
+                    divisors[i] = _under_whole(scales[i], _i32(job.whole))
+            call(job.rows_loop, (job_at, row // down * job.rows + top, height, start, size))
 
 
 def find_amaxes(job_at, first, count, column, columns):
     """Write the largest magnitudes of the tiles in some rows of tiles, or NaN where one contains it."""
-    job = longs(job_at)
-    x_at, found_at, matrices, rows, all_columns, height, width = job[2], job[5], job[6], job[7], job[8], job[9], job[10]
-    across, x_is_narrow, largest = job[11], job[13] != 0, _i32(job[20])
-    given = room_for_ints(STRIP)
-    down, along = (rows + height - 1) // height, (all_columns + width - 1) // width
-    for tile in range(first, first + count):
-        found = ints(found_at + 4 * (tile * along))
-        for k in range(column // width, (column + columns + width - 1) // width):
-            found[k] = 0
-        for matrix in range(0 if across else tile // down, matrices if across else tile // down + 1):
-            top = tile % down * height
-            for row in range(top, min(top + height, rows)):
-                at = (matrix * rows + row) * all_columns
-                _raise_amaxes_of_row(found, given, x_at, at, x_is_narrow, column, columns, width, largest)
+    job, room = _job_at(job_at), room_for_ints(STRIP)
+    down, along = _tiles_of(job)
+    for tile_row in range(first, first + count):
+        amaxes = ints(job.scales + 4 * (tile_row * along))
+        for tile in range(column // job.width, (column + columns + job.width - 1) // job.width):
+            amaxes[tile] = 0
+        top = tile_row % down * job.height
+        for matrix in range(0 if job.across else tile_row // down, job.matrices if job.across else tile_row // down + 1):
+            for row in range(top, min(top + job.height, job.rows)):
+                at = (matrix * job.rows + row) * job.columns
+                for start in range(column, column + columns, STRIP):
+                    size = min(STRIP, column + columns - start)
+                    _raise_amaxes(amaxes, _patterns(room, job, at + start, size), start, size, job.width, _i32(job.finite))
 
 
 @part
-def _raise_amaxes_of_row(found, room, x_at, at, x_is_narrow, column, columns, width, largest):
-    """Replace magnitudes by larger ones of some columns of a row, which begins at element `at`."""
-    for start in range(column, column + columns, STRIP):
-        size = min(STRIP, column + columns - start)
-        if x_is_narrow:
-            load(room, x_at, at + start, size, True)
-            _raise_amaxes(found, room, start, size, width, largest)
-        else:
-            _raise_amaxes(found, ints(x_at + 4 * (at + start)), start, size, width, largest)
+def _patterns(room, job, start, count):
+    """The patterns of some elements: in memory, or in `room` if they are bfloat16."""
+    if job.x_is_narrow:
+        load(room, job.x, start, count, True)
+        return room
+    return ints(job.x + 4 * start)
 
 
 @part
-def _raise_amaxes(found, x, start, count, width, largest):
-    """Replace magnitudes by larger ones of a strip of a row; magnitudes beyond `largest` are ignored."""
+def _raise_amaxes(amaxes, x, start, count, width, finite):
+    """Replace magnitudes by larger ones of a strip of a row; magnitudes beyond `finite` are ignored."""
     if width == 1:
-        own = ints(address_of(found) + 4 * start)
         for i in range(count):
-            magnitude = _i32(x[i] & _NAN)
-            own[i] = max(own[i], magnitude if magnitude <= largest else _i32(0))
+            amaxes[start + i] = max(amaxes[start + i], _counted(x[i], finite))
         return
     tile, left, i = start // width, width - start % width, 0
     in_groups = left % GROUP == 0 and width % GROUP == 0 and count % GROUP == 0
     while i < count:
-        end, most = min(i + left, count), found[tile]
+        end, amax = min(i + left, count), amaxes[tile]
         if in_groups:
             for j in range(i, end, GROUP):
-                most = max(most, largest_magnitude(x, j, largest))
+                amax = max(amax, largest_magnitude(x, j, finite))
         else:
             for j in range(i, end):
-                magnitude = _i32(x[j] & _NAN)
-                most = max(most, magnitude if magnitude <= largest else _i32(0))
-        found[tile] = most
+                amax = max(amax, _counted(x[j], finite))
+        amaxes[tile] = amax
         i, tile, left = end, tile + 1, width
+
+
+@part
+def _counted(pattern, finite):
+    """A magnitude, or 0 if it is ignored."""
+    magnitude = _i32(pattern & _NAN)
+    return magnitude if magnitude <= finite else _i32(0)
 
 
 def quantize_rows(job_at, first, count, column, columns):
     """Round some rows under given scales."""
-    job = longs(job_at)
-    out_at, x_at, factors_at, divisors_at, rows, all_columns, height, width = (
-        job[1],
-        job[2],
-        job[3],
-        job[4],
-        job[7],
-        job[8],
-        job[9],
-        job[10],
-    )
-    across, out_is_narrow, x_is_narrow, strip_at, how_at = job[11], job[12] != 0, job[13] != 0, job[14], job[15]
-    seed, stream, offset, most, leaves_zero = job[16], job[17], job[21], _i32(job[22]), job[27] != 0
-    given, results = room_for_ints(STRIP), room_for_ints(STRIP)
-    inverses, factors, values = room_for_floats(_ROOM), room_for_floats(_ROOM), room_for_floats(STRIP)
-    down, along = (rows + height - 1) // height, (all_columns + width - 1) // width
+    job = _job_at(job_at)
+    room, results, values = room_for_ints(STRIP), room_for_ints(STRIP), room_for_ints(STRIP)
+    inverses, factors = room_for_ints(_ROOM), room_for_ints(_ROOM)
+    down, along = _tiles_of(job)
     for row in range(first, first + count):
-        own, at = ((0 if across else row // rows * down) + row % rows // height) * along, row * all_columns
-        by, back = floats(divisors_at + 4 * own), floats(factors_at + 4 * own)
+        at, tile = row * job.columns, ((0 if job.across else row // job.rows * down) + row % job.rows // job.height) * along
         start, end = column, column + columns
         while start < end:
             # Every strip but the first of a row begins with a block of random bits.
-            size = min(STRIP - (offset + at + start) % SERVED, end - start)
-            _spread(inverses, factors, by, back, start, size, width, factors_at != 0)
-            if x_is_narrow:
-                load(given, x_at, at + start, size, True)
-                _divide(values, given, inverses, size, leaves_zero)
-            else:
-                _divide(values, ints(x_at + 4 * (at + start)), inverses, size, leaves_zero)
-            call(strip_at, (address_of(results), address_of(values), size, how_at, seed, stream, offset + at + start))
-            _restore(out_at, at + start, results, factors, size, most, out_is_narrow)
+            size = min(STRIP - (job.offset + at + start) % SERVED, end - start)
+            _spread(
+                inverses, factors, ints(job.divisors + 4 * tile), ints(job.factors + 4 * tile), start, size, job.width, job.factors != 0
+            )
+            x = _patterns(room, job, at + start, size)
+            for i in range(size):
+                values[i] = _product(x[i], inverses[i])
+            if job.leaves_zero:
+                for i in range(size):
+                    values[i] = _kept_from_zero(values[i], x[i])
+            noise = job.seed, job.stream, job.offset + at + start
+            call(job.strip_loop, (address_of(results), address_of(values), size, job.grid, *noise))
+            _restore(job, at + start, results, factors, size)
             start += size
 
 
 @part
-def _spread(inverses, factors, scales, back, start, count, width, restores):
-    """Write, for each element of a strip, the inverse of its scale, and the factor that restores it."""
+def _spread(inverses, factors, divisors, scales, start, count, width, restores):
+    """Write, for each element of a strip, the inverse of what divides it, and the factor that restores it."""
     if width == 1:
         for i in range(count):
-            inverses[i] = _f32(_f32(1) / scales[start + i])
-            factors[i] = back[start + i] if restores else _f32(1)
+            inverses[i] = _inverse(divisors[start + i])
+            factors[i] = scales[start + i] if restores else _i32(_ONE)
         return
     tile, left, i = start // width, width - start % width, 0
     in_groups = left % GROUP == 0 and width % GROUP == 0
     while i < count:
-        inverse, factor = _f32(_f32(1) / scales[tile]), back[tile] if restores else _f32(1)
+        inverse, factor = _inverse(divisors[tile]), scales[tile] if restores else _i32(_ONE)
         end = min(i + left, count)
         if in_groups:
             # Beyond the end of the strip too: there is room.
@@ -195,32 +183,14 @@ def _spread(inverses, factors, scales, back, start, count, width, restores):
 
 
 @part
-def _divide(values, x, inverses, count, leaves_zero):
-    for i in range(count):
-        values[i] = _f32(as_float(x[i]) * inverses[i])
-    if leaves_zero:
-        # What underflowed becomes the number next to zero; see `reference.scaling.kept_from_zero`.
+def _restore(job, start, results, factors, count):
+    """Multiply elements by their factors, limit them to a largest magnitude, and write them as float32 or bfloat16."""
+    limit = _i32(job.limit)
+    if job.out_is_narrow:
+        narrow = shorts(job.out + 2 * start)
         for i in range(count):
-            if _i32(x[i] & _NAN) != 0 and values[i] == 0:
-                values[i] = as_float(_i32(_i32(x[i] & ~_NAN) | 1))
-
-
-@part
-def _restore(out_at, start, results, factors, count, most, is_narrow):
-    """Multiply elements by their factors, clamp them to a largest magnitude, and write them as float32 or bfloat16."""
-    if is_narrow:
-        narrow = shorts(out_at + 2 * start)
-        for i in range(count):
-            pattern = as_int(_f32(as_float(results[i]) * factors[i]))
-            magnitude = _i32(pattern & _NAN)
-            result = _i32(min(magnitude, most) | _i32(pattern & ~_NAN))
-            # Round to nearest, ties to even; a carry beyond the largest gives infinity.
-            result = _i32(result + _i32(0x7FFF) + _i32(_i32(result >> 16) & 1))
-            narrow[i] = _i16((_i32(_NAN) if magnitude > _INFINITY else result) >> 16)
+            narrow[i] = _i16(_to_bfloat16(_product(results[i], factors[i]), limit) >> 16)
     else:
-        wide = ints(out_at + 4 * start)
+        wide = ints(job.out + 4 * start)
         for i in range(count):
-            pattern = as_int(_f32(as_float(results[i]) * factors[i]))
-            magnitude = _i32(pattern & _NAN)
-            result = _i32(min(magnitude, most) | _i32(pattern & ~_NAN))
-            wide[i] = _i32(_NAN) if magnitude > _INFINITY else result
+            wide[i] = _saturated(_product(results[i], factors[i]), limit)

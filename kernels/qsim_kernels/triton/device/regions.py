@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.meanings.triton import INTERPRETED, elements
 from qsim_kernels.triton.device.rounding import NAN
+
+nearest_even, with_nan = elements.nearest_even, elements.with_nan
 
 
 class Matrices(NamedTuple):
@@ -127,8 +129,7 @@ def narrowed(x, TARGET: tl.constexpr):
         result = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
     elif INTERPRETED and TARGET == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
-        near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        result = tl.where(x == x, near, 0x7FFF).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        result = (with_nan(nearest_even(bits, 16), bits) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     elif INTERPRETED:
         bits = x.to(TARGET).to(tl.int16, bitcast=True)
         result = tl.where(x == x, bits, 0x7FFF).to(tl.int16).to(TARGET, bitcast=True)

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaleRule, Scales
 from qsim_kernels.triton.device.tile_scales import is_e8m0
+from qsim_kernels.triton.device.values import as_double
 
 _FLOAT32 = torch.finfo(torch.float32).max
 
@@ -92,4 +93,4 @@ def reach_of(under, making, G: tl.constexpr):
     """A number that no product of an element, a scale and the scale of the whole tensor exceeds in magnitude, in float64."""
     largest_scale = making.grid.top.to(tl.float64 if G.wide else tl.float32, bitcast=True).to(tl.float64)
     # Two's complement reaches further below zero than above, but not twice as far.
-    return tl.load(under).to(tl.float64) * largest_scale * making.largest * 2
+    return tl.load(under).to(tl.float64) * largest_scale * as_double(making.largest) * 2

@@ -1,4 +1,4 @@
-"""Scales from the largest magnitudes of tiles, inside a kernel; the steps are those of `reference.scaling.scales_of`."""
+"""Scales from the largest magnitudes of tiles, inside a kernel; as `arithmetic.scales` defines them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.meanings.triton import INTERPRETED, round_bits
-from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridNumbers
-from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule
-from qsim_kernels.numbers.scales import SMALLEST, ScaleRule, Scales
+from qsim_kernels.meanings.triton import INTERPRETED, elements, scale_of
+from qsim_kernels.numbers.carrier import GridNumbers
+from qsim_kernels.numbers.grid import Grid, Rule
+from qsim_kernels.numbers.scales import SMALLEST, ScaleNumbers, ScaleRule, Scales, rounding_of_scales, scale_numbers as numbers_of
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import KernelVariant, as_double, in_carrier
@@ -24,8 +24,8 @@ from qsim_kernels.triton.host.launcher import Launch, launcher
 #: Scales that a program computes.
 _BLOCK = 128
 
-EVEN: tl.constexpr = tl.constexpr(int(ScaleRule.EVEN))
-FLOOR: tl.constexpr = tl.constexpr(int(ScaleRule.FLOOR))
+inverse = elements.inverse
+CEIL: tl.constexpr = tl.constexpr(int(ScaleRule.CEIL))
 
 
 class ScaleVariant(NamedTuple):
@@ -42,60 +42,43 @@ class ScaleVariant(NamedTuple):
     ratios: bool
 
 
-class ScaleNumbers(NamedTuple):
-    """How scales are made: see `scales.Scales`.
-
-    Attributes:
-        largest: `M`, float64.
-        factor: Two to the margin, float64.
-        spare: Mantissa bits of float64 beyond the elements'.
-        power: The margin minus the exponent of `M`.
-        smallest: The smallest scale, float64.
-        lift: See `powers_as_scales`.
-        grid: `GridNumbers` of the scales, in float32 for `nearest_ratios`, otherwise in float64.
-    """
-
-    largest: Any
-    factor: Any
-    spare: Any
-    power: Any
-    smallest: Any
-    lift: Any
-    grid: Any
-
-
 class MakingNumbers(NamedTuple):
     """`ScaleNumbers` except for the grid, as kernels take them: 64-bit integers."""
 
     largest: Any
     factor: Any
-    spare: Any
     power: Any
-    smallest: Any
-    lift: Any
+    spare: Any
+    least: Any
 
 
 @triton.jit
 def scale_numbers(making, grid, G: tl.constexpr):
-    """Convert int64 arguments to `ScaleNumbers`."""
-    largest, factor, smallest = as_double(making.largest), as_double(making.factor), as_double(making.smallest)
-    spare, power, lift = making.spare.to(tl.int64), making.power.to(tl.int64), making.lift.to(tl.int32)
-    return ScaleNumbers(largest, factor, spare, power, smallest, lift, in_carrier(grid, G.wide))
+    """Convert int64 arguments to `ScaleNumbers`. In the interpreter a small integer is narrower than declared."""
+    largest, factor, least = making.largest.to(tl.int64), making.factor.to(tl.int64), making.least.to(tl.int64)
+    return ScaleNumbers(largest, factor, making.power.to(tl.int64), making.spare.to(tl.int64), least, in_carrier(grid, G.wide))
 
 
 @triton.jit
-def powers_as_scales(bits, making):
+def powers_as_scales(amax, making, RULE: tl.constexpr):
     """The scales and their inverses where scales are the powers of two from 2**-127 to 2**127, without arithmetic on floats.
 
+    It takes a third of the instructions of `arithmetic.scales.scale_of`, which divides in float64.
+
     Args:
-        bits: Largest magnitudes, as float32's bits.
-        making: `ScaleNumbers`. Its `lift` makes fractions beyond that of `M` carry into the exponent, where scales are rounded up.
+        amax: Largest magnitudes, as float32's bits.
+        making: `ScaleNumbers`.
+        RULE: A `ScaleRule`, `FLOOR` or `CEIL`.
     """
-    exponent = ((bits + making.lift) & -0x800000) + (making.power.to(tl.int32) << 23)
+    bits = amax
+    if RULE == CEIL:
+        # Fractions beyond that of the largest value carry into the exponent.
+        bits += 0x7FFFFF - ((making.largest >> 29).to(tl.int32) & 0x7FFFFF)
+    exponent = (bits & -0x800000) + (making.power.to(tl.int32) << 23)
     exponent = tl.minimum(tl.maximum(exponent, 0), 0x7F000000)
     # The smallest is a subnormal number, half of the smallest normal one.
     scales, inverses = tl.maximum(exponent, 0x400000), tl.maximum(0x7F000000 - exponent, 0x400000)
-    finite = bits < 0x7F800000
+    finite = amax < 0x7F800000
     scales = tl.where(finite, scales.to(tl.float32, bitcast=True), float("nan"))
     return scales, tl.where(finite, inverses.to(tl.float32, bitcast=True), float("nan"))
 
@@ -119,7 +102,7 @@ def nearest_ratios(a, under, making, G: tl.constexpr):
     lift = tl.where(whole > 18446744073709551616.0, 5.421010862427522e-20, lift)
     whole *= lift
     a *= lift
-    largest = (making.largest / making.factor).to(tl.float32)
+    largest = (as_double(making.largest) / as_double(making.factor)).to(tl.float32)
     ratio = a * tl.div_rn(whole * 0 + 1, whole * largest)
     below = rounded(ratio * 0.9999990463256836, 0, making.grid, G, False)
     above = rounded(ratio * 1.0000009536743164, 0, making.grid, G, False)
@@ -130,22 +113,6 @@ def nearest_ratios(a, under, making, G: tl.constexpr):
         excess = tl.fma(-middle * largest, whole, a)
     even = rounded(middle, 0, making.grid, G, False)
     return tl.where(excess > 0, above, tl.where(excess < 0, below, even))
-
-
-@triton.jit
-def scales_as_numbers(amax, making, M: tl.constexpr, G: tl.constexpr):
-    """Any scales, from largest magnitudes in float64."""
-    if M.rule >= FLOOR:  # or EVEN
-        bits = amax.to(tl.int64, bitcast=True)
-        if M.rule == EVEN:
-            bits = (bits + (((bits * 0 + 1) << (making.spare - 1)) - 1) + ((bits >> making.spare) & 1)) >> making.spare << making.spare
-        exponent = tl.minimum(tl.maximum((bits >> 52) + making.power, 1), 2046)
-        wanted = (exponent << 52).to(tl.float64, bitcast=True)
-    else:
-        wanted = amax * making.factor / making.largest
-    chosen = round_bits(wanted.to(tl.int64, bitcast=True), 0, making.grid, G).to(tl.float64, bitcast=True)
-    chosen = tl.where(amax == 0, making.smallest, tl.maximum(chosen, making.smallest))
-    return tl.where(amax < float("inf"), chosen, float("nan")).to(tl.float32)
 
 
 @triton.jit
@@ -160,18 +127,18 @@ def tile_scales(bits, under, making, M: tl.constexpr, G: tl.constexpr):
         G: The `KernelVariant` of rounding onto the scales' grid.
     """
     if M.powers and under is None:
-        scales, inverses = powers_as_scales(bits, making)
+        scales, inverses = powers_as_scales(bits, making, M.rule)
     else:
         amax = bits.to(tl.float32, bitcast=True)
         if M.ratios and under is not None:
-            smallest = making.smallest.to(tl.float32)
+            smallest = as_double(making.least).to(tl.float32)
             scales = tl.maximum(nearest_ratios(amax, under, making, G), smallest)
             scales = tl.where(amax < float("inf"), scales, float("nan"))
         else:
             amax = amax.to(tl.float64)
             if under is not None:
                 amax = amax / tl.load(under).to(tl.float64)
-            scales = scales_as_numbers(amax, making, M, G)
+            scales = scale_of(amax.to(tl.int64, bitcast=True), making, M.rule, G).to(tl.float64, bitcast=True).to(tl.float32)
         inverses = inverses_of(scales, under)
     return scales, inverses
 
@@ -181,12 +148,12 @@ def inverses_of(scales, under):
     """The factors that replace division of elements by their scale and by that of the whole tensor."""
     if under is not None:
         scales = under_whole(scales, under)
-    return tl.div_rn(scales * 0 + 1, scales)
+    return inverse(scales.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def under_whole(scales, under):
-    """Multiply scales by the scale of the whole tensor, saturating; see `reference.scaling.under_whole`."""
+    """Multiply scales by the scale of the whole tensor: `arithmetic.scales.under_whole` in two instructions."""
     return tl.minimum(scales * tl.load(under), 3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -228,18 +195,10 @@ def making_of(scales: Scales, is_under: bool) -> tuple[tuple[ScaleVariant, Kerne
         scales: How scales are made.
         is_under: Whether they are under a scale of the whole tensor.
     """
-    rule = Rule(int(Mode.UP if scales.rule == ScaleRule.CEIL else Mode.NEAREST), 0, False, int(Overflow.SATURATE))
+    rule = rounding_of_scales(scales.rule)
     ratios = is_under and _is_of_ratios(scales, rule)
     rounding, (_, _, _, *grid) = arguments.rounding(scales.grid, rule, not ratios)
-    pattern = DOUBLE.pattern
-    numbers = (
-        pattern(scales.largest),
-        pattern(2.0**scales.margin),
-        DOUBLE.mantissa - scales.mantissa,
-        scales.margin - ((pattern(scales.largest) >> DOUBLE.mantissa) - DOUBLE.bias),
-        pattern(scales.least),
-        0x7FFFFF - (SINGLE.pattern(scales.largest) & 0x7FFFFF) if scales.rule == ScaleRule.CEIL else 0,
-    )
+    *numbers, _ = numbers_of(scales)
     return (ScaleVariant(scales.rule, not is_under and _is_of_powers(scales), ratios), rounding), (*numbers, *grid)
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, is_flat
+from qsim_kernels.numbers.encoding import largest_code
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 
@@ -129,7 +130,7 @@ def _code_numbers(grid: Grid, coding: Coding, wide: bool, direction: int) -> tup
     power = _power(grid, coding, wide)
     first = min(carrier.bias, power)
     unused = (64 if carrier == DOUBLE else 32) - coding.bits
-    largest = _largest_code(grid, coding)
+    largest = largest_code(grid, coding)
     return (
         how.shift,
         grid.exponent + carrier.bias,
@@ -144,13 +145,3 @@ def _code_numbers(grid: Grid, coding: Coding, wide: bool, direction: int) -> tup
         coding.infinity,
         coding.nan if coding.nan >= 0 else largest,
     )
-
-
-def _largest_code(grid: Grid, coding: Coding) -> int:
-    """The code of the largest value."""
-    if coding.twos_complement:
-        return round(grid.max / grid.least)
-    if grid.max < 2.0**grid.exponent:
-        return round(math.ldexp(grid.max, grid.mantissa - grid.exponent))
-    fraction, exponent = math.frexp(grid.max)
-    return ((exponent - 1 - grid.exponent + grid.zero) << grid.mantissa) + round(math.ldexp(2 * fraction - 1, grid.mantissa))

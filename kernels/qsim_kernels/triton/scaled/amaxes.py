@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,6 +15,7 @@ from qsim_kernels.torch import scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.hadamard import TurnVariant, hadamard
+from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import RegionShape, inside, row_starts
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.partition import reading
@@ -21,7 +23,29 @@ from qsim_kernels.triton.scaled.partition import reading
 #: Elements of a row that a single program reads at most.
 _SMALL = 1 << 16
 
-_NUMBERS = ["rows", "columns", "height", "width", "down", "along", "parts_down", "parts_along", "signs"]
+
+class Parts(NamedTuple):
+    """A tensor viewed as consecutive matrices, their tiles, and the parts of tiles that programs read.
+
+    Attributes:
+        rows: Rows of a matrix.
+        columns: Columns of a matrix.
+        height: Rows of a tile.
+        width: Columns of a tile.
+        down: Tiles down a matrix.
+        along: Tiles along a matrix.
+        parts_down: Parts down a tile.
+        parts_along: Parts along a tile.
+    """
+
+    rows: Any
+    columns: Any
+    height: Any
+    width: Any
+    down: Any
+    along: Any
+    parts_down: Any
+    parts_along: Any
 
 
 @triton.jit
@@ -52,21 +76,20 @@ def largest_patterns(
     T: tl.constexpr, S: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, DOWN: tl.constexpr,
 ):  # fmt: skip
     """The largest magnitude patterns at each position of the regions in a part."""
-    found = tl.full((S.height, S.width), 0, tl.int32)
+    amaxes = tl.full((S.height, S.width), 0, tl.int32)
     for step in range(STEPS):
         from_row = row + (step * S.height if DOWN else 0)
         from_column = column + (0 if DOWN else step * S.width)
         place = row_starts(base + from_row, columns, from_column, S.height, S.even)[:, None] + tl.arange(0, S.width)[None, :]
         values = tl.load(x + place, mask=inside(from_row, row_end, from_column, column_end, S), other=0)
         bits = hadamard(as_single(values), signs, T, S.height, S.width).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-        found = tl.maximum(found, tl.where(bits < 0x7F800000, bits, 0) if FINITE else bits)
-    return found
+        amaxes = tl.maximum(amaxes, tl.where(bits < 0x7F800000, bits, 0) if FINITE else bits)
+    return amaxes
 
 
-@triton.jit(do_not_specialize=_NUMBERS)
+@kernel()
 def amaxes_kernel(
-    x, out, rows: tl.int64, columns: tl.int64, height: tl.int64, width: tl.int64, down: tl.int64, along: tl.int64, parts_down: tl.int64,
-    parts_along: tl.int64, signs: tl.int64,
+    x, out, m: Parts, signs: tl.int64,
     T: tl.constexpr, S: tl.constexpr, FINITE: tl.constexpr, ACROSS: tl.constexpr, STEPS: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
     """Write each tile's largest magnitude pattern if a single program reads it; otherwise raise its number in `out`, zero at first."""
@@ -75,29 +98,29 @@ def amaxes_kernel(
     HEIGHT: tl.constexpr = S.height * STEPS if EACH_COLUMN else S.height
     WIDTH: tl.constexpr = S.width if EACH_COLUMN else S.width * STEPS
     program = tl.program_id(0)
-    all_along = (tl.cdiv(columns, WIDTH) if EACH_COLUMN else parts_along * along).to(tl.int32)
-    all_down = (tl.cdiv(rows, HEIGHT) if EACH_ROW else parts_down * down).to(tl.int32)
+    all_along = (tl.cdiv(m.columns, WIDTH) if EACH_COLUMN else m.parts_along * m.along).to(tl.int32)
+    all_down = (tl.cdiv(m.rows, HEIGHT) if EACH_ROW else m.parts_down * m.down).to(tl.int32)
     rest = program // all_along
     matrix = (rest // all_down).to(tl.int64)
-    tile_row, row, row_end = part_of(rest % all_down, height, parts_down.to(tl.int32), EACH_ROW, HEIGHT)
-    tile_column, column, column_end = part_of(program % all_along, width, parts_along.to(tl.int32), EACH_COLUMN, WIDTH)
-    base = matrix * rows
-    row_end, column_end = tl.minimum(row_end, rows), tl.minimum(column_end, columns)
-    found = largest_patterns(x, row, row_end, column, column_end, columns, base, signs.to(tl.int32), T, S, FINITE, STEPS, EACH_COLUMN)
+    tile_row, row, row_end = part_of(rest % all_down, m.height, m.parts_down.to(tl.int32), EACH_ROW, HEIGHT)
+    tile_column, column, column_end = part_of(program % all_along, m.width, m.parts_along.to(tl.int32), EACH_COLUMN, WIDTH)
+    base = matrix * m.rows
+    row_end, column_end = tl.minimum(row_end, m.rows), tl.minimum(column_end, m.columns)
+    amaxes = largest_patterns(x, row, row_end, column, column_end, m.columns, base, signs.to(tl.int32), T, S, FINITE, STEPS, EACH_COLUMN)
     down_tiles = tile_row + tl.arange(0, S.height if EACH_ROW else 1)
     along_tiles = tile_column + tl.arange(0, S.width if EACH_COLUMN else 1)
     if not EACH_COLUMN:
-        found = tl.max(found, axis=1, keep_dims=True)
+        amaxes = tl.max(amaxes, axis=1, keep_dims=True)
     if not EACH_ROW:
-        found = tl.max(found, axis=0, keep_dims=True)
+        amaxes = tl.max(amaxes, axis=0, keep_dims=True)
     matrix = 0 if ACROSS else matrix
-    place = ((matrix * down + down_tiles) * along)[:, None] + along_tiles[None, :]
+    place = ((matrix * m.down + down_tiles) * m.along)[:, None] + along_tiles[None, :]
     patterns = out.to(tl.pointer_type(tl.int32)) + place
-    within = (down_tiles < down)[:, None] & (along_tiles < along)[None, :]
+    within = (down_tiles < m.down)[:, None] & (along_tiles < m.along)[None, :]
     if SINGLE:
-        tl.store(patterns, found, mask=within)
+        tl.store(patterns, amaxes, mask=within)
     else:
-        tl.atomic_max(patterns, found, mask=within, sem="relaxed")
+        tl.atomic_max(patterns, amaxes, mask=within, sem="relaxed")
 
 
 def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, finite: bool) -> None:
@@ -133,8 +156,8 @@ def _prepared(shape: torch.Size, source: torch.dtype, tiles: TileSizes, turn: Tu
     constants = (variant, region, finite, tiles.across, steps, is_single)
     run = launcher(amaxes_kernel, (source,), *constants, num_warps=warps)
     _, down, along = tiles.counts(count)
-    sizes = (tiles.rows, tiles.columns, tiles.height, tiles.width, down, along, parts_down, parts_along, signs)
-    return Launch(run, matrices * of_rows * of_columns, sizes), is_single
+    parts = Parts(tiles.rows, tiles.columns, tiles.height, tiles.width, down, along, parts_down, parts_along)
+    return Launch(run, matrices * of_rows * of_columns, (*parts, signs)), is_single
 
 
 def _parts(elements: int, size: int, length: int) -> tuple[int, int]:

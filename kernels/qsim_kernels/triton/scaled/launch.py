@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
-from qsim_kernels.triton.scaled.partition import cut, cut_between_tiles, is_narrow, reading
+from qsim_kernels.triton.scaled.partition import Reading, Types, cut, cut_between_tiles, is_narrow, reading
 from qsim_kernels.triton.scaled.rescaling import matmul_rescaled_into, rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
 from qsim_kernels.triton.scaled.transforms import hadamard
@@ -58,37 +59,81 @@ def _is_whole(tiles: TileSizes, shape: torch.Size, dtype: torch.dtype) -> bool:
     return dtype != torch.float64 and tiles.counts(shape.numel()) == (1, 1, 1)
 
 
+class _Call(NamedTuple):
+    """A rounding as its launch depends on it, apart from how scales are made.
+
+    Attributes:
+        tiles: Which elements share a scale.
+        turn: The transform of the values beforehand.
+        elements: How elements are rounded.
+        shape: The tensor's shape.
+        types: Its dtype and that of the result.
+        wholes: The number of scales that others are under: one for the whole tensor, or one for each matrix.
+        unseeded: Whether there is no tensor with a seed.
+        aligned: Whether random bits begin at the first element.
+    """
+
+    tiles: TileSizes
+    turn: Turn | None
+    elements: ElementRounding
+    shape: torch.Size
+    types: Types
+    wholes: int
+    unseeded: bool
+    aligned: bool
+
+    @property
+    def reading(self) -> Reading | None:
+        """The way to read the tensor, if kernels can."""
+        return reading(self.shape.numel(), self.types[0], self.tiles, self.turn)
+
+    @property
+    def rounding(self) -> tuple[KernelVariant, tuple[int, ...]]:
+        """The variant and numbers of the rounding; if more bytes are moved, all random bits are drawn at no extra cost."""
+        variant, numbers = arguments.rounding(self.elements.grid, self.elements.rule, False)
+        return arguments.drawn_later(variant, self.elements.grid, few=False) if is_narrow(*self.types) else variant, numbers
+
+
+def _call(out: Tensor, x: Tensor, under: Tensor | None, how: ScaledRounding) -> tuple[_Call, Noise]:
+    """A call, and the numbers of its random bits, as kernels take them."""
+    tiles, turn, elements, (seed, stream, offset) = how
+    pointer, number = seed_of(seed, x)
+    wholes = 0 if under is None else under.numel()
+    call = _Call(tiles, turn, elements, x.shape, (x.dtype, out.dtype), wholes, pointer is None, offset % 8 == 0)
+    return call, (pointer, number, stream, offset)
+
+
+#: A tensor with a seed, a seed, which of its streams, and the logical index of the first element.
+Noise = tuple[Tensor | None, int, int, int]
+
+
 def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     if not x.numel():
         return
-    tiles, turn, elements, (seed, stream, offset) = how
-    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
-    form = (x.shape, x.dtype, out.dtype, pointer is None, offset % 8 == 0)
-    launch = _on_tiles(tiles, turn, making, elements, _unders(under), scales is not None, *form)
+    call, noise = _call(out, x, under, how)
+    launch = _on_tiles(call, making, scales is not None)
     if launch is None:
         _quantize_tiles_in_turn(out, scales, x, under, making, how)
         return
     run, programs, sizes = launch
-    run(programs, x.contiguous(), out, scales, under, pointer, number, stream, offset, *sizes)
+    run(programs, x.contiguous(), out, scales, under, *noise, *sizes)
 
 
 def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, how: ScaledRounding) -> None:
     """Round `x` under given scales; see `reference.scaling.quantize_scaled_into`."""
     if not x.numel():
         return
-    tiles, turn, elements, (seed, stream, offset) = how
-    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
-    form = (x.shape, x.dtype, out.dtype, pointer is None, offset % 8 == 0)
-    launch = _under_given(tiles, turn, elements, _unders(under), *form)
+    call, noise = _call(out, x, under, how)
+    launch = _under_given(call)
     if launch is None:
-        if turn is None or x.dtype == torch.float64:
+        if how.turn is None or x.dtype == torch.float64:
             reference.quantize_scaled_into(out, x, scales, under, how)
         else:
-            quantize_scaled_into(out, hadamard(x, turn), scales, under, how._replace(turn=None))
+            quantize_scaled_into(out, hadamard(x, how.turn), scales, under, how._replace(turn=None))
         return
     run, programs, sizes = launch
-    run(programs, x.contiguous(), out, scales, under, pointer, number, stream, offset, *sizes)
+    run(programs, x.contiguous(), out, scales, under, *noise, *sizes)
 
 
 def _quantize_tiles_in_turn(
@@ -108,62 +153,30 @@ def _quantize_tiles_in_turn(
 
 
 @lru_cache(maxsize=4096)
-def _on_tiles(
-    tiles: TileSizes,
-    turn: Turn | None,
-    how: Scales,
-    elements: ElementRounding,
-    unders: int,
-    kept: bool,
-    shape: torch.Size,
-    source: torch.dtype,
-    target: torch.dtype,
-    unseeded: bool,
-    aligned: bool,
-) -> Launch | None:
-    """Prepare a launch of `tiles_kernel`, unless several reads are necessary."""
-    read, is_under = reading(shape.numel(), source, tiles, turn), unders > 0
-    regions = read and cut_between_tiles(read, (source, target), elements, aligned, how, joins_rows=unders < 2)
+def _on_tiles(call: _Call, making: Scales, kept: bool) -> Launch | None:
+    """Prepare a launch of `tiles_kernel`, unless several reads are necessary; `kept` if scales are written."""
+    read, (source, target) = call.reading, call.types
+    regions = read and cut_between_tiles(read, call.types, call.elements, call.aligned, making, joins_rows=call.wholes < 2)
     if read is None or regions is None:
         return None
-    clamp = clamp_of_tiles(how, elements, is_under, source if turn is None else torch.float32, target)
-    variant, numbers = _rounding(elements, source, target)
-    making_variants, making_numbers = tile_scales.making_of(how, is_under)
-    constants = (variant, *making_variants, read.turn, regions.shape, int(elements.restore), int(clamp))
-    form = (source, target, is_under, unseeded, kept)
+    is_under = call.wholes > 0
+    clamp = clamp_of_tiles(making, call.elements, is_under, source if call.turn is None else torch.float32, target)
+    variant, numbers = call.rounding
+    making_variants, making_numbers = tile_scales.making_of(making, is_under)
+    constants = (variant, *making_variants, read.turn, regions.shape, int(call.elements.restore), int(clamp))
+    form = (source, target, is_under, call.unseeded, kept)
     run = launcher(tiles_kernel, form, *numbers, *making_numbers, *constants, **regions.options)
-    return Launch(run, regions.programs, (*regions.matrices, read.signs, int(unders > 1)))
+    return Launch(run, regions.programs, (*regions.matrices, read.signs, int(call.wholes > 1)))
 
 
 @lru_cache(maxsize=4096)
-def _under_given(
-    tiles: TileSizes,
-    turn: Turn | None,
-    elements: ElementRounding,
-    unders: int,
-    shape: torch.Size,
-    source: torch.dtype,
-    target: torch.dtype,
-    unseeded: bool,
-    aligned: bool,
-) -> Launch | None:
+def _under_given(call: _Call) -> Launch | None:
     """Prepare a launch of `scaled_kernel`, unless plain torch has to transform the tensor first, or to read float64."""
-    read, is_under = reading(shape.numel(), source, tiles, turn), unders > 0
+    read, elements = call.reading, call.elements
     if read is None:
         return None
-    regions = cut(read, (source, target), elements, aligned)
-    variant, numbers = _rounding(elements, source, target)
+    regions = cut(read, call.types, elements, call.aligned)
+    variant, numbers = call.rounding
     constants = (variant, read.turn, regions.shape, int(elements.restore), int(clamp_of_given(elements)), read.tiles.across)
-    run = launcher(scaled_kernel, (source, target, is_under, unseeded), *numbers, *constants, **regions.options)
-    return Launch(run, regions.programs, (*regions.matrices, read.signs, int(unders > 1)))
-
-
-def _unders(under: Tensor | None) -> int:
-    """The number of scales that others are under: one for the whole tensor, or one for each matrix."""
-    return 0 if under is None else under.numel()
-
-
-def _rounding(elements: ElementRounding, source: torch.dtype, target: torch.dtype) -> tuple[KernelVariant, tuple[int, ...]]:
-    """The variant and numbers of the rounding; if more bytes are moved, all random bits are drawn at no extra cost."""
-    variant, numbers = arguments.rounding(elements.grid, elements.rule, False)
-    return (arguments.drawn_later(variant, elements.grid, few=False) if is_narrow(source, target) else variant), numbers
+    run = launcher(scaled_kernel, (*call.types, call.wholes > 0, call.unseeded), *numbers, *constants, **regions.options)
+    return Launch(run, regions.programs, (*regions.matrices, read.signs, int(call.wholes > 1)))

@@ -130,7 +130,7 @@ def cut_between_tiles(
         warps = max(1, tall * wide // (32 * a_thread))
     if tall * wide > _LARGEST:
         return None
-    return cut_into(read.elements, types, aligned, rows, columns, (tall, wide), (height, width), warps, registers)
+    return cut_into(count, types, aligned, Regions((rows, columns), (tall, wide), (height, width), warps, registers))
 
 
 def cut(read: Reading, types: Types, elements: ElementRounding, aligned: bool) -> Cut:
@@ -145,25 +145,34 @@ def cut(read: Reading, types: Types, elements: ElementRounding, aligned: bool) -
         wide = min(size, max(16, block, triton.next_power_of_2(columns)))
         tall = max(1, min(size // wide, triton.next_power_of_2(rows)))
     tile = (0 if height >= rows else height, 0 if width >= columns else width)
-    return cut_into(read.elements, types, aligned, rows, columns, (tall, wide), tile, 1 if turn.down else 4, registers)
+    return cut_into(read.elements, types, aligned, Regions((rows, columns), (tall, wide), tile, 1 if turn.down else 4, registers))
 
 
-def cut_into(
-    count: int,
-    types: Types,
-    aligned: bool,
-    rows: int,
-    columns: int,
-    region: tuple[int, int],
-    tile: tuple[int, int],
-    warps: int,
-    registers: int,
-) -> Cut:
-    """Regions of given rows and columns, with tiles of a height and a width, 0 for all of a matrix."""
+class Regions(NamedTuple):
+    """A partition of matrices into regions.
+
+    Attributes:
+        matrix: Rows and columns of a matrix.
+        region: Rows and columns of a region.
+        tile: Rows and columns of a tile, 0 for all of a matrix.
+        warps: See `Cut`.
+        registers: See `Cut`.
+    """
+
+    matrix: tuple[int, int]
+    region: tuple[int, int]
+    tile: tuple[int, int]
+    warps: int
+    registers: int = 0
+
+
+def cut_into(count: int, types: Types, aligned: bool, regions: Regions) -> Cut:
+    """A number of elements in regions."""
+    (rows, columns), region, tile, warps, registers = regions
     is_flat = rows == 1 and count == columns and region[0] == 1
     aligned = aligned and (rows * columns == columns == count or columns % 8 == 0)
     shape = RegionShape(*region, *tile, is_flat, columns % 16 == 0, aligned, run_length(*types))
-    down, along = (-(-size // part) if part else 1 for size, part in zip((rows, columns), tile, strict=True))
+    down, along = (-(-size // part) if part else 1 for size, part in zip(regions.matrix, tile, strict=True))
     regions_down, regions_along = -(-rows // region[0]), -(-columns // region[1])
     programs = count // (rows * columns) * regions_down * regions_along if count else 0
     return Cut(shape, programs, (rows, columns, down, along, regions_down, regions_along), warps, registers)

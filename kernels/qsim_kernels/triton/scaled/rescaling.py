@@ -24,12 +24,12 @@ _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 def factor_of(factors, row, column, PLACE: tl.constexpr):
     """The scales of some elements of a row: one for everything, that of the row, or those of the columns."""
     if PLACE == "row":
-        found = tl.load(factors + row)
+        factor = tl.load(factors + row)
     elif PLACE == "column":
-        found = tl.load(factors + column)
+        factor = tl.load(factors + column)
     else:
-        found = tl.load(factors)
-    return found
+        factor = tl.load(factors)
+    return factor
 
 
 @triton.jit(do_not_specialize=["rows", "columns"], do_not_specialize_on_alignment=["first", "second", "bias"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.meanings.triton import INTERPRETED, elements
 from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.triton.device.blocks import as_single, rounded
@@ -13,13 +13,14 @@ from qsim_kernels.triton.device.hadamard import hadamard
 from qsim_kernels.triton.device.noise import integers_of_rows
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, region_place, store_region
-from qsim_kernels.triton.device.rounding import DOWN, ODD, SIGN, UP
+from qsim_kernels.triton.device.rounding import DOWN, ODD, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
 from qsim_kernels.triton.device.tile_scales import MakingNumbers, inverses_of, scale_numbers, tile_scales, under_whole
 from qsim_kernels.triton.device.values import UsedNumbers, in_carrier, noise_of
 
 NOTHING: tl.constexpr = tl.constexpr(int(Restore.NOTHING))
 ALL: tl.constexpr = tl.constexpr(int(Restore.ALL))
+kept_from_zero = elements.kept_from_zero
 
 
 @triton.jit
@@ -33,22 +34,22 @@ def largest_along(x, axis: tl.constexpr):
     """The largest of magnitudes along an axis, NaN if one is."""
     if INTERPRETED:
         # The largest pattern is that of a NaN, if there is one.
-        found = tl.max(x.to(tl.int32, bitcast=True), axis=axis).to(tl.float32, bitcast=True)
+        largest = tl.max(x.to(tl.int32, bitcast=True), axis=axis).to(tl.float32, bitcast=True)
     else:
-        found = tl.reduce(x, axis, larger)
-    return found
+        largest = tl.reduce(x, axis, larger)
+    return largest
 
 
 @triton.jit
 def largest_of_tiles(values, S: tl.constexpr):
     """The largest magnitude of each tile, as patterns."""
-    found = tl.abs(values)
+    largest = tl.abs(values)
     if S.tile_width > 1:
-        found = largest_along(tl.reshape(found, (S.height, S.width // S.tile_width, S.tile_width)), 2)
+        largest = largest_along(tl.reshape(largest, (S.height, S.width // S.tile_width, S.tile_width)), 2)
     if S.tile_height > 1:
         ALONG: tl.constexpr = S.width // S.tile_width
-        found = largest_along(tl.reshape(found, (S.height // S.tile_height, S.tile_height, ALONG)), 1)
-    return found.to(tl.int32, bitcast=True)
+        largest = largest_along(tl.reshape(largest, (S.height // S.tile_height, S.tile_height, ALONG)), 1)
+    return largest.to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -64,29 +65,29 @@ def spread(tiles, S: tl.constexpr):
 
 
 @triton.jit
-def store_scales(scales, own, at, m, S: tl.constexpr):
+def store_scales(out, scales, at, m, S: tl.constexpr):
     """Write the scales of a region's tiles."""
     row = at.row // S.tile_height + tl.arange(0, S.height // S.tile_height)
     column = at.column // S.tile_width + tl.arange(0, S.width // S.tile_width)
     place = ((at.matrix * m.down + row) * m.along)[:, None] + column[None, :]
-    tl.store(scales + place, own, mask=(row < m.down)[:, None] & (column < m.along)[None, :])
+    tl.store(out + place, scales, mask=(row < m.down)[:, None] & (column < m.along)[None, :])
 
 
 @triton.jit
-def restoring_factors(own, under, RESTORE: tl.constexpr):
+def restoring_factors(scales, under, RESTORE: tl.constexpr):
     """The factors that rounded elements are multiplied by again, from their own scales."""
     if RESTORE == ALL and under is not None:
-        own = under_whole(own, under)
-    return own
+        scales = under_whole(scales, under)
+    return scales
 
 
 @triton.jit
 def divided(values, inverses, V: tl.constexpr):
-    """Values times the inverses of their scales, kept from underflowing to zero; see `reference.scaling.kept_from_zero`."""
+    """Values times the inverses of their scales."""
     quotients = values * inverses
     if V.mode == UP or V.mode == DOWN or V.mode == ODD:
-        next_to_zero = ((values.to(tl.int32, bitcast=True) & SIGN) | 1).to(tl.float32, bitcast=True)
-        quotients = tl.where((quotients == 0) & (values != 0), next_to_zero, quotients)
+        bits = kept_from_zero(quotients.to(tl.int32, bitcast=True), values.to(tl.int32, bitcast=True))
+        quotients = bits.to(tl.float32, bitcast=True)
     return quotients
 
 
@@ -127,10 +128,10 @@ def tiles_kernel(
     if under is not None:
         under += at.matrix * apart
     values = hadamard(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
-    own, inverses = tile_scales(largest_of_tiles(values, S), under, making, M, G)
+    made, inverses = tile_scales(largest_of_tiles(values, S), under, making, M, G)
     if scales is not None:
-        store_scales(scales, own, at, m, S)
-    factors = spread(restoring_factors(own, under, RESTORE), S)
+        store_scales(scales, made, at, m, S)
+    factors = spread(restoring_factors(made, under, RESTORE), S)
     reach = reach_of(under, making, G) if CLAMP == BY_TENSOR else 0.0
     round_region(values, spread(inverses, S), factors, reach, out, at, m, offset, noise, grid, V, S, RESTORE, CLAMP)
 
@@ -142,12 +143,12 @@ def scales_of_region(scales, at, m, S: tl.constexpr, ACROSS: tl.constexpr):
     column = at.column + tl.arange(0, S.width)
     base = ((0 if ACROSS else at.matrix) * m.down + (row * 0 if S.tile_height == 0 else row // S.tile_height)) * m.along
     if S.tile_width == 0:
-        own = tl.load(scales + base, mask=row < m.rows, other=1)
-        own = tl.broadcast_to(own[:, None], (S.height, S.width))
+        given = tl.load(scales + base, mask=row < m.rows, other=1)
+        given = tl.broadcast_to(given[:, None], (S.height, S.width))
     else:
         place = base[:, None] + (column // S.tile_width)[None, :]
-        own = tl.load(scales + place, mask=(row < m.rows)[:, None] & (column < m.columns)[None, :], other=1)
-    return own
+        given = tl.load(scales + place, mask=(row < m.rows)[:, None] & (column < m.columns)[None, :], other=1)
+    return given
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "scales", "under"])
@@ -164,6 +165,6 @@ def scaled_kernel(
     if under is not None:
         under += at.matrix * apart
     values = hadamard(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
-    own = scales_of_region(scales, at, m, S, ACROSS)
-    factors = restoring_factors(own, under, RESTORE)
-    round_region(values, inverses_of(own, under), factors, 0.0, out, at, m, offset, noise, grid, V, S, RESTORE, CLAMP)
+    given = scales_of_region(scales, at, m, S, ACROSS)
+    factors = restoring_factors(given, under, RESTORE)
+    round_region(values, inverses_of(given, under), factors, 0.0, out, at, m, offset, noise, grid, V, S, RESTORE, CLAMP)

@@ -16,7 +16,7 @@ from qsim_kernels.triton.device.hadamard import hadamard as transformed
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_region, region_place, store_region
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.scaled.partition import cut_into, reading
+from qsim_kernels.triton.scaled.partition import Regions, cut_into, reading
 
 #: Elements of a region of whole rows, and columns of one of columns.
 _ELEMENTS, _WIDE = 1024, 64
@@ -51,6 +51,7 @@ def _prepared(shape: torch.Size, source: torch.dtype, turn: Turn) -> Launch | No
     block = 1 << read.turn.levels
     wide = _WIDE if read.turn.down else min(_ELEMENTS, max(16, block, triton.next_power_of_2(columns)))
     tall = block if read.turn.down else min(_ELEMENTS // wide, triton.next_power_of_2(rows))
-    regions = cut_into(count, (source, torch.float32), False, rows, columns, (tall, wide), (0, 0), 1 if read.turn.down else 4, 0)
+    form = Regions((rows, columns), (tall, wide), (0, 0), 1 if read.turn.down else 4)
+    regions = cut_into(count, (source, torch.float32), False, form)
     run = launcher(hadamard_kernel, (source,), read.turn, regions.shape, **regions.options)
     return Launch(run, regions.programs, (*regions.matrices, read.signs))

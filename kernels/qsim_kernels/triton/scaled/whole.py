@@ -39,23 +39,23 @@ def whole_scale_kernel(
 ):  # fmt: skip
     """Write the scale of `count` elements; several programs share a `state` of two zeros: the largest so far, and how many are done."""
     first = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
-    found = tl.zeros([BLOCK], tl.int32)
+    amaxes = tl.zeros([BLOCK], tl.int32)
     if first + STEPS * BLOCK <= count:
         for step in range(STEPS):
-            found = tl.maximum(found, largest_pattern(x, first + step * BLOCK, count, FINITE, BLOCK, False))
+            amaxes = tl.maximum(amaxes, largest_pattern(x, first + step * BLOCK, count, FINITE, BLOCK, False))
     else:
         for step in range(STEPS):
-            found = tl.maximum(found, largest_pattern(x, first + step * BLOCK, count, FINITE, BLOCK, True))
-    own = tl.max(found)
+            amaxes = tl.maximum(amaxes, largest_pattern(x, first + step * BLOCK, count, FINITE, BLOCK, True))
+    amax = tl.max(amaxes)
     is_last = True
     if state is not None:
-        tl.atomic_max(state, own, sem="relaxed")
+        tl.atomic_max(state, amax, sem="relaxed")
         # What the others wrote before they were counted is visible to the last.
         is_last = tl.atomic_add(state + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
         if is_last:
-            own = tl.atomic_max(state, 0, sem="relaxed")
+            amax = tl.atomic_max(state, 0, sem="relaxed")
     if is_last:
-        scale, _ = tile_scales(tl.zeros([1], tl.int32) + own, None, scale_numbers(making, grid, G), M, G)
+        scale, _ = tile_scales(tl.zeros([1], tl.int32) + amax, None, scale_numbers(making, grid, G), M, G)
         tl.store(out + tl.arange(0, 1), scale)
 
 
