@@ -21,7 +21,7 @@ Example:
     down [0.0, -0.5, 1.0]
     odd [0.5, -0.5, 1.5]
     >>> rounding.NAMED["odd"] is ODD, rounding.DEFAULT_BITS, get_args(rounding.Overflow)
-    (True, 32, ('saturate', 'nonfinite'))
+    (True, 32, ('saturate', 'saturate_symmetric', 'nonfinite'))
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 #: How numbers beyond the largest value are handled.
-Overflow = Literal["saturate", "nonfinite"]
+Overflow = Literal["saturate", "saturate_symmetric", "nonfinite"]
 
 #: Default number of random bits of stochastic rounding.
 DEFAULT_BITS = 32
@@ -83,7 +83,7 @@ class Rounding:
         """The rounding and an overflow mode, as parameters for the kernels.
 
         Args:
-            overflow: `"saturate"` or `"nonfinite"`.
+            overflow: `"saturate"`, `"saturate_symmetric"` or `"nonfinite"`.
         """
         return Rule(int(self.mode), 0, False, int(OverflowRule[overflow.upper()]))
 

@@ -25,8 +25,8 @@ class Quantizer:
     Args:
         format: A name, a torch dtype or a `Format`; kept as a `Format`. For a block format, its element format and its scale are kept.
         rounding: A name or a `Rounding`; kept as a `Rounding`.
-        overflow: `"saturate"`; `"nonfinite"`; or `None`, the usual one: values saturate, except gradients that a layer rounds without a
-            scale. They overflow to infinity, or to NaN in a format without one, so that loss scaling notices.
+        overflow: `"saturate"`; `"saturate_symmetric"`; `"nonfinite"`; or `None`, the usual one: values saturate, except gradients that a
+            layer rounds without a scale. They overflow to infinity, or to NaN in a format without one, so that loss scaling notices.
         clip_gradient: Make the gradient zero where a value is beyond the format's range.
         scale: How values are scaled before rounding: one of the kinds in `qsim.scaling`, its `repr`, or `"tensor"`; `None` for no scaling.
         transform: Applied before scaling and rounding: a `qsim.transforms.Hadamard`, or its `repr`. It is not undone: in a product of two

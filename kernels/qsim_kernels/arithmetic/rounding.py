@@ -23,7 +23,7 @@ from qsim_kernels.arithmetic.words import (
 from qsim_kernels.numbers.grid import Mode, Overflow
 
 NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD, STOCHASTIC, NEAREST_DOWN = map(int, Mode)
-NONFINITE, SATURATE = map(int, Overflow)
+NONFINITE, SATURATE, SATURATE_SYMMETRIC = map(int, Overflow)
 
 
 def round_bits(bits, drawn, grid, variant):
@@ -136,7 +136,7 @@ def reaches(magnitude, drawn, grid):
 
 def limited(rounded, magnitude, bits, grid, variant):
     """Replace a magnitude beyond the largest value: by that value, or by an infinity or NaN if the rounding leads outward."""
-    if variant.overflow == SATURATE and variant.symmetric:
+    if variant.signed and (variant.overflow == SATURATE_SYMMETRIC or (variant.overflow == SATURATE and variant.symmetric)):
         result = minimum(rounded, grid.top)
     elif variant.open:
         # The pattern above the largest value is that of infinity.
