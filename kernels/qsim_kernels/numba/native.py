@@ -27,7 +27,7 @@ _ROOM = Path(__file__).parent
 #: What the compiled functions are made of.
 _SOURCES = (
     *sorted((_ROOM / "loops").glob("*.py")),
-    _ROOM / "building.py",
+    *(_ROOM / name for name in ("building.py", "jobs.py")),
     *sorted((_ROOM.parent / "arithmetic").glob("*.py")),
     *(_ROOM.parent / "meanings" / name for name in ("binding.py", "numba.py")),
     *sorted((_ROOM.parent / "numbers").glob("*.py")),

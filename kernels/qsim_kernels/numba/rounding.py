@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
-from qsim_kernels.numba.jobs import kept_address
+from qsim_kernels.numba.jobs import LoopRounding, RoundingNumbers, kept_address
 from qsim_kernels.numba.native import Native
 from qsim_kernels.numbers.carrier import SINGLE, SYMMETRIC, GridBits, bits_that_matter, name_of, used_bits, variant_of
 from qsim_kernels.numbers.grid import Rule
 from qsim_kernels.torch.rounding import rounds_by_addition
-
-
-class LoopRounding(NamedTuple):
-    """A rounding.
-
-    Attributes:
-        loop: Address of the loop.
-        grid: Address of its numbers.
-    """
-
-    loop: int
-    grid: int
 
 
 @cache
@@ -49,6 +36,6 @@ def row(how: GridBits, rule: Rule) -> LoopRounding:
     return LoopRounding(Native("doubles", name_of(variant_of(how, rule)), 4).address, kept_address(numbers(how, rule)))
 
 
-def numbers(how: GridBits, rule: Rule) -> tuple[int, ...]:
-    """A `GridNumbers` and a `UsedBits` in a row."""
-    return *how.numbers, *used_bits(how.carrier, bits_that_matter(how, rule), rule.correction)
+def numbers(how: GridBits, rule: Rule) -> RoundingNumbers:
+    """The numbers of a rounding onto a grid."""
+    return RoundingNumbers(how.numbers, used_bits(how.carrier, bits_that_matter(how, rule), rule.correction))

@@ -13,31 +13,24 @@ from torch import Tensor
 from qsim_kernels.meanings.torch import updates as rules
 from qsim_kernels.numbers.carrier import rounding_bits
 from qsim_kernels.numbers.grid import Grid, Mode, Rule
-from qsim_kernels.numbers.updates import ROLES, Algorithm, Factors, Roundings, SGDAlgorithm, Step, own_grid, power, update_variant
+from qsim_kernels.numbers.updates import (
+    ROLES,
+    Algorithm,
+    Factors,
+    PlaceNumbers,
+    Roundings,
+    SGDAlgorithm,
+    Step,
+    UpdateTensors,
+    own_grid,
+    power,
+    update_variant,
+)
 from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.philox import ElementNoise, block_words
 from qsim_kernels.torch.rounding import as_values, float_dtype, one_nan, rounded as rounded_patterns
 
 _Rounder = Callable[[Tensor], Tensor]
-
-
-class PlaceNumbers(NamedTuple):
-    """The position of a share's elements in a whole tensor: see `qsim.random.places.Place`."""
-
-    offset: int
-    row: int
-    stride: int
-
-
-class UpdateTensors(NamedTuple):
-    """The tensors that the update of one parameter reads and writes; `None` for those that an algorithm does not use."""
-
-    param: Tensor
-    grad: Tensor
-    first: Tensor | None
-    second: Tensor | None
-    largest: Tensor | None
-    compensation: Tensor | None
 
 
 # Conversions to these dtypes already round to nearest.
@@ -206,5 +199,5 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings, how: UpdateFu
             continue
         for index, views in pieces(*(x for x in tensors if x is not None)):
             remaining = iter(views)
-            piece = UpdateTensors(*(None if x is None else next(remaining) for x in tensors))  # type: ignore[arg-type]
+            piece = UpdateTensors(*(None if x is None else next(remaining) for x in tensors))
             _update_piece(piece, factors, _Noises(key, place, index, piece.param), algorithm, roundings, how)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from itertools import count
+from types import MappingProxyType
+from typing import Any, get_type_hints
 
 import numba
 from llvmlite import ir
@@ -76,6 +79,39 @@ def numbers(context: Any, address: Any, count: Any) -> Any:
 
     size = getattr(count, "literal_value", None)
     return None if size is None else (types.UniTuple(types.int64, size)(types.int64, count), generate)
+
+
+def record_at(kind: type[tuple[Any, ...]], types_of: Mapping[type, Any] = MappingProxyType({})) -> Any:
+    """A function that reads a `NamedTuple` at an address: 64 bits for each of its numbers, and of those of the records in it.
+
+    Args:
+        kind: The record.
+        types_of: The types of the numbers of some records; those of others are float64 if they are annotated as floats, and int64.
+    """
+
+    def typed(kind: Any, owner: Any = None) -> Any:
+        if hasattr(kind, "_fields"):
+            return types.BaseTuple.from_types([typed(field, kind) for field in get_type_hints(kind).values()], kind)
+        return types_of.get(owner, types.float64 if kind is float else types.int64)
+
+    whole = typed(kind)
+
+    def read(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            indices = count()
+
+            def loaded(kind: Any) -> Any:
+                if isinstance(kind, types.BaseTuple):
+                    return context.make_tuple(builder, kind, [loaded(field) for field in kind.types])
+                held = types.float64 if isinstance(kind, types.Float) else types.int64
+                place = builder.inttoptr(arguments[0], context.get_value_type(types.CPointer(held)))
+                return context.cast(builder, builder.load(cgutils.gep_inbounds(builder, place, next(indices))), held, kind)
+
+            return loaded(whole)
+
+        return whole(types.int64), generate
+
+    return intrinsic(read)
 
 
 @intrinsic
