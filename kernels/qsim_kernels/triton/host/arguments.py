@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 
 from qsim_kernels.meanings.triton import INTERPRETED
-from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, is_flat
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, variant_of
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 
@@ -28,15 +28,8 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[KernelVariant, tuple[i
     halves = 0 < rule.bits <= 16
     drawn = 16 if halves else 32
     variant = KernelVariant(
-        mode=int(rule.mode),
-        overflow=rule.overflow,
+        *variant_of(how, rule),
         fast=_is_fast(how, rule),
-        flat=is_flat(grid) and how.carrier == SINGLE,
-        open=not rule.saturates and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
-        symmetric=grid.min == -grid.max,
-        zero=grid.zero,
-        signed=how.signed,
-        keep_sign=how.negative_zero,
         wide=how.carrier == DOUBLE,
         halves=halves,
         whole=rule.bits == drawn,

@@ -33,7 +33,7 @@ def quantize_into(
         offset: Logical index of `x`'s first element.
         block: Elements of a block; by default the fastest number.
     """
-    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    pointer, number = seed_of(seed, x)
     aligned = offset % 8 == 0
     form = (grid, rule, x.dtype, out.dtype, pointer is None, aligned, block)
     order = ElementOrder.ANY if rule.mode != Mode.STOCHASTIC else ElementOrder.GROUPS if aligned else ElementOrder.INDEX
@@ -63,7 +63,7 @@ def encode_into(
         Whether there was a NaN without a code, on the device of `x`.
     """
     check = check and coding.nan < 0
-    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    pointer, number = seed_of(seed, x)
     aligned = offset % 8 == 0
     form = (grid, rule, coding, x.dtype, out.dtype, pointer is None, aligned, check, block)
     order = ElementOrder.ANY if rule.mode != Mode.STOCHASTIC else ElementOrder.GROUPS if aligned else ElementOrder.INDEX
@@ -102,7 +102,7 @@ def quantize_and_encode_into(
     code_stream: int,
 ) -> None:
     """Round `x` onto two grids, into values and into codes; see `reference.quantize_and_encode_into`."""
-    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    pointer, number = seed_of(seed, x)
     order = ElementOrder.GROUPS if Mode.STOCHASTIC in (rule.mode, code_rule.mode) else ElementOrder.ANY
     form = (grid, rule, code_grid, code_rule, coding, x.dtype, out.dtype, codes.dtype, pointer is None, codes.data_ptr() % 16)
     launch = prepared(_both, form, order, x.shape, x.stride(), out.stride(), codes.stride())

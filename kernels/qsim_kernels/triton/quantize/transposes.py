@@ -141,7 +141,7 @@ def encode_both_ways(
         turned_dtype: The same.
     """
     rows, columns = x.shape
-    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    pointer, number = seed_of(seed, x)
     form = _form(rounding, turned, x.dtype, rows, columns, stream == turned_stream, pointer is None)
     if form.draws and seed is None:
         raise ValueError("stochastic rounding needs a seed")

@@ -90,7 +90,7 @@ def add_parts_kernel(sums, out, columns: tl.int64, parts: tl.int64, DEPTH: tl.co
 
 def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int) -> Tensor:
     """Round the matrix `x` onto a grid, into `out`; see `reference.quantize_and_sum_into`."""
-    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    pointer, number = seed_of(seed, x)
     form = _prepared(grid, rule, x.shape, x.dtype, out.dtype, pointer is None)
     if form is None:
         # Rows that do not begin where random bits begin would need separate bits for each element.
