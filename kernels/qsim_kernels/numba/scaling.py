@@ -186,7 +186,7 @@ def _making(how: Scales, out: int, amaxes: int, under: float) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _scale_numbers(how: Scales) -> tuple[int, ...]:
+def _scale_numbers(how: Scales) -> tuple[object, ...]:
     values, mode = grid_bits(how.grid, wide=True), Mode.UP if how.rule == ScaleRule.CEIL else Mode.NEAREST
     # Without zero, every number is above half of the smallest.
     values = values if values.zero else values._replace(half=-1)

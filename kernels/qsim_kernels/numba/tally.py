@@ -22,6 +22,6 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
     x, rounded, strips = x.contiguous(), rounded.contiguous(), -(-x.numel() // _STRIP)
     counts, sums = x.new_zeros(tallies.SIZE, dtype=torch.int64), x.new_empty((strips, tallies.SUMS), dtype=torch.float64)
     where = counts.data_ptr(), sums.data_ptr(), x.data_ptr(), rounded.data_ptr()
-    facts = x.numel(), x.element_size() == 2, rounded.element_size() == 2, float(low), float(high)
-    _TALLY.share(packed(Outcomes(*where, *facts)), strips, _STRIP)
+    are_narrow = x.element_size() == 2, rounded.element_size() == 2
+    _TALLY.share(packed(Outcomes(*where, x.numel(), *are_narrow, low, high)), strips, _STRIP)
     return counts, sums.sum(0)

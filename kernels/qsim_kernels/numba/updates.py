@@ -28,7 +28,6 @@ from qsim_kernels.numbers.updates import (
 )
 from qsim_kernels.torch import ElementNoise, updates as reference
 from qsim_kernels.torch.rounding import one_nan
-from qsim_kernels.torch.updates import UpdateFunctions
 
 _LOOPS = {name: Loop("updates", name) for name in ("adam", "amsgrad", "sgd", "momentum", "nesterov")}
 _STORED = (torch.float32, torch.bfloat16)
@@ -39,9 +38,9 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     """Update parameters by one step; see `reference.updates.update`."""
     chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
     if roundings.in_format or any(rounding_bits(grid, rule, wide=False).carrier != SINGLE for grid, rule in chosen):
-        reference.update(step, algorithm, roundings, UpdateFunctions(_rounded))
+        reference.update(step, algorithm, roundings, _rounded)
     else:
-        reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, _update_whole))
+        reference.update(step, algorithm, roundings, _rounded, _update_whole)
 
 
 def _update_whole(
@@ -56,11 +55,14 @@ def _update_whole(
     held = UpdateTensors(*(None if tensor is None else _held(tensor) for tensor in x))
     state = held.first if held.first is not None else held.param
     addresses = UpdateTensors(*(0 if tensor is None else tensor.data_ptr() for tensor in held))
-    are_narrow = [tensor.element_size() == 2 for tensor in (held.param, held.grad, state)]
+    param_is_narrow, grad_is_narrow, state_is_narrow = (tensor.element_size() == 2 for tensor in (held.param, held.grad, state))
     variant = update_variant(algorithm, roundings.in_format, scaled=True, moment=held.first is not None)
     draws = Mode.STOCHASTIC in (roundings.rule.mode, roundings.state_rule.mode)
     keys = UpdateKeys(*(Key(*map(_signed, key(role))) for role in range(ROLES))) if draws else _NO_KEYS
-    job = UpdateJob(addresses, *are_narrow, variant, factors, place, *_stored(roundings), keys)
+    weights, compensations, moments = _stored(roundings)
+    job = UpdateJob(
+        addresses, param_is_narrow, grad_is_narrow, state_is_narrow, variant, factors, place, weights, compensations, moments, keys
+    )
     _LOOPS[_loop(algorithm, held)].share(packed(job), held.param.numel())
     for tensor, result in zip(x, held, strict=True):
         if tensor is not None and result is not None and result is not tensor and tensor is not x.grad:
