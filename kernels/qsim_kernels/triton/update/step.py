@@ -49,9 +49,9 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
             updater(len(work), table.device, work, table.factors, table.keys, step.found_inf)
     for column, flattened in zip(given, smooth, strict=True):
         if column is not step.grads and column is not flattened:
-            for x, own in zip(column, flattened, strict=True):
-                if own is not x:
-                    x.copy_(own)
+            for x, result in zip(column, flattened, strict=True):
+                if result is not x:
+                    x.copy_(result)
 
 
 @lru_cache(maxsize=4096)
