@@ -90,16 +90,12 @@ def encode_kernel(
         encode_tile(x, out, lost, rows, columns, offset, noise, grid, coding, ROUNDING, CODING, TILE)
     elif start + 2 * BLOCK <= count:
         for step in range(2):
-            encode_block(
-                x, out, lost, start + step * BLOCK, count, offset, noise, grid, coding,
-                ROUNDING, CODING, RUN, ALIGNED, BLOCK, False,
-            )  # fmt: skip
+            at = start + step * BLOCK
+            encode_block(x, out, lost, at, count, offset, noise, grid, coding, ROUNDING, CODING, RUN, ALIGNED, BLOCK, False)
     else:
         for step in range(2):
-            encode_block(
-                x, out, lost, start + step * BLOCK, count, offset, noise, grid, coding,
-                ROUNDING, CODING, RUN, ALIGNED, BLOCK, True,
-            )  # fmt: skip
+            at = start + step * BLOCK
+            encode_block(x, out, lost, at, count, offset, noise, grid, coding, ROUNDING, CODING, RUN, ALIGNED, BLOCK, True)
 
 
 @triton.jit
@@ -174,41 +170,11 @@ def quantize_and_encode_kernel(
         )  # fmt: skip
     elif start + BLOCK <= count:
         quantize_and_encode_block(
-            x,
-            out,
-            codes_out,
-            start,
-            count,
-            noise,
-            grid,
-            code_noise,
-            code_grid,
-            coding,
-            ROUNDING,
-            CODE_ROUNDING,
-            CODING,
-            ONE_GRID,
-            RUN,
-            BLOCK,
-            False,
-        )
+            x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding,
+            ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, RUN, BLOCK, False,
+        )  # fmt: skip
     else:
         quantize_and_encode_block(
-            x,
-            out,
-            codes_out,
-            start,
-            count,
-            noise,
-            grid,
-            code_noise,
-            code_grid,
-            coding,
-            ROUNDING,
-            CODE_ROUNDING,
-            CODING,
-            ONE_GRID,
-            RUN,
-            BLOCK,
-            True,
-        )
+            x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding,
+            ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, RUN, BLOCK, True,
+        )  # fmt: skip
