@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.numbers.carrier import GridNumbers
-from qsim_kernels.numbers.updates import ROLES as _ROLES
+from qsim_kernels.numbers.updates import ROLES as _ROLES, Factors
 from qsim_kernels.triton.device.noise import words
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import as_double, in_carrier
@@ -14,6 +14,7 @@ from qsim_kernels.triton.update.rules import q
 from qsim_kernels.triton.update.table import COLUMNS, FACTORS, KEYS, PRODUCTS, STEP, STREAM
 
 ROLES: tl.constexpr = tl.constexpr(_ROLES)
+COUNT: tl.constexpr = tl.constexpr(len(Factors._fields))
 
 
 @triton.jit
@@ -102,13 +103,6 @@ def store_factors(
             tl.store(products, product1, mask=active)
             tl.store(products + 1, product2, mask=active)
             mean, root = q(1 - product1, inner, KIND), q(1 - product2, inner, KIND)
-    tl.store(at, unscale.to(tl.float32), mask=present)
-    tl.store(at + 1, keep1, mask=present)
-    tl.store(at + 2, fresh1, mask=present)
-    tl.store(at + 3, keep2, mask=present)
-    tl.store(at + 4, fresh2, mask=present)
-    tl.store(at + 5, rate, mask=present)
-    tl.store(at + 6, root, mask=present)
-    tl.store(at + 7, mean, mask=present)
-    tl.store(at + 8, epsilon, mask=present)
-    tl.store(at + 9, decay, mask=present)
+    numbers = Factors(unscale.to(tl.float32), keep1, fresh1, keep2, fresh2, rate, root, mean, epsilon, decay)
+    for i in tl.static_range(COUNT):
+        tl.store(at + i, numbers[i], mask=present)
