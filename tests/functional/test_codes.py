@@ -77,7 +77,7 @@ def test_encode_is_the_code_of_what_quantize_gives(fmt: Format) -> None:
     x = x if fmt.has_nan else x[~x.isnan()]
     bracket = Bracket(fmt, numbers(x))
     for rounding in oracle.DETERMINISTIC:
-        for overflow in oracle.OVERFLOWS if fmt.has_nan else ("saturate",):
+        for overflow in oracle.OVERFLOWS if fmt.has_nan else oracle.OVERFLOWS[:-1]:
             codes = qsim.encode(x, fmt, rounding=rounding, overflow=overflow)
             assert codes.dtype == inputs.code_dtype(fmt)
             assert codes.shape == x.shape

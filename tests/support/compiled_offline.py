@@ -127,6 +127,9 @@ def works() -> dict[str, Callable[[], object]]:
         "float64": lambda: qsim.quantize(x.double(), "e4m3", rounding="stochastic", seed=1),
         "transform": lambda: qsim.transforms.Hadamard(16, seed=1)(x.bfloat16()),
         "layer": _layer,
+        "checksum": lambda: torch.ops.qsim.checksum.default(x, 1, 3, 16, 32),
+        "checksum of float64": lambda: torch.ops.qsim.checksum.default(x.double(), 1, 3, 0, 0),
+        "tally": lambda: torch.ops.qsim.tally.default(x, x, -448.0, 448.0),
     }
     for dtype, rounding, overflow in ((torch.float32, "nearest", "saturate"), (torch.bfloat16, "stochastic", "nonfinite")):
         y, seed = x.to(dtype), 1 if rounding == "stochastic" else None

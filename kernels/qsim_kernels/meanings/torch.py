@@ -133,3 +133,7 @@ _philox = bound(arithmetic.philox, {"low_word": lambda x: x & _WORD, "wide_produ
 def philox(*counter_and_key: Tensor | int) -> tuple[Tensor, ...]:
     """`arithmetic.philox.philox` for tensors of words; numbers stand for words that are the same everywhere."""
     return tuple(word & _WORD for word in _philox(*counter_and_key))
+
+
+#: The functions of `arithmetic.mixing` for int64 tensors; words are cleared in place, because all are temporary.
+mixing = bound(arithmetic.mixing, {"low_word": lambda x: x.bitwise_and_(_WORD)})

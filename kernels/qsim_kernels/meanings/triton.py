@@ -135,6 +135,9 @@ philox = _bound(
     arithmetic.philox, {"low_word": to_uint32, "wide_product": wide_product, "unrolled": range if INTERPRETED else tl.static_range}
 ).philox
 
+#: The functions of `arithmetic.mixing` for blocks of int64 bits and indices, and uint32 words.
+mixing = _bound(arithmetic.mixing, {"low_word": to_uint32})
+
 
 @triton.jit
 def round_bits(bits, drawn, grid, V: tl.constexpr):

@@ -40,16 +40,16 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
 @lru_cache(maxsize=4096)
 def _rounding(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype) -> tuple[int, int, int, int] | None:
     """The numbers of `Values` that do not differ between calls, if the loop reads and writes these dtypes."""
-    how = rounding_bits(grid, rule, wide=False)
-    if how.carrier == DOUBLE or source not in _STORED or target not in _STORED:
+    bits = rounding_bits(grid, rule, wide=False)
+    if bits.carrier == DOUBLE or source not in _STORED or target not in _STORED:
         return None
-    return target == torch.bfloat16, source == torch.bfloat16, *strip(how, rule)
+    return target == torch.bfloat16, source == torch.bfloat16, *strip(bits, rule)
 
 
 def _quantize_copies(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
     """Round by way of tensors that the loop reads and writes, or in plain torch."""
-    how = rounding_bits(grid, rule, wide=torch.float64 in (x.dtype, out.dtype))
-    if how.carrier == DOUBLE:
+    bits = rounding_bits(grid, rule, wide=torch.float64 in (x.dtype, out.dtype))
+    if bits.carrier == DOUBLE:
         reference.quantize_into(out, x, seed, grid, rule, stream, offset)
         return
     given = (x if x.dtype in _STORED else x.to(torch.float32)).contiguous()
@@ -57,7 +57,7 @@ def _quantize_copies(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, ru
     result = out if out.dtype == held and out.is_contiguous() else torch.empty_like(given, dtype=held)
     quantize_into(result, given, seed, grid, rule, stream, offset)
     if result is not out:
-        out.copy_(as_values(result.view(torch.int32), how, out.dtype) if out.dtype != held else result)
+        out.copy_(as_values(result.view(torch.int32), bits, out.dtype) if out.dtype != held else result)
 
 
 def encode_into(
@@ -70,10 +70,10 @@ def encode_into(
     for index, (source, target) in pieces(x, out, first=offset):
         values = torch.empty(source.shape, dtype=torch.bfloat16, device=source.device)
         quantize_into(values, source, seed, grid, rule, stream, index)
-        found = target if target.is_contiguous() else torch.empty(source.shape, dtype=out.dtype, device=out.device)
-        tables.look_up(found, values, tables.code_table(grid, coding))
-        if found is not target:
-            target.copy_(found)
+        codes = target if target.is_contiguous() else torch.empty(source.shape, dtype=out.dtype, device=out.device)
+        tables.look_up(codes, values, tables.code_table(grid, coding))
+        if codes is not target:
+            target.copy_(codes)
         lost = lost or (check and coding.nan < 0 and bool(values.isnan().any()))
     return lost
 

@@ -26,8 +26,8 @@ def machine_code(module: str, name: str, symbol: str, machine: Any) -> bytes:
     function = getattr(importlib.import_module(f"qsim_kernels.numba.loops.{module}"), name)
     arguments = (types.int64,) * len(inspect.signature(function).parameters)
     compiled = numba.njit(types.void(*arguments), **OPTIONS)(function)
-    (found,) = compiled.overloads.values()
-    text = compiled.inspect_llvm(found.signature.args) + _entry(symbol, found.fndesc.llvm_func_name, len(arguments))
+    (overload,) = compiled.overloads.values()
+    text = compiled.inspect_llvm(overload.signature.args) + _entry(symbol, overload.fndesc.llvm_func_name, len(arguments))
     code = binding.parse_assembly(text)
     for part in code.functions:
         if not part.is_declaration and part.name != symbol:

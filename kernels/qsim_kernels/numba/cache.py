@@ -43,9 +43,9 @@ def _obstacle(path: Path) -> str:
 def user_cache() -> Path | None:
     """The folder in which programs of the user keep what they can compute again; relative paths do not count, as XDG's standard says."""
     home = Path(os.path.expanduser("~"))
-    own = {"darwin": home / "Library" / "Caches", "win32": Path(os.environ.get("LOCALAPPDATA", ""))}.get(sys.platform, home / ".cache")
+    usual = {"darwin": home / "Library" / "Caches", "win32": Path(os.environ.get("LOCALAPPDATA", ""))}.get(sys.platform, home / ".cache")
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return next((path for path in (named, own) if path.is_absolute()), None)
+    return next((path for path in (named, usual) if path.is_absolute()), None)
 
 
 def _is_private(facts: os.stat_result) -> bool:

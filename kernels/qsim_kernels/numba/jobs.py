@@ -1,10 +1,15 @@
-"""Jobs: the numbers of a call as the loops take them, 64-bit integers in a row. Addresses are 0 where there is nothing."""
+"""Jobs: records of a call's numbers as the loops take them, 64 bits for each in a row. Addresses are 0 where there is nothing."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, get_type_hints
+
+from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.numbers.scales import ScaleNumbers
+from qsim_kernels.numbers.updates import Factors, PlaceNumbers, UpdateTensors, UpdateVariant
 
 
 class SharedLoop(NamedTuple):
@@ -34,7 +39,7 @@ class Values(NamedTuple):
         out_is_narrow: Whether results are bfloat16, not float32.
         x_is_narrow: The same for values.
         strip: Address of the loop that rounds a strip.
-        how: Address of its numbers.
+        grid: Address of its numbers.
         seed: See `loops.strips`.
         stream: See `loops.strips`.
         offset: Logical index of the first element.
@@ -45,7 +50,7 @@ class Values(NamedTuple):
     out_is_narrow: int
     x_is_narrow: int
     strip: int
-    how: int
+    grid: int
     seed: int
     stream: int
     offset: int
@@ -80,8 +85,8 @@ class Outcomes(NamedTuple):
         size: Number of elements.
         x_is_narrow: Whether elements are bfloat16, not float32.
         rounded_is_narrow: The same for rounded elements.
-        low: The bits of the smallest value of the grid, as float64.
-        high: Those of the largest.
+        low: The smallest value of the grid.
+        high: The largest value of the grid.
     """
 
     counts: int
@@ -91,8 +96,8 @@ class Outcomes(NamedTuple):
     size: int
     x_is_narrow: int
     rounded_is_narrow: int
-    low: int
-    high: int
+    low: float
+    high: float
 
 
 class Transform(NamedTuple):
@@ -124,27 +129,19 @@ class Transform(NamedTuple):
 
 
 class ScalesJob(NamedTuple):
-    """Scales from largest magnitudes; see `loops.scales`. The numbers of their grid follow.
+    """Scales from largest magnitudes; see `loops.scales`.
 
     Attributes:
         out: Address of the scales, which may be that of the magnitudes.
         amaxes: Address of the largest magnitudes.
-        whole: The scale of the whole tensor, or 1, as bits of float64.
-        largest: See `scales.ScaleNumbers`.
-        factor: See `scales.ScaleNumbers`.
-        power: See `scales.ScaleNumbers`.
-        spare: See `scales.ScaleNumbers`.
-        least: See `scales.ScaleNumbers`.
+        whole: The scale of the whole tensor, or 1.
+        numbers: The numbers from which scales are computed.
     """
 
     out: int
     amaxes: int
-    whole: int
-    largest: int
-    factor: int
-    power: int
-    spare: int
-    least: int
+    whole: float
+    numbers: ScaleNumbers
 
 
 class TilesJob(NamedTuple):
@@ -211,69 +208,80 @@ class TilesJob(NamedTuple):
     rows_loop: int = 0
 
 
-class Update(NamedTuple):
+class LoopRounding(NamedTuple):
+    """A rounding as the loops take it.
+
+    Attributes:
+        loop: Address of the loop that rounds a strip or a row.
+        grid: Address of its `RoundingNumbers`.
+    """
+
+    loop: int
+    grid: int
+
+
+class RoundingNumbers(NamedTuple):
+    """The numbers of a rounding: its grid, and which random bits it uses."""
+
+    grid: GridNumbers
+    used: UsedBits
+
+
+class StoredRounding(NamedTuple):
+    """The rounding of numbers that an update stores.
+
+    Attributes:
+        rounding: The rounding.
+        masks: Whether infinities become NaN first.
+    """
+
+    rounding: LoopRounding
+    masks: int
+
+
+class Key(NamedTuple):
+    """The seed of random bits, and their stream."""
+
+    seed: int
+    stream: int
+
+
+class UpdateKeys(NamedTuple):
+    """The keys of a step's random bits."""
+
+    weights: Key
+    first: Key
+    second: Key
+
+
+class UpdateJob(NamedTuple):
     """One step for one parameter; see `loops.updates`.
 
     Attributes:
-        param: Address of the parameter.
-        grad: Address of the gradient.
-        first: Address of the first moments.
-        second: Address of the second moments.
-        largest: Address of the largest second moments.
-        compensation: Address of the compensation, which has the parameter's dtype.
+        at: Addresses of the tensors; the compensation has the parameter's dtype.
         param_is_narrow: Whether parameters are bfloat16, not float32.
         grad_is_narrow: The same for gradients.
         state_is_narrow: The same for moments.
-        flags: 1 to step along the gradient, 2 to add the decay to the gradient, 4 to add it to the update.
-        scale: The bits of a float32, as the following ones; see `qsim_kernels.numbers.updates.Factors`.
-        offset: Logical index of the first element.
-        row: The number of elements with consecutive indices; 0 if all have.
-        stride: The distance from the index of one row's first element to that of the next.
-        param_strip: Address of the loop that rounds weights.
-        param_how: Address of its numbers.
-        param_masks: Whether infinities become NaN first; the same three follow for compensations (`inner`) and for moments (`state`).
-        param_seed: The seed of the weights' random bits.
-        param_stream: Their stream; the same two follow for first and second moments.
+        variant: The facts of the update.
+        factors: The numbers of the step.
+        place: Where the elements are in the whole tensor.
+        weights: The rounding of weights.
+        compensations: The rounding of compensations.
+        moments: The rounding of moments.
+        keys: The keys of its random bits.
     """
 
-    param: int
-    grad: int
-    first: int
-    second: int
-    largest: int
-    compensation: int
+    at: UpdateTensors
     param_is_narrow: int
     grad_is_narrow: int
     state_is_narrow: int
-    flags: int
-    scale: int
-    keep1: int
-    fresh1: int
-    keep2: int
-    fresh2: int
-    rate: int
-    root: int
-    mean: int
-    epsilon: int
-    decay: int
-    offset: int
-    row: int
-    stride: int
-    param_strip: int
-    param_how: int
-    param_masks: int
-    inner_strip: int
-    inner_how: int
-    inner_masks: int
-    state_strip: int
-    state_how: int
-    state_masks: int
-    param_seed: int
-    param_stream: int
-    first_seed: int
-    first_stream: int
-    second_seed: int
-    second_stream: int
+    variant: UpdateVariant
+    factors: Factors
+    place: PlaceNumbers
+    weights: StoredRounding
+    compensations: StoredRounding
+    moments: StoredRounding
+    keys: UpdateKeys
 
 
 class ProductJob(NamedTuple):
@@ -360,9 +368,32 @@ class GroupsJob(NamedTuple):
 pack_values = struct.Struct(f"{len(Values._fields)}q").pack
 
 
-def packed(job: tuple[int, ...]) -> bytes:
-    """A job in memory, as `Loop.run` takes it."""
-    return struct.pack(f"{len(job)}q", *job)
+def packed(job: tuple[Any, ...]) -> bytes:
+    """A job in memory, as `Loop.run` takes it and `loops.bits.record_at` reads it: numbers, and the records of numbers in it."""
+    numbers = _numbers_of(job)
+    return _layout(type(job), len(numbers)).pack(*numbers)
+
+
+def _numbers_of(job: tuple[Any, ...]) -> list[int | float]:
+    numbers: list[int | float] = []
+    for field in job:
+        if isinstance(field, tuple):
+            numbers += _numbers_of(field)
+        else:
+            numbers.append(field)
+    return numbers
+
+
+@cache
+def _layout(kind: type, count: int) -> struct.Struct:
+    """The layout of a record: floats where they are annotated as such, and integers. Tuples without names have only these."""
+    return struct.Struct(_letters(kind) if hasattr(kind, "_fields") else f"{count}q")
+
+
+def _letters(kind: Any) -> str:
+    if hasattr(kind, "_fields"):
+        return "".join(map(_letters, get_type_hints(kind).values()))
+    return "d" if kind is float else "q"
 
 
 def job_address(job: bytes) -> int:
@@ -370,13 +401,13 @@ def job_address(job: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(job), ctypes.c_void_p).value or 0
 
 
-def kept_address(numbers: tuple[int, ...]) -> int:
+def kept_address(numbers: tuple[Any, ...]) -> int:
     """The address of numbers in memory that is never freed, because other jobs refer to it."""
     return job_address(_kept.setdefault(numbers, packed(numbers)))
 
 
 # No cache of a function: where two threads ask first, that frees the memory which one of them got.
-_kept: dict[tuple[int, ...], bytes] = {}
+_kept: dict[tuple[Any, ...], bytes] = {}
 
 
 def stored(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:

@@ -114,7 +114,7 @@ def _compiled(module: str, name: str, symbol: str) -> bytes:
 @lru_cache(maxsize=1)
 def folder() -> Path | None:
     """The cache folder for this machine's processor, these versions, and the present sources; None if no folder is safe."""
-    found = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES))
     cpu, features = processor()
     for part in (
         cpu,
@@ -124,8 +124,8 @@ def folder() -> Path | None:
         sys.implementation.cache_tag,
         *map(version, ("numba", "llvmlite", "numpy")),
     ):
-        found.update(f"{part}\n".encode())
-    return cache.private_folder(found.hexdigest()[:32])
+        digest.update(f"{part}\n".encode())
+    return cache.private_folder(digest.hexdigest()[:32])
 
 
 def processor() -> tuple[str, str]:

@@ -13,7 +13,7 @@ from qsim_kernels.numba.jobs import ScalesJob, TilesJob, job_address, packed
 from qsim_kernels.numba.native import Native
 from qsim_kernels.numba.rounding import strip
 from qsim_kernels.numba.threads import Loop
-from qsim_kernels.numbers.carrier import SINGLE, double_bits, grid_bits, rounding_bits
+from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers
 from qsim_kernels.torch import scaling as reference
 from qsim_kernels.torch.rounding import one_nan
@@ -172,5 +172,4 @@ def _share(loop: Native, job: TilesJob, rows: int) -> None:
 
 def _scales_job(how: Scales, out: Tensor, amaxes: Tensor, whole: float) -> bytes:
     """The job of a loop of `loops.scales`."""
-    *numbers, grid = scale_numbers(how)
-    return packed((*ScalesJob(out.data_ptr(), amaxes.data_ptr(), double_bits(whole), *numbers), *grid))
+    return packed(ScalesJob(out.data_ptr(), amaxes.data_ptr(), whole, scale_numbers(how)))

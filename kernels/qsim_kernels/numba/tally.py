@@ -8,7 +8,6 @@ from torch import Tensor
 from qsim_kernels.numba.jobs import Outcomes, packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers import tallies
-from qsim_kernels.numbers.carrier import double_bits
 from qsim_kernels.torch import tally as reference
 
 _TALLY = Loop("tally", "tally")
@@ -23,6 +22,6 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
     x, rounded, strips = x.contiguous(), rounded.contiguous(), -(-x.numel() // _STRIP)
     counts, sums = x.new_zeros(tallies.SIZE, dtype=torch.int64), x.new_empty((strips, tallies.SUMS), dtype=torch.float64)
     where = counts.data_ptr(), sums.data_ptr(), x.data_ptr(), rounded.data_ptr()
-    facts = x.numel(), x.element_size() == 2, rounded.element_size() == 2, double_bits(low), double_bits(high)
-    _TALLY.share(packed(Outcomes(*where, *facts)), strips, _STRIP)
+    are_narrow = x.element_size() == 2, rounded.element_size() == 2
+    _TALLY.share(packed(Outcomes(*where, x.numel(), *are_narrow, low, high)), strips, _STRIP)
     return counts, sums.sum(0)

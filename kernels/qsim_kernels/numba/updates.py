@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
-from itertools import chain
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from qsim_kernels.numba import quantize_into
-from qsim_kernels.numba.jobs import Update, packed
+from qsim_kernels.numba.jobs import Key, StoredRounding, UpdateJob, UpdateKeys, packed
 from qsim_kernels.numba.rounding import strip
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.numbers.grid import Grid, Mode, Rule
-from qsim_kernels.numbers.updates import ROLES, AdamAlgorithm, Algorithm, Factors, Roundings, Step
+from qsim_kernels.numbers.updates import (
+    ROLES,
+    AdamAlgorithm,
+    Algorithm,
+    Factors,
+    PlaceNumbers,
+    Roundings,
+    Step,
+    UpdateTensors,
+    update_variant,
+)
 from qsim_kernels.torch import ElementNoise, updates as reference
 from qsim_kernels.torch.rounding import one_nan
-from qsim_kernels.torch.updates import PlaceNumbers, UpdateFunctions, UpdateTensors
 
 _LOOPS = {name: Loop("updates", name) for name in ("adam", "amsgrad", "sgd", "momentum", "nesterov")}
 _STORED = (torch.float32, torch.bfloat16)
+_NO_KEYS = UpdateKeys(*[Key(0, 0)] * ROLES)
 
 
 def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     """Update parameters by one step; see `reference.updates.update`."""
     chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
     if roundings.in_format or any(rounding_bits(grid, rule, wide=False).carrier != SINGLE for grid, rule in chosen):
-        reference.update(step, algorithm, roundings, UpdateFunctions(_rounded))
+        reference.update(step, algorithm, roundings, _rounded)
     else:
-        reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, _update_whole))
+        reference.update(step, algorithm, roundings, _rounded, _update_whole)
 
 
 def _update_whole(
@@ -43,20 +52,28 @@ def _update_whole(
     roundings: Roundings,
 ) -> None:
     """Update one parameter."""
-    held = UpdateTensors(*(None if tensor is None else _held(tensor) for tensor in x))  # type: ignore[arg-type]
-    chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
-    strips = [(*strip(grid_bits(grid, wide=False), rule), int(rule.saturates)) for grid, rule in chosen]
-    draws = Mode.STOCHASTIC in (roundings.rule.mode, roundings.state_rule.mode)
+    held = UpdateTensors(*(None if tensor is None else _held(tensor) for tensor in x))
     state = held.first if held.first is not None else held.param
-    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in held]
-    dtypes = [tensor.element_size() == 2 for tensor in (held.param, held.grad, state)]
-    factor_bits = struct.unpack("<10i", struct.pack("<10f", *factors))
-    keys = [number for role in range(ROLES) for number in map(_signed, key(role) if draws else (0, 0))]
-    job = Update._make([*addresses, *dtypes, _flags(algorithm), *factor_bits, *place, *chain.from_iterable(strips), *keys])
+    addresses = UpdateTensors(*(0 if tensor is None else tensor.data_ptr() for tensor in held))
+    param_is_narrow, grad_is_narrow, state_is_narrow = (tensor.element_size() == 2 for tensor in (held.param, held.grad, state))
+    variant = update_variant(algorithm, roundings.in_format, scaled=True, moment=held.first is not None)
+    draws = Mode.STOCHASTIC in (roundings.rule.mode, roundings.state_rule.mode)
+    keys = UpdateKeys(*(Key(*map(_signed, key(role))) for role in range(ROLES))) if draws else _NO_KEYS
+    weights, compensations, moments = _stored(roundings)
+    job = UpdateJob(
+        addresses, param_is_narrow, grad_is_narrow, state_is_narrow, variant, factors, place, weights, compensations, moments, keys
+    )
     _LOOPS[_loop(algorithm, held)].share(packed(job), held.param.numel())
     for tensor, result in zip(x, held, strict=True):
         if tensor is not None and result is not None and result is not tensor and tensor is not x.grad:
             tensor.copy_(one_nan(result.to(tensor.dtype)))
+
+
+@cache
+def _stored(roundings: Roundings) -> tuple[StoredRounding, ...]:
+    """The roundings of weights, of compensations and of moments."""
+    chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
+    return tuple(StoredRounding(strip(grid_bits(grid, wide=False), rule), rule.saturates) for grid, rule in chosen)
 
 
 def _loop(algorithm: Algorithm, x: UpdateTensors) -> str:
@@ -69,12 +86,6 @@ def _loop(algorithm: Algorithm, x: UpdateTensors) -> str:
 def _held(x: Tensor) -> Tensor:
     """A tensor as the loops read and write it."""
     return x if x.dtype in _STORED and x.is_contiguous() else x.to(torch.float32).contiguous()
-
-
-def _flags(algorithm: Algorithm) -> int:
-    """The bits of `Update.flags`."""
-    decays = bool(algorithm.decay)
-    return algorithm.maximize | (decays and not algorithm.decoupled) << 1 | (decays and algorithm.decoupled) << 2
 
 
 def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import DOUBLE, Variant, grid_bits
+from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, Variant, grid_bits
 from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule, read, spell
 
 #: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only stochastic rounding needs; which of its streams; and the
@@ -102,7 +102,7 @@ class ScaleNumbers(NamedTuple):
     power: Any
     spare: Any
     least: Any
-    grid: Any
+    grid: GridNumbers
 
 
 @lru_cache(maxsize=1024)

@@ -175,8 +175,33 @@ class Step(NamedTuple):
         return (self.params, *self[2:8])
 
 
+class PlaceNumbers(NamedTuple):
+    """The position of a share's elements in a whole tensor: see `qsim.random.places.Place`.
+
+    Attributes:
+        offset: Index of the first element.
+        row: The number of elements with consecutive indices; 0 if all have.
+        stride: The distance from the index of one row's first element to that of the next.
+    """
+
+    offset: Any
+    row: Any
+    stride: Any
+
+
+class UpdateTensors(NamedTuple):
+    """The tensors that the update of one parameter reads and writes, or their addresses or elements; `None` or 0 for those not used."""
+
+    param: Any
+    grad: Any
+    first: Any
+    second: Any
+    largest: Any
+    compensation: Any
+
+
 class Factors(NamedTuple):
-    """The numbers of one step of one parameter, all float32: Python numbers in plain torch, scalars in kernels.
+    """The numbers of one step of one parameter, all float32: Python numbers on the host, scalars in kernels.
 
     Attributes:
         scale: What a gradient is multiplied by.
@@ -191,16 +216,16 @@ class Factors(NamedTuple):
         decay: What the weight is multiplied by.
     """
 
-    scale: Any
-    keep1: Any
-    fresh1: Any
-    keep2: Any
-    fresh2: Any
-    rate: Any
-    root: Any
-    mean: Any
-    epsilon: Any
-    decay: Any
+    scale: float
+    keep1: float
+    fresh1: float
+    keep2: float
+    fresh2: float
+    rate: float
+    root: float
+    mean: float
+    epsilon: float
+    decay: float
 
 
 def read_roundings(grid: str, rule: str, inner: str, inner_rule: str, state: str, state_rule: str, in_format: bool) -> Roundings:

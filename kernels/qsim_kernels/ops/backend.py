@@ -90,7 +90,7 @@ class OnBackend:
 @lru_cache(maxsize=4096)
 def read_rounding(grid: str, rule: str, is_seeded: bool) -> tuple[Grid, Rule]:
     """Parse a grid and a rule; raise an error for stochastic rounding without a seed."""
-    how = read(Rule, rule)
-    if how.mode == Mode.STOCHASTIC and not is_seeded:
+    rounding = read(Rule, rule)
+    if rounding.mode == Mode.STOCHASTIC and not is_seeded:
         raise ValueError("stochastic rounding needs a seed")
-    return read(Grid, grid), how
+    return read(Grid, grid), rounding

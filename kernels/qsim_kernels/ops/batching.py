@@ -16,10 +16,10 @@ def one_by_one(name: str) -> Callable[..., Any]:
         operator = getattr(torch.ops.qsim, name)
         # With no samples, run the operator on a fake one to get the shapes and dtypes of the results.
         sizes = range(info.batch_size) if info.batch_size else [None]
-        found = [operator(*(_sample(a, dim, i) for a, dim in zip(arguments, in_dims, strict=True))) for i in sizes]
-        if isinstance(found[0], Tensor):
-            return torch.stack(found)[: info.batch_size], 0
-        return tuple(torch.stack(part)[: info.batch_size] for part in zip(*found, strict=True)), (0,) * len(found[0])
+        results = [operator(*(_sample(a, dim, i) for a, dim in zip(arguments, in_dims, strict=True))) for i in sizes]
+        if isinstance(results[0], Tensor):
+            return torch.stack(results)[: info.batch_size], 0
+        return tuple(torch.stack(part)[: info.batch_size] for part in zip(*results, strict=True)), (0,) * len(results[0])
 
     return rule
 

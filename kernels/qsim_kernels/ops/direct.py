@@ -19,6 +19,13 @@ from torch.compiler import is_dynamo_compiling
 from qsim_kernels.ops import accumulate, accumulate_scaled, quantize, scaled, transposes, update  # noqa: F401 (define operators)
 from qsim_kernels.ops.backend import library
 
+#: The operators that can be called directly.
+_NAMES = (
+    "accumulate", "accumulate_scaled", "amaxes", "checksum", "decode", "encode", "encode_transpose", "encode_with_transpose", "hadamard",
+    "matmul_rescaled", "quantize", "quantize_and_encode", "quantize_and_sum", "quantize_scaled", "quantize_tiles", "rescaled", "scales",
+    "scales_of_tiles", "update_",
+)  # fmt: skip
+
 
 class Operators:
     """The operators as functions, named and called as in `torch.ops.qsim`.
@@ -28,25 +35,10 @@ class Operators:
     """
 
     def __init__(self, find: Callable[[str], Callable[..., Any]]) -> None:
-        self.accumulate = find("accumulate")
-        self.accumulate_scaled = find("accumulate_scaled")
-        self.amaxes = find("amaxes")
-        self.checksum = find("checksum")
-        self.decode = find("decode")
-        self.encode = find("encode")
-        self.encode_transpose = find("encode_transpose")
-        self.encode_with_transpose = find("encode_with_transpose")
-        self.hadamard = find("hadamard")
-        self.matmul_rescaled = find("matmul_rescaled")
-        self.quantize = find("quantize")
-        self.quantize_and_encode = find("quantize_and_encode")
-        self.quantize_and_sum = find("quantize_and_sum")
-        self.quantize_scaled = find("quantize_scaled")
-        self.quantize_tiles = find("quantize_tiles")
-        self.rescaled = find("rescaled")
-        self.scales = find("scales")
-        self.scales_of_tiles = find("scales_of_tiles")
-        self.update_ = find("update_")
+        self.__dict__ |= {name: find(name) for name in _NAMES}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        raise AttributeError(f"no operator is called {name!r} that can be called directly")
 
 
 #: The operators through the dispatcher.
@@ -71,18 +63,18 @@ def operators(*tensors: Tensor | None) -> Operators:
         is_eager = _of_threads[thread] = _names(_dispatch_tls_local_include_set()) <= _EAGER
     if not is_eager:
         return DISPATCHED
-    found = None
+    chosen = None
     for x in tensors:
         if x is None:
             continue
         if type(x) not in _CLASSES:
             return DISPATCHED
         keys = _dispatch_keys(x).raw_repr()
-        ops = _of_tensors.get(keys) or _found(x)
-        if found is not None and ops is not found:
+        ops = _of_tensors.get(keys) or _operators_like(x)
+        if chosen is not None and ops is not chosen:
             return DISPATCHED
-        found = ops
-    return found or DISPATCHED
+        chosen = ops
+    return chosen or DISPATCHED
 
 
 def operators_of_lists(*lists: Sequence[Tensor]) -> Operators:
@@ -92,15 +84,15 @@ def operators_of_lists(*lists: Sequence[Tensor]) -> Operators:
     return operators(*(tensors[0] for tensors in lists))
 
 
-def _found(x: Tensor) -> Operators:
+def _operators_like(x: Tensor) -> Operators:
     """The operators for tensors with the dispatch keys of this one."""
     keys = _dispatch_keys(x)
-    names, found = _names(keys), DISPATCHED
+    names, chosen = _names(keys), DISPATCHED
     for backend in _BACKENDS:
         if backend in names and names <= {backend, f"Autograd{backend}", f"Autocast{backend}", "ADInplaceOrView"}:
-            found = _direct(backend)
-    _of_tensors[keys.raw_repr()] = found
-    return found
+            chosen = _direct(backend)
+    _of_tensors[keys.raw_repr()] = chosen
+    return chosen
 
 
 @cache

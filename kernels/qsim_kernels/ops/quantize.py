@@ -69,24 +69,14 @@ class Implementation(OnBackend):
         return codes
 
     def quantize_and_encode(
-        self,
-        x: Tensor,
-        seed: Tensor | None,
-        grid: str,
-        rule: str,
-        stream: int,
-        dtype: torch.dtype,
-        code_grid: str,
-        code_rule: str,
-        coding: str,
-        code_stream: int,
+        self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype, *encoding: Any
     ) -> tuple[Tensor, Tensor]:
         """Round to values and to codes of another grid in one read."""
+        code_grid, code_rule, coding, code_stream = encoding
         rounding, written = read_rounding(grid, rule, seed is not None), read(Coding, coding)
-        second = (*read_rounding(code_grid, code_rule, seed is not None), written, code_stream)
-        out = torch.empty_like(x, dtype=dtype)
-        codes = torch.empty_like(x, dtype=code_dtype(written.bits))
-        self._backend.quantize_and_encode_into(out, codes, x, seed, *rounding, stream, *second)
+        code_rounding = read_rounding(code_grid, code_rule, seed is not None)
+        out, codes = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=code_dtype(written.bits))
+        self._backend.quantize_and_encode_into(out, codes, x, seed, *rounding, stream, *code_rounding, written, code_stream)
         return out, codes
 
     def quantize_and_sum(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,16 @@ def _read_elements(grid: str, rule: str, restore: int, is_seeded: bool) -> Eleme
     return ElementRounding(*read_rounding(grid, rule, is_seeded), Restore(restore))
 
 
+def _prepared(
+    x: Tensor, tiles: Sequence[int], turn: Sequence[int], seed: Tensor | None, grid: str, rule: str, *places: Any
+) -> tuple[ScaledRounding, Tensor, tuple[int, int, int]]:
+    """The rounding of a tensor under scales, an empty result, and the number of scales."""
+    stream, offset, dtype, restore = places
+    where, turned, counts = _read_tiles(tuple(tiles), tuple(turn), x.shape)
+    how = ScaledRounding(where, turned, _read_elements(grid, rule, restore, seed is not None), (seed, stream, offset))
+    return how, torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format), counts
+
+
 class Implementation(OnBackend):
     """The operators on one backend."""
 
@@ -71,49 +82,21 @@ class Implementation(OnBackend):
         return out
 
     def quantize_scaled(
-        self,
-        x: Tensor,
-        scales: Tensor,
-        under: Tensor | None,
-        tiles: Sequence[int],
-        turn: Sequence[int],
-        seed: Tensor | None,
-        grid: str,
-        rule: str,
-        stream: int,
-        offset: int,
-        dtype: torch.dtype,
-        restore: int,
+        self, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], *rounding: Any
     ) -> Tensor:
         """Round a tensor under given scales."""
-        where, turned, _ = _read_tiles(tuple(tiles), tuple(turn), x.shape)
-        how = ScaledRounding(where, turned, _read_elements(grid, rule, restore, seed is not None), (seed, stream, offset))
-        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+        how, out, _ = _prepared(x, tiles, turn, *rounding)
         self._backend.quantize_scaled_into(out, x, scales, under, how)
         return out
 
     def quantize_tiles(
-        self,
-        x: Tensor,
-        under: Tensor | None,
-        tiles: Sequence[int],
-        turn: Sequence[int],
-        making: str,
-        scale_grid: str,
-        seed: Tensor | None,
-        grid: str,
-        rule: str,
-        stream: int,
-        offset: int,
-        dtype: torch.dtype,
-        restore: int,
+        self, x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], making: str, scale_grid: str, *rounding: Any
     ) -> tuple[Tensor, Tensor]:
         """Round a tensor under the scales of its own tiles; also return the scales if the result was not multiplied by them again."""
-        where, turned, counts = _read_tiles(tuple(tiles), tuple(turn), x.shape)
-        how = ScaledRounding(where, turned, _read_elements(grid, rule, restore, seed is not None), (seed, stream, offset))
-        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-        scales = x.new_empty((0,) if restore else counts, dtype=torch.float32)
-        self._backend.quantize_tiles_into(out, None if restore else scales, x, under, read_scales(making, scale_grid), how)
+        how, out, counts = _prepared(x, tiles, turn, *rounding)
+        restores = how.elements.restore != Restore.NOTHING
+        scales = x.new_empty((0,) if restores else counts, dtype=torch.float32)
+        self._backend.quantize_tiles_into(out, None if restores else scales, x, under, read_scales(making, scale_grid), how)
         return out, scales
 
     def rescaled(self, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:

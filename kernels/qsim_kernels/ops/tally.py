@@ -21,8 +21,7 @@ class Implementation(OnBackend):
         """Counts and sums as described in `qsim_kernels.numbers.tallies`, on the device of `x`, without synchronizing."""
         if x.shape != rounded.shape:
             raise ValueError(f"tally: x has shape {tuple(x.shape)}, rounded {tuple(rounded.shape)}: they must be the same")
-        found: tuple[Tensor, Tensor] = self._backend.tally(x, rounded, low, high)
-        return found
+        return self._backend.tally(x, rounded, low, high)  # type: ignore[no-any-return]
 
 
 def _shapes(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:

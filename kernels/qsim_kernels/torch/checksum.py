@@ -9,11 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.numbers.mixing import FOLD, SPREAD, STIR
+from qsim_kernels.meanings.torch import mixing
 from qsim_kernels.torch.chunks import pieces
-
-_WORD = 0xFFFFFFFF
-
 
 #: Integers of the size of an element.
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -39,17 +36,6 @@ def checksum(x: Tensor, start: int, offset: int = 0, row: int = 0, stride: int =
             index = index // row * stride + index % row
         word = piece.reshape(-1).to(torch.int64)
         if words.dtype == torch.int64:
-            word = word ^ (word >> 32) * FOLD
-        total += _mixed(word, index.add_(offset)).sum()
+            word = mixing.folded(word)
+        total += mixing.mixed(word, index.add_(offset)).sum()
     return total
-
-
-def _mixed(word: Tensor, index: Tensor) -> Tensor:
-    """Mix a word's lower 32 bits and an index into 32 bits that depend on all of them."""
-    h = word ^ (index + (index >> 32) * FOLD) * SPREAD
-    h &= _WORD
-    for factor, shift in STIR:
-        h *= factor
-        h &= _WORD
-        h ^= h >> shift
-    return h

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,31 +12,24 @@ from torch import Tensor
 from qsim_kernels.meanings.torch import updates as rules
 from qsim_kernels.numbers.carrier import rounding_bits
 from qsim_kernels.numbers.grid import Grid, Mode, Rule
-from qsim_kernels.numbers.updates import ROLES, Algorithm, Factors, Roundings, SGDAlgorithm, Step, own_grid, power, update_variant
+from qsim_kernels.numbers.updates import (
+    ROLES,
+    Algorithm,
+    Factors,
+    PlaceNumbers,
+    Roundings,
+    SGDAlgorithm,
+    Step,
+    UpdateTensors,
+    own_grid,
+    power,
+    update_variant,
+)
 from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.philox import ElementNoise, block_words
 from qsim_kernels.torch.rounding import as_values, float_dtype, one_nan, rounded as rounded_patterns
 
 _Rounder = Callable[[Tensor], Tensor]
-
-
-class PlaceNumbers(NamedTuple):
-    """The position of a share's elements in a whole tensor: see `qsim.random.places.Place`."""
-
-    offset: int
-    row: int
-    stride: int
-
-
-class UpdateTensors(NamedTuple):
-    """The tensors that the update of one parameter reads and writes; `None` for those that an algorithm does not use."""
-
-    param: Tensor
-    grad: Tensor
-    first: Tensor | None
-    second: Tensor | None
-    largest: Tensor | None
-    compensation: Tensor | None
 
 
 # Conversions to these dtypes already round to nearest.
@@ -78,8 +70,8 @@ def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algo
         root = 0.0 if roundings.in_format else 1.0 / math.sqrt(bias2)
         of_moments = (algorithm.beta1, 1.0 - algorithm.beta1, algorithm.beta2, 1.0 - algorithm.beta2)
         factors = [scale, *of_moments, rate, root, 0.0, algorithm.epsilon, decay]
-    found = Factors(*torch.tensor(factors, dtype=torch.float64, device="cpu").to(torch.float32).tolist())
-    return _in_format(found, products, algorithm, roundings) if roundings.in_format else found
+    singles = Factors(*torch.tensor(factors, dtype=torch.float64, device="cpu").to(torch.float32).tolist())
+    return _in_format(singles, products, algorithm, roundings) if roundings.in_format else singles
 
 
 def _in_format(factors: Factors, products: Tensor | None, algorithm: Algorithm, roundings: Roundings) -> Factors:
@@ -88,18 +80,16 @@ def _in_format(factors: Factors, products: Tensor | None, algorithm: Algorithm, 
     def q(x: float | Tensor) -> float:
         return float(rounded(torch.as_tensor(x, dtype=torch.float32, device="cpu").reshape(1), roundings.inner, roundings.inner_rule))
 
-    scale, rest = factors.scale, [q(x) for x in factors[1:]]
-    found = Factors(scale, *rest)
+    factors = Factors(factors.scale, *(q(x) for x in factors[1:]))
     if algorithm.decoupled:
-        found = found._replace(decay=q(_single(found.rate * found.decay)))
+        factors = factors._replace(decay=q(_single(factors.rate * factors.decay)))
     if isinstance(algorithm, SGDAlgorithm):
-        return found
+        return factors
     assert products is not None
-    beta1, beta2 = found.keep1, found.keep2
-    for i, beta in enumerate((beta1, beta2)):
+    for i, beta in enumerate((factors.keep1, factors.keep2)):
         products[i] = q(float(products[i]) * beta)
-    corrections = [q(1.0 - float(product)) for product in products]
-    return found._replace(fresh1=q(1.0 - beta1), fresh2=q(1.0 - beta2), mean=corrections[0], root=corrections[1])
+    mean, root = (q(1.0 - float(product)) for product in products)
+    return factors._replace(fresh1=q(1.0 - factors.keep1), fresh2=q(1.0 - factors.keep2), mean=mean, root=root)
 
 
 def _single(x: float) -> float:
@@ -113,28 +103,29 @@ def _key(seed: int, step: int, stream: int, role: int) -> tuple[int, int]:
     return words[0] | words[1] << 32, words[2] | words[3] << 32
 
 
-class _Noises:
-    """The noise of a piece's elements per role, for rules that need it."""
-
-    def __init__(self, key: Callable[[int], tuple[int, int]], place: PlaceNumbers, index: int, like: Tensor) -> None:
-        self._key, self._place, self._index, self._like = key, place, index, like
-
-    def __call__(self, rule: Rule, role: int) -> ElementNoise | None:
-        """The noise of a role, if the rule needs any."""
-        if rule.mode != Mode.STOCHASTIC:
-            return None
-        (offset, row, stride), count, device = self._place, self._like.numel(), self._like.device
-        if not row:
-            return ElementNoise(*self._key(role), offset + self._index, count, device)
-        place = torch.arange(self._index, self._index + count, device=device)
-        return ElementNoise(*self._key(role), offset + place // row * stride + place % row, count, device)
+def _noise(
+    key: Callable[[int], tuple[int, int]], place: PlaceNumbers, index: int, like: Tensor, rule: Rule, role: int
+) -> ElementNoise | None:
+    """The noise of a piece's elements in a role, if the rule needs any."""
+    if rule.mode != Mode.STOCHASTIC:
+        return None
+    where: int | Tensor = place.offset + index
+    if place.row:
+        elements = torch.arange(index, index + like.numel(), device=like.device)
+        where = place.offset + elements // place.row * place.stride + elements % place.row
+    return ElementNoise(*key(role), where, like.numel(), like.device)
 
 
 def _update_piece(
-    x: UpdateTensors, factors: Factors, drawn: _Noises, algorithm: Algorithm, roundings: Roundings, how: UpdateFunctions
+    x: UpdateTensors,
+    factors: Factors,
+    noise_of: Callable[[Rule, int], ElementNoise | None],
+    algorithm: Algorithm,
+    roundings: Roundings,
+    rounded: Callable[..., Tensor],
 ) -> None:
     """Update consecutive elements of one parameter."""
-    rounded, weight = how.rounded, as_single(x.param)
+    weight = as_single(x.param)
 
     def q(value: Tensor) -> Tensor:
         return rounded(value, roundings.inner, roundings.inner_rule)
@@ -150,10 +141,10 @@ def _update_piece(
     for role, (state, value) in enumerate(zip((x.first, x.second, x.largest), states, strict=True), start=1):
         if state is not None and value is not None:
             # The largest second moment was itself a second moment, so it uses the same random bits.
-            noise = drawn(roundings.state_rule, min(role, ROLES - 1))
+            noise = noise_of(roundings.state_rule, min(role, ROLES - 1))
             _store(state, rounded(value, roundings.state, roundings.state_rule, noise, state.dtype))
     if x.compensation is None:
-        _store(x.param, rounded(weight - change, roundings.grid, roundings.rule, drawn(roundings.rule, 0), x.param.dtype))
+        _store(x.param, rounded(weight - change, roundings.grid, roundings.rule, noise_of(roundings.rule, 0), x.param.dtype))
     else:
         _add_compensated(x, weight, change, roundings, q if roundings.in_format else None, rounded)
 
@@ -173,23 +164,26 @@ def _add_compensated(
     _store(x.param, rounded(total, roundings.grid, roundings.rule, None, x.param.dtype))
 
 
-class UpdateFunctions(NamedTuple):
-    """The functions that take the time, in plain torch or faster with the same results.
+#: A function that updates a whole parameter.
+WholeUpdate = Callable[[UpdateTensors, Factors, Callable[[int], tuple[int, int]], PlaceNumbers, Algorithm, Roundings], None]
 
-    Attributes:
-        rounded: See `rounded`.
-        whole: A function that updates a whole parameter, in place of this module.
+
+def update(
+    step: Step,
+    algorithm: Algorithm,
+    roundings: Roundings,
+    rounded: Callable[..., Tensor] = rounded,
+    update_whole: WholeUpdate | None = None,
+) -> None:
+    """Update parameters by one step.
+
+    Args:
+        step: The inputs and outputs.
+        algorithm: How gradients become updates.
+        roundings: What is rounded on the way.
+        rounded: See `rounded`: this function, or a faster one with the same results.
+        update_whole: A faster way to update a whole parameter, in place of this module.
     """
-
-    rounded: Callable[..., Tensor]
-    whole: Callable[[UpdateTensors, Factors, Callable[[int], tuple[int, int]], PlaceNumbers, Algorithm, Roundings], None] | None = None
-
-
-PLAIN = UpdateFunctions(rounded)
-
-
-def update(step: Step, algorithm: Algorithm, roundings: Roundings, how: UpdateFunctions = PLAIN) -> None:
-    """Update parameters by one step, following an algorithm and roundings."""
     if step.found_inf is not None and bool(step.found_inf):
         return
     scale = 1.0 / (1.0 if step.grad_scale is None else float(step.grad_scale))
@@ -201,10 +195,10 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings, how: UpdateFu
         key = partial(_key, step.seed, done, step.streams[i])
         tensors = UpdateTensors(param, step.grads[i], *(states[i] if states else None for states in of_elements))
         place = PlaceNumbers(*step.places[3 * i : 3 * i + 3])
-        if how.whole is not None:
-            how.whole(tensors, factors, key, place, algorithm, roundings)
+        if update_whole is not None:
+            update_whole(tensors, factors, key, place, algorithm, roundings)
             continue
         for index, views in pieces(*(x for x in tensors if x is not None)):
             remaining = iter(views)
-            piece = UpdateTensors(*(None if x is None else next(remaining) for x in tensors))  # type: ignore[arg-type]
-            _update_piece(piece, factors, _Noises(key, place, index, piece.param), algorithm, roundings, how)
+            piece = UpdateTensors(*(None if x is None else next(remaining) for x in tensors))
+            _update_piece(piece, factors, partial(_noise, key, place, index, piece.param), algorithm, roundings, rounded)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from itertools import count
+from types import MappingProxyType
+from typing import Any, get_type_hints
 
 import numba
 from llvmlite import ir
@@ -78,16 +81,35 @@ def numbers(context: Any, address: Any, count: Any) -> Any:
     return None if size is None else (types.UniTuple(types.int64, size)(types.int64, count), generate)
 
 
-def record_at(kind: type[tuple[Any, ...]]) -> Any:
-    """A function that reads a `NamedTuple` of integers of 64 bits at an address."""
+def record_at(kind: type[tuple[Any, ...]], types_of: Mapping[type, Any] = MappingProxyType({})) -> Any:
+    """A function that reads a `NamedTuple` at an address: 64 bits for each of its numbers, and of those of the records in it.
+
+    Args:
+        kind: The record.
+        types_of: The types of the numbers of some records; those of others are float64 if they are annotated as floats, and int64.
+    """
+
+    def typed(kind: Any, owner: Any = None) -> Any:
+        if hasattr(kind, "_fields"):
+            return types.BaseTuple.from_types([typed(field, kind) for field in get_type_hints(kind).values()], kind)
+        return types_of.get(owner, types.float64 if kind is float else types.int64)
+
+    whole = typed(kind)
 
     def read(context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            place = builder.inttoptr(arguments[0], context.get_value_type(types.CPointer(types.int64)))
-            fields = [builder.load(cgutils.gep_inbounds(builder, place, i)) for i in range(len(signature.return_type))]
-            return context.make_tuple(builder, signature.return_type, fields)
+            indices = count()
 
-        return types.NamedUniTuple(types.int64, len(kind._fields), kind)(types.int64), generate  # type: ignore[attr-defined]
+            def loaded(kind: Any) -> Any:
+                if isinstance(kind, types.BaseTuple):
+                    return context.make_tuple(builder, kind, [loaded(field) for field in kind.types])
+                held = types.float64 if isinstance(kind, types.Float) else types.int64
+                place = builder.inttoptr(arguments[0], context.get_value_type(types.CPointer(held)))
+                return context.cast(builder, builder.load(cgutils.gep_inbounds(builder, place, next(indices))), held, kind)
+
+            return loaded(whole)
+
+        return whole(types.int64), generate
 
     return intrinsic(read)
 

@@ -9,15 +9,13 @@ import numpy as np
 from qsim_kernels.meanings import numba as meaning
 from qsim_kernels.numba.jobs import ScalesJob
 from qsim_kernels.numba.loops.bits import as_double, as_long, floats, record_at, room_for_floats
-from qsim_kernels.numbers.carrier import GridNumbers
-from qsim_kernels.numbers.scales import ScaleNumbers, ScaleRule
+from qsim_kernels.numbers.scales import ScaleRule
 
 #: Scales that are computed at once.
 _AT_ONCE = 256
 _f64: Any = np.float64
 _f32: Any = np.float32
-_job_at, _grid_at = record_at(ScalesJob), record_at(GridNumbers)
-_GRID = 8 * len(ScalesJob._fields)
+_job_at = record_at(ScalesJob)
 
 
 def __getattr__(name: str) -> Any:
@@ -27,16 +25,14 @@ def __getattr__(name: str) -> Any:
     scale_of = meaning.scales(int(ScaleRule[name.upper()])).scale_of
 
     def scales(job_at, first, count):
-        """Write some of the scales, float32, which may replace the magnitudes; a `GridNumbers` follows the `ScalesJob`."""
+        """Write some of the scales, float32, which may replace the magnitudes."""
         job, given = _job_at(job_at), room_for_floats(_AT_ONCE)
-        numbers = ScaleNumbers(job.largest, job.factor, job.power, job.spare, job.least, _grid_at(job_at + _GRID))
-        whole = as_double(job.whole)
         for start in range(first, first + count, _AT_ONCE):
             out, amaxes, size = floats(job.out + 4 * start), floats(job.amaxes + 4 * start), min(_AT_ONCE, first + count - start)
             # Loops vectorize only if they do not write where they read.
             for i in range(size):
                 given[i] = amaxes[i]
             for i in range(size):
-                out[i] = _f32(as_double(scale_of(as_long(_f64(given[i]) / whole), numbers, 0, 0)))
+                out[i] = _f32(as_double(scale_of(as_long(_f64(given[i]) / job.whole), job.numbers, 0, 0)))
 
     return scales

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from qsim_kernels.numba.loops.bits import add_at, as_double, as_float, doubles, numbers, part, room_for_ints, room_for_longs
+from qsim_kernels.numba.jobs import Outcomes
+from qsim_kernels.numba.loops.bits import add_at, as_float, doubles, part, record_at, room_for_ints, room_for_longs
 from qsim_kernels.numba.loops.strips import STRIP
 from qsim_kernels.numba.loops.values import load
 from qsim_kernels.numbers import tallies
@@ -16,29 +17,30 @@ _SIZE, _ZERO, _NAN = tallies.SIZE, tallies.ZERO, tallies.NAN
 _SATURATED, _UNDERFLOWED, _EXACT = tallies.SATURATED, tallies.UNDERFLOWED, tallies.EXACT
 _MANTISSA, _INFINITY, _MAGNITUDE = SINGLE.mantissa, SINGLE.infinity, SINGLE.nan
 _f64: Any = np.float64
+_job_at = record_at(Outcomes)
 
 
 def tally(job_at, first, strips):
     """Add some strips to the counts, and write their sums, which are added later in a fixed order.
 
-    `job_at` is the address of an `Outcomes` of `compiled.jobs`.
+    `job_at` is the address of an `Outcomes` of `numba.jobs`.
     """
-    counts_at, sums_at, x_at, rounded_at, size, x_is_narrow, rounded_is_narrow, low, high = numbers(job_at, 9)
-    sums, counts = doubles(sums_at), room_for_longs(_SIZE)
+    job = _job_at(job_at)
+    sums, counts = doubles(job.sums), room_for_longs(_SIZE)
     x, rounded = room_for_ints(STRIP), room_for_ints(STRIP)
     for i in range(_SIZE):
         counts[i] = 0
     for strip in range(first, first + strips):
         start = strip * STRIP
-        count = min(STRIP, size - start)
-        load(x, x_at, start, count, x_is_narrow != 0)
-        load(rounded, rounded_at, start, count, rounded_is_narrow != 0)
+        count = min(STRIP, job.size - start)
+        load(x, job.x, start, count, job.x_is_narrow != 0)
+        load(rounded, job.rounded, start, count, job.rounded_is_narrow != 0)
         for i in range(count):
             counts[(x[i] & _MAGNITUDE) >> _MANTISSA] += 1
-        _add_facts(counts, x, rounded, count, as_double(low), as_double(high))
+        _add_facts(counts, x, rounded, count, job.low, job.high)
         sums[2 * strip], sums[2 * strip + 1] = _squares(x, rounded, count)
     for i in range(_SIZE):
-        add_at(counts_at + 8 * i, counts[i])
+        add_at(job.counts + 8 * i, counts[i])
 
 
 @part

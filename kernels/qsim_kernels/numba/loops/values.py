@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from qsim_kernels.numba.loops.bits import address_of, call, ints, numbers, part, room_for_ints, shorts
+from qsim_kernels.numba.jobs import Values
+from qsim_kernels.numba.loops.bits import address_of, call, ints, part, record_at, room_for_ints, shorts
 from qsim_kernels.numba.loops.noise import SERVED
 from qsim_kernels.numba.loops.strips import STRIP
 
 _i32: Any = np.int32
 _i16: Any = np.int16
+_job_at = record_at(Values)
 
 
 @part
@@ -41,21 +43,21 @@ def store(out_at, start, patterns, count, is_narrow):
 
 
 def quantize(job_at, start, count):
-    """Round some elements of a tensor, strip by strip; `job_at` is the address of a `Values` of `compiled.jobs`."""
-    out_at, x_at, out_is_narrow, x_is_narrow, strip_at, how_at, seed, stream, offset = numbers(job_at, 9)
+    """Round some elements of a tensor, strip by strip; `job_at` is the address of a `Values` of `numba.jobs`."""
+    job = _job_at(job_at)
     given, results = room_for_ints(STRIP), room_for_ints(STRIP)
-    in_place = out_at == x_at
+    in_place = job.out == job.x
     at, end = start, start + count
     while at < end:
         # Every strip but the first begins with a block of random bits.
-        size = min(STRIP - (offset + at) % SERVED, end - at)
-        source, target = x_at + 4 * at, out_at + 4 * at
-        if x_is_narrow:
-            load(given, x_at, at, size, True)
+        size = min(STRIP - (job.offset + at) % SERVED, end - at)
+        source, target = job.x + 4 * at, job.out + 4 * at
+        if job.x_is_narrow:
+            load(given, job.x, at, size, True)
             source = address_of(given)
-        if out_is_narrow or in_place:
+        if job.out_is_narrow or in_place:
             target = address_of(results)
-        call(strip_at, (target, source, size, how_at, seed, stream, offset + at))
-        if out_is_narrow or in_place:
-            store(out_at, at, results, size, out_is_narrow)
+        call(job.strip, (target, source, size, job.grid, job.seed, job.stream, job.offset + at))
+        if job.out_is_narrow or in_place:
+            store(job.out, at, results, size, job.out_is_narrow)
         at += size

@@ -15,32 +15,32 @@ class KernelVariant(NamedTuple):
     """The compile-time variant of a kernel. Everything else about formats and roundings is passed at run time.
 
     Attributes:
-        mode: A `Mode`.
-        overflow: An `Overflow`.
+        mode: See `carrier.Variant`, as the next ones.
+        overflow: See there.
+        flat: See there.
+        zero: See there.
+        signed: See there.
+        keep_sign: See there.
+        symmetric: See there.
+        open: See there.
         fast: Whether `round_single` supports the grid and the rounding.
-        flat: Whether the number of rounded bits is the same for all values.
-        open: Whether overflow becomes infinity automatically: the carrier's infinity is right above the grid's last binade.
-        symmetric: Whether the smallest value is the negative of the largest.
-        zero: Whether zero is a value.
-        signed: Whether negative values exist.
-        keep_sign: Whether zero keeps its sign.
         wide: Whether the carrier is float64; otherwise float32.
         halves: Whether 16 random bits are drawn per element; otherwise 32.
         whole: Whether all of those are used, without a correction below them.
+        binary: Whether the grid holds only powers of two, and ties occur.
         later: Whether the last 16 of 32 random bits are drawn only by threads that may need them; see `later`.
         few: Whether values have so few significant bits that the first 16 decide above the grid's smallest value.
-        binary: Whether the grid holds only powers of two, and ties occur.
     """
 
     mode: int
     overflow: int
-    fast: bool
     flat: bool
-    open: bool
-    symmetric: bool
     zero: bool
     signed: bool
     keep_sign: bool
+    symmetric: bool
+    open: bool
+    fast: bool
     wide: bool
     halves: bool
     whole: bool

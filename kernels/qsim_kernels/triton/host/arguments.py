@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 
 from qsim_kernels.meanings.triton import INTERPRETED
-from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, is_flat
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, variant_of
 from qsim_kernels.numbers.encoding import largest_code
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
@@ -24,38 +24,31 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[KernelVariant, tuple[i
         wide: Use float64 even if float32 is enough.
     """
     behind = rule.correction and rule.bits in (16, 32)
-    how = grid_bits(grid, wide or behind)
-    rule = rule._replace(bits=bits_that_matter(how, rule))
+    bits = grid_bits(grid, wide or behind)
+    rule = rule._replace(bits=bits_that_matter(bits, rule))
     halves = 0 < rule.bits <= 16
-    drawn = 16 if halves else 32
+    width = 16 if halves else 32
     variant = KernelVariant(
-        mode=int(rule.mode),
-        overflow=rule.overflow,
-        fast=_is_fast(how, rule),
-        flat=is_flat(grid) and how.carrier == SINGLE,
-        open=not rule.saturates and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
-        symmetric=grid.min == -grid.max,
-        zero=grid.zero,
-        signed=how.signed,
-        keep_sign=how.negative_zero,
-        wide=how.carrier == DOUBLE,
+        *variant_of(bits, rule),
+        fast=_is_fast(bits, rule),
+        wide=bits.carrier == DOUBLE,
         halves=halves,
-        whole=rule.bits == drawn,
+        whole=rule.bits == width,
         binary=grid.mantissa == 0 and rule.mode == Mode.NEAREST,
     )
-    keep = ((1 << rule.bits) - 1) << (drawn - rule.bits)
+    keep = ((1 << rule.bits) - 1) << (width - rule.bits)
     # Half of the last random bit's weight, where there is room for it; below 32 bits there is room in float64's arithmetic.
-    correction = 1 << (drawn - 1 - rule.bits) if rule.correction and rule.bits < drawn else 0
+    correction = 1 << (width - 1 - rule.bits) if rule.correction and rule.bits < width else 0
     noise = (keep, correction, 1 << (32 - rule.bits) if behind else 0)
-    return variant, (*noise, *how.numbers)
+    return variant, (*noise, *bits.numbers)
 
 
-def _is_fast(how: GridBits, rule: Rule) -> bool:
+def _is_fast(bits: GridBits, rule: Rule) -> bool:
     """Whether adding and subtracting a power of two rounds: the power must exist, and leave room for a carry."""
-    room = 2 <= how.shift <= 23 and (how.top >> 23) + 1 + how.shift < 254
+    room = 2 <= bits.shift <= 23 and (bits.top >> 23) + 1 + bits.shift < 254
     # Where numbers overflow, they do so from the value on that would follow the largest.
-    ends = rule.overflow == Overflow.SATURATE or (rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.top == how.bottom)
-    return how.carrier == SINGLE and how.low > 0 and how.zero and room and ends and rule.mode in _FAST_MODES
+    ends = rule.overflow == Overflow.SATURATE or (rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and bits.top == bits.bottom)
+    return bits.carrier == SINGLE and bits.low > 0 and bits.zero and room and ends and rule.mode in _FAST_MODES
 
 
 def drawn_later(variant: KernelVariant, grid: Grid, few: bool) -> KernelVariant:
@@ -66,11 +59,11 @@ def drawn_later(variant: KernelVariant, grid: Grid, few: bool) -> KernelVariant:
         grid: The grid.
         few: Whether values have at most 11 significant bits.
     """
-    how = grid_bits(grid, variant.wide)
+    bits = grid_bits(grid, variant.wide)
     # Near 2**7 or 1.5 times 2**7 spacings, the sums must stay within one binade of float32. This also limits evenly
     # spaced values to at most 2**7; unsigned ones of 8 bits have twice as many.
-    end = how.top if variant.saturates else how.top + (1 << how.shift + max(how.low - (how.top >> 23), 0))
-    room = how.shift >= 18 or (how.shift >= 16 and end < how.low << 23)
+    end = bits.top if variant.saturates else bits.top + (1 << bits.shift + max(bits.low - (bits.top >> 23), 0))
+    room = bits.shift >= 18 or (bits.shift >= 16 and end < bits.low << 23)
     draws = variant.mode == Mode.STOCHASTIC and variant.fast and variant.whole and not variant.halves
     return variant._replace(later=draws and room and not INTERPRETED, few=few)
 
@@ -125,18 +118,18 @@ def _power(grid: Grid, coding: Coding, wide: bool) -> int:
 
 def _code_numbers(grid: Grid, coding: Coding, wide: bool, direction: int) -> tuple[int, ...]:
     """The numbers of `values.Codes`, in its order, floats as patterns; `direction` is 1 from codes to values, -1 the other way."""
-    how = grid_bits(grid, wide)
-    carrier = how.carrier
+    bits = grid_bits(grid, wide)
+    carrier = bits.carrier
     power = _power(grid, coding, wide)
     first = min(carrier.bias, power)
     unused = (64 if carrier == DOUBLE else 32) - coding.bits
     largest = largest_code(grid, coding)
     return (
-        how.shift,
+        bits.shift,
         grid.exponent + carrier.bias,
         carrier.pattern(2.0 ** (direction * first)),
         carrier.pattern(2.0 ** (direction * (power - first))),
-        max(0, unused - how.shift),
+        max(0, unused - bits.shift),
         ~carrier.sign,
         1 << (coding.bits - 1),
         unused,

@@ -19,14 +19,14 @@ from qsim_kernels.triton.device.values import CodeNumbers, UsedNumbers, codes_in
 @triton.jit
 def quantize_block(
     x, out, start, count, offset, noise, grid,
-    V: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    ROUNDING: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Round one block of values."""
     place = tl.arange(0, BLOCK)
     values = load(x + start, place, count - start, MASKED)
     # A conversion to 16 bits already makes every NaN the same.
-    drawn = random_integers(noise, offset + start, V, RUN, ALIGNED, BLOCK)
-    values = rounded(as_single(values), drawn, grid, V, out.dtype.element_ty == tl.float32)
+    drawn = random_integers(noise, offset + start, ROUNDING, RUN, ALIGNED, BLOCK)
+    values = rounded(as_single(values), drawn, grid, ROUNDING, out.dtype.element_ty == tl.float32)
     store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
 
 
@@ -35,38 +35,38 @@ def quantize_kernel(
     x, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     count: tl.int64, rows: tl.int64, columns: tl.int64,
     used: UsedNumbers, grid: GridNumbers,
-    V: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+    ROUNDING: tl.constexpr, TILE: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Round `count` values, of matrices of `rows` and `columns` if there is a `TransposedTile`."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = noise_of(seed, noise_stream, used)
-    grid = in_carrier(grid, V.wide)
+    grid = in_carrier(grid, ROUNDING.wide)
     start = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
-    if T is not None:
-        quantize_tile(x, out, rows, columns, offset, noise, grid, V, T)
+    if TILE is not None:
+        quantize_tile(x, out, rows, columns, offset, noise, grid, ROUNDING, TILE)
     elif start + STEPS * BLOCK <= count:
         for step in range(STEPS):
-            quantize_block(x, out, start + step * BLOCK, count, offset, noise, grid, V, RUN, ALIGNED, BLOCK, False)
+            quantize_block(x, out, start + step * BLOCK, count, offset, noise, grid, ROUNDING, RUN, ALIGNED, BLOCK, False)
     else:
         for step in range(STEPS):
-            quantize_block(x, out, start + step * BLOCK, count, offset, noise, grid, V, RUN, ALIGNED, BLOCK, True)
+            quantize_block(x, out, start + step * BLOCK, count, offset, noise, grid, ROUNDING, RUN, ALIGNED, BLOCK, True)
 
 
 @triton.jit
 def encode_block(
     x, out, lost, start, count, offset, noise, grid, coding,
-    V: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    ROUNDING: tl.constexpr, CODING: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Round one block of values and write their codes."""
     place = tl.arange(0, BLOCK)
     values = as_single(load(x + start, place, count - start, MASKED))
-    drawn = random_integers(noise, offset + start, V, RUN, ALIGNED, BLOCK)
-    codes = encoded(values, drawn, grid, coding, V, C, out.dtype.element_ty != tl.int32)
+    drawn = random_integers(noise, offset + start, ROUNDING, RUN, ALIGNED, BLOCK)
+    codes = encoded(values, drawn, grid, coding, ROUNDING, CODING, out.dtype.element_ty != tl.int32)
     store(out + start, codes.to(out.dtype.element_ty), place, count - start, MASKED)
     if lost is not None:
-        if not (V.fast and V.saturates):
-            values = rounded(values, drawn, grid, V, True)
+        if not (ROUNDING.fast and ROUNDING.saturates):
+            values = rounded(values, drawn, grid, ROUNDING, True)
         # Each thread adds up its own.
         note_lost(lost, tl.reshape(values, (BLOCK // RUN, RUN)))
 
@@ -76,33 +76,35 @@ def encode_kernel(
     x, out, lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     count: tl.int64, rows: tl.int64, columns: tl.int64,
     used: UsedNumbers, grid: GridNumbers, coding: CodeNumbers,
-    V: tl.constexpr, C: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    ROUNDING: tl.constexpr, CODING: tl.constexpr, TILE: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round `count` values and write their codes; set `lost`, if given, where a NaN has no code."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = noise_of(seed, noise_stream, used)
-    grid = in_carrier(grid, V.wide)
-    coding = codes_in_carrier(coding, grid.shift, V.wide)
+    grid = in_carrier(grid, ROUNDING.wide)
+    coding = codes_in_carrier(coding, grid.shift, ROUNDING.wide)
     # Two blocks amortize a thread's fixed costs, which memory traffic would not hide.
     start = tl.program_id(0).to(tl.int64) * (2 * BLOCK)
-    if T is not None:
-        encode_tile(x, out, lost, rows, columns, offset, noise, grid, coding, V, C, T)
+    if TILE is not None:
+        encode_tile(x, out, lost, rows, columns, offset, noise, grid, coding, ROUNDING, CODING, TILE)
     elif start + 2 * BLOCK <= count:
         for step in range(2):
-            encode_block(x, out, lost, start + step * BLOCK, count, offset, noise, grid, coding, V, C, RUN, ALIGNED, BLOCK, False)
+            at = start + step * BLOCK
+            encode_block(x, out, lost, at, count, offset, noise, grid, coding, ROUNDING, CODING, RUN, ALIGNED, BLOCK, False)
     else:
         for step in range(2):
-            encode_block(x, out, lost, start + step * BLOCK, count, offset, noise, grid, coding, V, C, RUN, ALIGNED, BLOCK, True)
+            at = start + step * BLOCK
+            encode_block(x, out, lost, at, count, offset, noise, grid, coding, ROUNDING, CODING, RUN, ALIGNED, BLOCK, True)
 
 
 @triton.jit
-def decode_block(codes, out, start, count, coding, C: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+def decode_block(codes, out, start, count, coding, CODING: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     """Write the values of one block of codes."""
     place = tl.arange(0, BLOCK)
     read = load(codes + start, place, count - start, MASKED).to(tl.int32)
     # A conversion to 16 bits already makes every NaN the same.
-    values = values_of(read.to(tl.uint32, bitcast=True), coding, C, C.wide or out.dtype.element_ty == tl.float32)
+    values = values_of(read.to(tl.uint32, bitcast=True), coding, CODING, CODING.wide or out.dtype.element_ty == tl.float32)
     store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
 
 
@@ -110,35 +112,36 @@ def decode_block(codes, out, start, count, coding, C: tl.constexpr, BLOCK: tl.co
 def decode_kernel(
     codes, out, count: tl.int64,
     shift: tl.int64, coding: CodeNumbers,
-    C: tl.constexpr, BLOCK: tl.constexpr,
+    CODING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the values of `count` codes."""
-    coding = codes_in_carrier(coding, shift, C.wide)
+    coding = codes_in_carrier(coding, shift, CODING.wide)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start + BLOCK <= count:
-        decode_block(codes, out, start, count, coding, C, BLOCK, False)
+        decode_block(codes, out, start, count, coding, CODING, BLOCK, False)
     else:
-        decode_block(codes, out, start, count, coding, C, BLOCK, True)
+        decode_block(codes, out, start, count, coding, CODING, BLOCK, True)
 
 
 @triton.jit
 def quantize_and_encode_block(
     x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding,
-    V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ONE_GRID: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+    ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr, ONE_GRID: tl.constexpr,
+    RUN: tl.constexpr, BLOCK: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
     """Round one block of values to two grids."""
     # A thread holds as many neighbours for the narrow codes as for the values; otherwise one of them would go through shared memory.
     place = tl.max_contiguous(tl.arange(0, BLOCK), RUN)
     values = as_single(load(x + start, place, count - start, MASKED))
-    drawn = random_integers(noise, start, V, RUN, True, BLOCK)
-    code_drawn = random_integers(code_noise, start, W, RUN, True, BLOCK)
+    drawn = random_integers(noise, start, ROUNDING, RUN, True, BLOCK)
+    code_drawn = random_integers(code_noise, start, CODE_ROUNDING, RUN, True, BLOCK)
     # Steps shared by both are done once if the grid is the same.
     if ONE_GRID:
         values = clamp(values, grid, True)
-    result = rounded(values, drawn, grid, V, out.dtype.element_ty == tl.float32, ONE_GRID)
+    result = rounded(values, drawn, grid, ROUNDING, out.dtype.element_ty == tl.float32, ONE_GRID)
     store(out + start, as_dtype(result, out.dtype.element_ty), place, count - start, MASKED)
-    codes = encoded(values, code_drawn, code_grid, coding, W, C, codes_out.dtype.element_ty != tl.int32, ONE_GRID)
+    codes = encoded(values, code_drawn, code_grid, coding, CODE_ROUNDING, CODING, codes_out.dtype.element_ty != tl.int32, ONE_GRID)
     store(codes_out + start, codes.to(codes_out.dtype.element_ty), place, count - start, MASKED)
 
 
@@ -148,24 +151,30 @@ def quantize_and_encode_kernel(
     count: tl.int64, rows: tl.int64, columns: tl.int64,
     used: UsedNumbers, grid: GridNumbers,
     code_used: UsedNumbers, code_grid: GridNumbers, coding: CodeNumbers,
-    V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, T: tl.constexpr, ONE_GRID: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+    ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr, TILE: tl.constexpr,
+    ONE_GRID: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round `count` values to one grid, and to another whose codes are written: both that a layer needs of its input, in one read."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = noise_of(seed, noise_stream, used)
-    grid = in_carrier(grid, V.wide)
+    grid = in_carrier(grid, ROUNDING.wide)
     code_noise = noise_of(seed, code_stream, code_used)
-    coding = codes_in_carrier(coding, code_grid.shift, W.wide)
-    code_grid = grid if ONE_GRID else in_carrier(code_grid, W.wide)
+    coding = codes_in_carrier(coding, code_grid.shift, CODE_ROUNDING.wide)
+    code_grid = grid if ONE_GRID else in_carrier(code_grid, CODE_ROUNDING.wide)
     start = tl.program_id(0).to(tl.int64) * BLOCK
-    if T is not None:
-        quantize_and_encode_tile(x, out, codes_out, rows, columns, noise, grid, code_noise, code_grid, coding, V, W, C, T)
+    if TILE is not None:
+        quantize_and_encode_tile(
+            x, out, codes_out, rows, columns, noise, grid, code_noise, code_grid, coding,
+            ROUNDING, CODE_ROUNDING, CODING, TILE,
+        )  # fmt: skip
     elif start + BLOCK <= count:
         quantize_and_encode_block(
-            x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding, V, W, C, ONE_GRID, RUN, BLOCK, False
-        )
+            x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding,
+            ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, RUN, BLOCK, False,
+        )  # fmt: skip
     else:
         quantize_and_encode_block(
-            x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding, V, W, C, ONE_GRID, RUN, BLOCK, True
-        )
+            x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding,
+            ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, RUN, BLOCK, True,
+        )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 from qsim_kernels.numbers.carrier import counts_wide
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.triton.device.transposed import TransposedTile
-from qsim_kernels.triton.device.values import KernelVariant
+from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.layouts import ElementOrder, in_order, prepared
@@ -33,11 +33,10 @@ def quantize_into(
         offset: Logical index of `x`'s first element.
         block: Elements of a block; by default the fastest number.
     """
-    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    pointer, number = seed_of(seed, x)
     aligned = offset % 8 == 0
-    form = (grid, rule, x.dtype, out.dtype, pointer is None, aligned, block)
-    order = ElementOrder.ANY if rule.mode != Mode.STOCHASTIC else ElementOrder.GROUPS if aligned else ElementOrder.INDEX
-    launch = prepared(_quantizer, form, order, x.shape, x.stride(), out.stride())
+    form = ((grid, rule), (x.dtype, out.dtype), pointer is None, aligned, block)
+    launch = prepared(_quantizer, form, _order(rule, aligned), x.shape, x.stride(), out.stride())
     if launch is None:
         in_order(lambda source, target: quantize_into(target, source, seed, grid, rule, stream, offset, block), x, out)
         return
@@ -63,11 +62,10 @@ def encode_into(
         Whether there was a NaN without a code, on the device of `x`.
     """
     check = check and coding.nan < 0
-    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    pointer, number = seed_of(seed, x)
     aligned = offset % 8 == 0
-    form = (grid, rule, coding, x.dtype, out.dtype, pointer is None, aligned, check, block)
-    order = ElementOrder.ANY if rule.mode != Mode.STOCHASTIC else ElementOrder.GROUPS if aligned else ElementOrder.INDEX
-    launch = prepared(_encoder, form, order, x.shape, x.stride(), out.stride())
+    form = ((grid, rule, coding), (x.dtype, out.dtype), pointer is None, aligned, check, block)
+    launch = prepared(_encoder, form, _order(rule, aligned), x.shape, x.stride(), out.stride())
     if launch is None:
         others = (seed, grid, rule, coding, stream, offset, check, block)
         return in_order(lambda source, target: encode_into(target, source, *others), x, out)
@@ -79,7 +77,7 @@ def encode_into(
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: int | None = None) -> None:
     """Write the values of `codes` into `out`; see `reference.decode_into`."""
-    form = (grid, coding, codes.dtype, out.dtype, block)
+    form = (grid, coding, (codes.dtype, out.dtype), block)
     launch = prepared(_decoder, form, ElementOrder.ANY, codes.shape, codes.stride(), out.stride())
     if launch is None:
         in_order(lambda source, target: decode_into(target, source, grid, coding, block), codes, out)
@@ -102,9 +100,9 @@ def quantize_and_encode_into(
     code_stream: int,
 ) -> None:
     """Round `x` onto two grids, into values and into codes; see `reference.quantize_and_encode_into`."""
-    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
-    order = ElementOrder.GROUPS if Mode.STOCHASTIC in (rule.mode, code_rule.mode) else ElementOrder.ANY
-    form = (grid, rule, code_grid, code_rule, coding, x.dtype, out.dtype, codes.dtype, pointer is None, codes.data_ptr() % 16)
+    pointer, number = seed_of(seed, x)
+    order = max(_order(rule, True), _order(code_rule, True))
+    form = ((grid, rule), (code_grid, code_rule, coding), (x.dtype, out.dtype, codes.dtype), pointer is None, codes.data_ptr() % 16)
     launch = prepared(_both, form, order, x.shape, x.stride(), out.stride(), codes.stride())
     if launch is None:
         others = (seed, grid, rule, stream, code_grid, code_rule, coding, code_stream)
@@ -114,22 +112,23 @@ def quantize_and_encode_into(
     run(programs, x, out, codes, pointer, number, stream, code_stream, *sizes)
 
 
+def _order(rule: Rule, aligned: bool) -> ElementOrder:
+    """The order in which a rounding counts elements, the first of which begins a group of random bits if it is aligned."""
+    if rule.mode != Mode.STOCHASTIC:
+        return ElementOrder.ANY
+    return ElementOrder.GROUPS if aligned else ElementOrder.INDEX
+
+
 def _quantizer(
-    grid: Grid,
-    rule: Rule,
-    source: torch.dtype,
-    target: torch.dtype,
-    unseeded: bool,
-    aligned: bool,
-    block: int | None,
-    tile: TransposedTile | None,
+    how: tuple[Grid, Rule], dtypes: tuple[torch.dtype, ...], unseeded: bool, aligned: bool, block: int | None, tile: TransposedTile | None
 ) -> Launcher:
-    variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
+    variant, numbers = arguments.rounding(*how, torch.float64 in dtypes)
+    source, target = dtypes
     run, steps = run_length(source, target), 1
     is_plain = aligned and not variant.wide and tile is None
     if is_plain:
-        variant = drawn_later_if_faster(variant, grid, source)
-    draws_words = is_plain and rule.mode == Mode.STOCHASTIC and not variant.halves
+        variant = drawn_later_if_faster(variant, how[0], source)
+    draws_words = is_plain and variant.mode == Mode.STOCHASTIC and not variant.halves
     size, warps = 1024 if run == 4 else 2048, 4
     registers = 0
     if variant.later:
@@ -144,65 +143,62 @@ def _quantizer(
     block = block or size
     options = {"maxnreg": registers} if registers else {}
     constants = (variant, tile, run, aligned, block, steps)
-    return launcher(quantize_kernel, (source, target, unseeded), *numbers, *constants, share=steps * block, num_warps=warps, **options)
+    return launcher(quantize_kernel, (dtypes, unseeded), *numbers, *constants, share=steps * block, num_warps=warps, **options)
 
 
 def _encoder(
-    grid: Grid,
-    rule: Rule,
-    coding: Coding,
-    source: torch.dtype,
-    target: torch.dtype,
+    how: tuple[Grid, Rule, Coding],
+    dtypes: tuple[torch.dtype, ...],
     unseeded: bool,
     aligned: bool,
     checked: bool,
     block: int | None,
     tile: TransposedTile | None,
 ) -> Launcher:
-    variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
-    if aligned and tile is None:
-        variant = drawn_later_if_faster(variant, grid, source)
-    code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
+    variants, numbers = encoding(*how, dtypes[0], may_draw_later=aligned and tile is None)
     block = block or 2048
-    constants = (variant, code_variant, tile, run_length(source, target), aligned, block)
-    return launcher(encode_kernel, (source, target, unseeded, checked), *numbers, *code_numbers, *constants, share=2 * block)
+    constants = (*variants, tile, run_length(*dtypes), aligned, block)
+    return launcher(encode_kernel, (dtypes, unseeded, checked), *numbers, *constants, share=2 * block)
 
 
-def _decoder(
-    grid: Grid, coding: Coding, source: torch.dtype, target: torch.dtype, block: int | None, tile: TransposedTile | None
-) -> Launcher:
+def _decoder(grid: Grid, coding: Coding, dtypes: tuple[torch.dtype, ...], block: int | None, tile: TransposedTile | None) -> Launcher:
+    target = dtypes[1]
     variant, numbers = arguments.reading(grid, coding, target == torch.float64 or counts_wide(grid, coding))
     block = block or 1024
-    return launcher(decode_kernel, (source, target), *numbers, variant, block, share=block, num_warps=2 if target.itemsize == 2 else 4)
+    return launcher(decode_kernel, dtypes, *numbers, variant, block, share=block, num_warps=2 if target.itemsize == 2 else 4)
 
 
 def _both(
-    grid: Grid,
-    rule: Rule,
-    code_grid: Grid,
-    code_rule: Rule,
-    coding: Coding,
-    source: torch.dtype,
-    target: torch.dtype,
-    codes: torch.dtype,
+    how: tuple[Grid, Rule],
+    codes: tuple[Grid, Rule, Coding],
+    dtypes: tuple[torch.dtype, ...],
     unseeded: bool,
     misaligned: int,
     tile: TransposedTile | None,
 ) -> Launcher:
-    variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
-    wide = source == torch.float64 or counts_wide(code_grid, coding)
-    second_variant, second_numbers = arguments.rounding(code_grid, code_rule, wide)
-    code_variant, code_numbers = arguments.writing(code_grid, coding, second_variant.wide)
+    source, target, _ = dtypes
+    variant, numbers = arguments.rounding(*how, torch.float64 in (source, target))
     if tile is None:
-        variant = drawn_later_if_faster(variant, grid, source)
-        second_variant = drawn_later_if_faster(second_variant, code_grid, source)
-    saturate = variant.saturates and second_variant.saturates
-    one_grid = grid == code_grid and variant.fast and second_variant.fast and saturate and code_variant.nan
-    constants = (variant, second_variant, code_variant, tile, one_grid, run_length(source, target), 2048)
+        variant = drawn_later_if_faster(variant, how[0], source)
+    (code_rounding, code_variant), code_numbers = encoding(*codes, source, may_draw_later=tile is None)
+    are_fast = all(each.fast and each.saturates for each in (variant, code_rounding))
+    one_grid = how[0] == codes[0] and are_fast and code_variant.nan
+    constants = (variant, code_rounding, code_variant, tile, one_grid, run_length(source, target), 2048)
     # Two grids need so many registers that fewer threads fit.
     scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
-    numbers = (*numbers, *second_numbers, *code_numbers)
-    return launcher(quantize_and_encode_kernel, (source, target, codes, unseeded, misaligned), *numbers, *constants, share=2048, **scarce)
+    form = (dtypes, unseeded, misaligned)
+    return launcher(quantize_and_encode_kernel, form, *numbers, *code_numbers, *constants, share=2048, **scarce)
+
+
+def encoding(
+    grid: Grid, rule: Rule, coding: Coding, source: torch.dtype, may_draw_later: bool
+) -> tuple[tuple[KernelVariant, CodeVariant], tuple[int, ...]]:
+    """The variants and the numbers of a rounding to codes."""
+    variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
+    code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
+    if may_draw_later:
+        variant = drawn_later_if_faster(variant, grid, source)
+    return (variant, code_variant), (*numbers, *code_numbers)
 
 
 def drawn_later_if_faster(variant: KernelVariant, grid: Grid, source: torch.dtype) -> KernelVariant:

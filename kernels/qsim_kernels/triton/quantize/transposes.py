@@ -10,25 +10,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import GridNumbers, counts_wide
+from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.numbers.encoding import code_dtype, read_encoding
-from qsim_kernels.numbers.grid import Coding, Grid, Rule
 from qsim_kernels.triton.device.blocks import as_single, encoded
 from qsim_kernels.triton.device.noise import integers_of_rows
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import (
     CodeNumbers,
-    CodeVariant,
-    KernelVariant,
     UsedNumbers,
     codes_in_carrier,
     in_carrier,
     noise_of,
 )
-from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.seeds import seed_of
-from qsim_kernels.triton.quantize.launch import drawn_later_if_faster
+from qsim_kernels.triton.quantize.launch import encoding
 
 
 class Square(NamedTuple):
@@ -52,10 +48,10 @@ class Square(NamedTuple):
 
 
 @triton.jit
-def tile_of_codes(values, first, noise, grid, coding, V: tl.constexpr, C: tl.constexpr, S: tl.constexpr):
+def tile_of_codes(values, first, noise, grid, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr, SQUARE: tl.constexpr):
     """The codes of a tile's values, given the logical index of each row's first element."""
-    drawn = integers_of_rows(noise, first, V, S.run, S.aligned, S.columns)
-    return encoded(values, drawn, grid, coding, V, C, True)
+    drawn = integers_of_rows(noise, first, ROUNDING, SQUARE.run, SQUARE.aligned, SQUARE.columns)
+    return encoded(values, drawn, grid, coding, ROUNDING, CODING, True)
 
 
 @triton.jit
@@ -72,7 +68,7 @@ def both_ways_kernel(
     x, turned_out, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64, rows: tl.int64, columns: tl.int64,
     used: UsedNumbers, grid: GridNumbers, coding: CodeNumbers,
     turned_used: UsedNumbers, turned_grid: GridNumbers, turned_coding: CodeNumbers,
-    V: tl.constexpr, C: tl.constexpr, W: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
+    ROUNDING: tl.constexpr, CODING: tl.constexpr, TURNED_ROUNDING: tl.constexpr, TURNED_CODING: tl.constexpr, SQUARE: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix onto two grids, and write the codes of one rounding in place, if wanted, and of the other transposed.
 
@@ -82,40 +78,42 @@ def both_ways_kernel(
         rows: Rows of the matrix.
         columns: Columns.
         out: The codes in place, or None.
-        V: The `KernelVariant` of their rounding, and `C` their `CodeVariant`.
-        W: The same for the transposed codes, and `D`.
-        S: The `Square`.
+        ROUNDING: The `KernelVariant` of their rounding, and `CODING` their `CodeVariant`.
+        TURNED_ROUNDING: The same for the transposed codes, and `TURNED_CODING`.
+        SQUARE: The `Square`.
     """
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
-    across = tl.cdiv(columns, S.columns).to(tl.int32)
-    row = (tl.program_id(0) // across).to(tl.int64) * S.rows + tl.arange(0, S.rows)
-    column = (tl.program_id(0) % across).to(tl.int64) * S.columns + tl.arange(0, S.columns)
-    first = row * columns + (tl.program_id(0) % across).to(tl.int64) * S.columns
+    across = tl.cdiv(columns, SQUARE.columns).to(tl.int32)
+    row = (tl.program_id(0) // across).to(tl.int64) * SQUARE.rows + tl.arange(0, SQUARE.rows)
+    column = (tl.program_id(0) % across).to(tl.int64) * SQUARE.columns + tl.arange(0, SQUARE.columns)
+    first = row * columns + (tl.program_id(0) % across).to(tl.int64) * SQUARE.columns
     starts, turned_starts = row * columns, column * rows
-    if S.whole:
+    if SQUARE.whole:
         # Without this the compiler reads and writes single elements.
         starts, turned_starts = tl.multiple_of(starts, [16]), tl.multiple_of(turned_starts, [16])
     places = starts[:, None] + column[None, :]
     turned_places = turned_starts[:, None] + row[None, :]
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     turned_inside = (column < columns)[:, None] & (row < rows)[None, :]
-    if S.whole:
+    if SQUARE.whole:
         values = as_single(tl.load(x + places))
     else:
         values = as_single(tl.load(x + places, mask=inside, other=0))
-    turned_noise, turned_coding = noise_of(seed, turned_stream, turned_used), codes_in_carrier(turned_coding, turned_grid.shift, W.wide)
-    turned_grid = in_carrier(turned_grid, W.wide)
-    turned = tile_of_codes(values, first, turned_noise, turned_grid, turned_coding, W, D, S).to(turned_out.dtype.element_ty)
+    turned_noise = noise_of(seed, turned_stream, turned_used)
+    turned_coding = codes_in_carrier(turned_coding, turned_grid.shift, TURNED_ROUNDING.wide)
+    turned_grid = in_carrier(turned_grid, TURNED_ROUNDING.wide)
+    turned = tile_of_codes(values, first, turned_noise, turned_grid, turned_coding, TURNED_ROUNDING, TURNED_CODING, SQUARE)
+    turned = turned.to(turned_out.dtype.element_ty)
     if out is not None:
-        if S.alike:
+        if SQUARE.alike:
             codes = turned
         else:
-            noise, coding = noise_of(seed, noise_stream, used), codes_in_carrier(coding, grid.shift, V.wide)
-            grid = in_carrier(grid, V.wide)
-            codes = tile_of_codes(values, first, noise, grid, coding, V, C, S).to(out.dtype.element_ty)
-        store_inside(out, places, codes, inside, S.whole)
-    store_inside(turned_out, turned_places, tl.trans(turned), turned_inside, S.whole)
+            noise, coding = noise_of(seed, noise_stream, used), codes_in_carrier(coding, grid.shift, ROUNDING.wide)
+            grid = in_carrier(grid, ROUNDING.wide)
+            codes = tile_of_codes(values, first, noise, grid, coding, ROUNDING, CODING, SQUARE).to(out.dtype.element_ty)
+        store_inside(out, places, codes, inside, SQUARE.whole)
+    store_inside(turned_out, turned_places, tl.trans(turned), turned_inside, SQUARE.whole)
 
 
 def encode_both_ways(
@@ -141,7 +139,7 @@ def encode_both_ways(
         turned_dtype: The same.
     """
     rows, columns = x.shape
-    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    pointer, number = seed_of(seed, x)
     form = _form(rounding, turned, x.dtype, rows, columns, stream == turned_stream, pointer is None)
     if form.draws and seed is None:
         raise ValueError("stochastic rounding needs a seed")
@@ -178,14 +176,8 @@ def _form(rounding: str | None, turned: str, source: torch.dtype, rows: int, col
     square = Square(64, 64, 16, columns % 8 == 0, rows % 64 == 0 and columns % 64 == 0, alike)
     codes = None if rounding is None else code_dtype(one.coding.bits)
     turned_codes = code_dtype(other.coding.bits)
-    (*variants, numbers), (*turned_variants, turned_numbers) = _numbers(*one, source), _numbers(*other, source)
+    (variants, numbers), (turned_variants, turned_numbers) = (encoding(*how, source, may_draw_later=True) for how in (one, other))
     tail = (*numbers, *turned_numbers, *variants, *turned_variants, square)
     run = launcher(both_ways_kernel, (source, codes, turned_codes, unseeded), *tail, num_warps=4)
     programs = -(-rows // square.rows) * -(-columns // square.columns)
     return _Form(run, programs, one.is_stochastic or other.is_stochastic, codes, turned_codes)
-
-
-def _numbers(grid: Grid, rule: Rule, coding: Coding, source: torch.dtype) -> tuple[KernelVariant, CodeVariant, tuple[int, ...]]:
-    variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
-    code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
-    return drawn_later_if_faster(variant, grid, source), code_variant, (*numbers, *code_numbers)

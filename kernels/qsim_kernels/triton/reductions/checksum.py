@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers import mixing
+from qsim_kernels.meanings.triton import mixing
 from qsim_kernels.triton.device.blocks import load
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
@@ -21,25 +21,17 @@ _SMALL = 8 * _WIDE_BLOCK
 
 _WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 
-FOLD: tl.constexpr = tl.constexpr(mixing.FOLD)
-SPREAD: tl.constexpr = tl.constexpr(mixing.SPREAD)
-FIRST: tl.constexpr = tl.constexpr(mixing.STIR[0])
-SECOND: tl.constexpr = tl.constexpr(mixing.STIR[1])
+folded, mixed = mixing.folded, mixing.mixed
 
 
 @triton.jit
-def mixed(words, index):
-    """Mix a word and an index into 32 bits that depend on all of both."""
-    if words.dtype == tl.int64:
-        word = (words ^ (words >> 32) * FOLD).to(tl.uint32)
+def word_of(element):
+    """The bits of elements as words of 32 bits."""
+    if element.dtype == tl.int64:
+        word = folded(element)
     else:
-        word = words.to(tl.int32).to(tl.uint32, bitcast=True)
-    h = word ^ ((index + (index >> 32) * FOLD) * SPREAD).to(tl.uint32)
-    h *= FIRST[0]
-    h ^= h >> FIRST[1]
-    h *= SECOND[0]
-    h ^= h >> SECOND[1]
-    return h
+        word = element.to(tl.int32).to(tl.uint32, bitcast=True)
+    return word
 
 
 @triton.jit
@@ -49,7 +41,7 @@ def checksum_block(words, start, count, offset, row, stride, ROWS: tl.constexpr,
     index = start + place
     if ROWS:
         index = index // row * stride + index % row
-    h = mixed(load(words + start, place, count - start, MASKED), offset + index).to(tl.int64)
+    h = mixed(word_of(load(words + start, place, count - start, MASKED)), offset + index).to(tl.int64)
     if MASKED:
         h = tl.where(place < count - start, h, 0)
     return h
@@ -63,17 +55,17 @@ def checksum_kernel(
     """Add `count` words to `total`, in any order, which integer addition allows; a single program adds them to `start`."""
     words = x.to(tl.pointer_type(WORD))
     first = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
-    own = tl.zeros([BLOCK], tl.int64)
+    sums = tl.zeros([BLOCK], tl.int64)
     if first + STEPS * BLOCK <= count:
         for step in range(STEPS):
-            own += checksum_block(words, first + step * BLOCK, count, offset, row, stride, ROWS, BLOCK, False)
+            sums += checksum_block(words, first + step * BLOCK, count, offset, row, stride, ROWS, BLOCK, False)
     else:
         for step in range(STEPS):
-            own += checksum_block(words, first + step * BLOCK, count, offset, row, stride, ROWS, BLOCK, True)
+            sums += checksum_block(words, first + step * BLOCK, count, offset, row, stride, ROWS, BLOCK, True)
     if SINGLE:
-        tl.store(total, start + tl.sum(own))
+        tl.store(total, start + tl.sum(sums))
     else:
-        tl.atomic_add(total, tl.sum(own), sem="relaxed")
+        tl.atomic_add(total, tl.sum(sums), sem="relaxed")
 
 
 def checksum(x: Tensor, start: int, offset: int = 0, row: int = 0, stride: int = 0) -> Tensor:

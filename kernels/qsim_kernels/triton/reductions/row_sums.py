@@ -38,7 +38,7 @@ def index(row, columns, column):
 @triton.jit
 def walk_down(
     x, out, sums, column, first, end, columns, noise, grid,
-    V: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Round some rows of a block of columns."""
     place = tl.arange(0, BLOCK)
@@ -48,8 +48,8 @@ def walk_down(
         start = index(row, columns, column)
         values = as_single(load(x + start, place, left, MASKED))
         total += values
-        drawn = random_integers(noise, start, V, RUN, True, BLOCK)
-        result = rounded(values, drawn, grid, V, out.dtype.element_ty == tl.float32)
+        drawn = random_integers(noise, start, ROUNDING, RUN, True, BLOCK)
+        result = rounded(values, drawn, grid, ROUNDING, out.dtype.element_ty == tl.float32)
         store(out + start, as_dtype(result, out.dtype.element_ty), place, left, MASKED)
     store(sums + index(0, columns, column), total, place, left, MASKED)
 
@@ -58,12 +58,12 @@ def walk_down(
 def quantize_and_sum_kernel(
     x, out, sums, seed_pointer, seed: tl.int64, noise_stream: tl.int64, rows: tl.int64, columns: tl.int64, depth: tl.int64,
     used: UsedNumbers, grid: GridNumbers,
-    V: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+    ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix; `sums` gets one row of sums per `depth` rows."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
-    noise, grid = noise_of(seed, noise_stream, used), in_carrier(grid, V.wide)
+    noise, grid = noise_of(seed, noise_stream, used), in_carrier(grid, ROUNDING.wide)
     across = tl.cdiv(columns, BLOCK)
     program = tl.program_id(0).to(tl.int64)
     column, part = program % across * BLOCK, program // across
@@ -71,9 +71,9 @@ def quantize_and_sum_kernel(
     end = tl.minimum(first + depth, rows)
     sums += index(part, columns, 0)
     if column + BLOCK <= columns:
-        walk_down(x, out, sums, column, first, end, columns, noise, grid, V, RUN, BLOCK, False)
+        walk_down(x, out, sums, column, first, end, columns, noise, grid, ROUNDING, RUN, BLOCK, False)
     else:
-        walk_down(x, out, sums, column, first, end, columns, noise, grid, V, RUN, BLOCK, True)
+        walk_down(x, out, sums, column, first, end, columns, noise, grid, ROUNDING, RUN, BLOCK, True)
 
 
 @triton.jit(do_not_specialize=["columns", "parts"])
@@ -90,7 +90,7 @@ def add_parts_kernel(sums, out, columns: tl.int64, parts: tl.int64, DEPTH: tl.co
 
 def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int) -> Tensor:
     """Round the matrix `x` onto a grid, into `out`; see `reference.quantize_and_sum_into`."""
-    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    pointer, number = seed_of(seed, x)
     form = _prepared(grid, rule, x.shape, x.dtype, out.dtype, pointer is None)
     if form is None:
         # Rows that do not begin where random bits begin would need separate bits for each element.

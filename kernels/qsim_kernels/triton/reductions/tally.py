@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import torch
 import triton
 import triton.language as tl
@@ -97,16 +95,16 @@ def tally_kernel(
         start = first + step * BLOCK
         left = count - start
         if left >= BLOCK:
-            own = tally_block(elements + start, rounded + start, left, lowest, highest, False, BLOCK, GROUP)
-            fields, facts, signal, noise = fields + own[0], facts + own[1], signal + own[2], noise + own[3]
+            block = tally_block(elements + start, rounded + start, left, lowest, highest, False, BLOCK, GROUP)
+            fields, facts, signal, noise = fields + block[0], facts + block[1], signal + block[2], noise + block[3]
         elif left > 0:
-            own = tally_block(elements + start, rounded + start, left, lowest, highest, True, BLOCK, GROUP)
-            fields, facts, signal, noise = fields + own[0], facts + own[1], signal + own[2], noise + own[3]
+            block = tally_block(elements + start, rounded + start, left, lowest, highest, True, BLOCK, GROUP)
+            fields, facts, signal, noise = fields + block[0], facts + block[1], signal + block[2], noise + block[3]
             fields -= tl.where(tl.arange(0, FIELDS) == 0, (BLOCK - left).to(tl.int32), 0)
     tl.atomic_add(counts + tl.arange(0, FIELDS), fields.to(tl.int64), mask=fields != 0, sem="relaxed")
     for fact in tl.static_range(FACTS):
-        found = tl.sum((facts >> (EACH * fact)) & MOST)
-        tl.atomic_add(counts + FIELDS + fact, found.to(tl.int64), sem="relaxed")
+        total = tl.sum((facts >> (EACH * fact)) & MOST)
+        tl.atomic_add(counts + FIELDS + fact, total.to(tl.int64), sem="relaxed")
     tl.store(sums + program * SUMS + SIGNAL, tl.sum(signal))
     tl.store(sums + program * SUMS + NOISE, tl.sum(noise))
 
@@ -119,18 +117,14 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
         return counts, torch.zeros(tallies.SUMS, dtype=torch.float64, device=x.device)
     blocks = _FEW if count < _LARGE else _MANY
     programs = -(-count // (_BLOCK * blocks))
-    own_sums = torch.empty(programs, tallies.SUMS, dtype=torch.float64, device=x.device)
+    sums = torch.empty(programs, tallies.SUMS, dtype=torch.float64, device=x.device)
     single = torch.float64 not in (x.dtype, rounded.dtype) and all(map(_is_single, (low, high)))
-    others = (counts, own_sums, count, double_bits(low), double_bits(high))
+    others = (counts, sums, count, double_bits(low), double_bits(high))
     constants = (single, blocks, _GROUP, _BLOCK)
     launcher(tally_kernel, (x.dtype, rounded.dtype), *constants, num_warps=_WARPS)(programs, flat(x), flat(rounded), *others)
-    return counts, own_sums.sum(0)
+    return counts, sums.sum(0)
 
 
 def _is_single(value: float) -> bool:
     """Whether float32 holds a number exactly."""
-    try:
-        found: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        return False
-    return found == value
+    return float(torch.tensor(value, dtype=torch.float64, device="cpu").to(torch.float32)) == value

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.numbers.carrier import GridNumbers
-from qsim_kernels.numbers.updates import ROLES as _ROLES
+from qsim_kernels.numbers.updates import ROLES as _ROLES, Factors
 from qsim_kernels.triton.device.noise import words
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import as_double, in_carrier
@@ -14,6 +14,7 @@ from qsim_kernels.triton.update.rules import q
 from qsim_kernels.triton.update.table import COLUMNS, FACTORS, KEYS, PRODUCTS, STEP, STREAM
 
 ROLES: tl.constexpr = tl.constexpr(_ROLES)
+COUNT: tl.constexpr = tl.constexpr(len(Factors._fields))
 
 
 @triton.jit
@@ -40,7 +41,7 @@ def prepare_kernel(
     table, factors, keys, tensors: tl.int64, lr_pointer, lr: tl.int64, grad_scale, found_inf, seed: tl.int64,
     beta1: tl.int64, beta2: tl.int64, epsilon: tl.int64, decay: tl.int64, dampening: tl.int64,
     inner: GridNumbers,
-    K: tl.constexpr, LANES: tl.constexpr,
+    KIND: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Count the step and write the factors and keys of as many tensors as there are lanes. GridNumbers are passed as their bits."""
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
@@ -64,51 +65,44 @@ def prepare_kernel(
         unscale = one / tl.load(grad_scale).to(tl.float64)
     beta1, beta2 = as_double(beta1), as_double(beta2)
     decay, dampening = as_double(decay), as_double(dampening)
-    if K.decoupled and not K.in_format:
+    if KIND.decoupled and not KIND.in_format:
         decay = rate * decay
     root, keep1, fresh1 = one * 0, one * beta1, one - beta1
-    if K.adam and not K.in_format:
+    if KIND.adam and not KIND.in_format:
         rate = rate / (one - power(one * beta1, step))
         root = one / tl.sqrt(one - power(one * beta2, step))
-    elif not K.adam:
+    elif not KIND.adam:
         keep1, fresh1 = tl.where(step > 1, beta1, 0.0), tl.where(step > 1, one - dampening, 1.0)
         beta2 = beta1
     store_factors(
         factors + lane * FACTORS, present, unscale, keep1, fresh1, beta2 * one, one - beta2, rate * one, root,
         as_double(epsilon) * one, decay * one,
         tl.load(row + PRODUCTS, mask=present).to(tl.pointer_type(tl.float32)), moved > 0,
-        in_carrier(inner, K.inner.wide), K,
+        in_carrier(inner, KIND.inner.wide), KIND,
     )  # fmt: skip
 
 
 @triton.jit
 def store_factors(
     at, present, unscale, keep1, fresh1, keep2, fresh2, rate, root, epsilon, decay, products, active, inner,
-    K: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # fmt: skip
     """Round the factors to float32 and, if arithmetic is in the format, to the format, where products are carried from step to step."""
-    keep1, fresh1 = q(keep1.to(tl.float32), inner, K), q(fresh1.to(tl.float32), inner, K)
-    keep2, fresh2 = q(keep2.to(tl.float32), inner, K), q(fresh2.to(tl.float32), inner, K)
-    rate, root = q(rate.to(tl.float32), inner, K), root.to(tl.float32)
-    epsilon, decay = q(epsilon.to(tl.float32), inner, K), q(decay.to(tl.float32), inner, K)
+    keep1, fresh1 = q(keep1.to(tl.float32), inner, KIND), q(fresh1.to(tl.float32), inner, KIND)
+    keep2, fresh2 = q(keep2.to(tl.float32), inner, KIND), q(fresh2.to(tl.float32), inner, KIND)
+    rate, root = q(rate.to(tl.float32), inner, KIND), root.to(tl.float32)
+    epsilon, decay = q(epsilon.to(tl.float32), inner, KIND), q(decay.to(tl.float32), inner, KIND)
     mean = root * 0
-    if K.in_format:
-        if K.decoupled:
-            decay = q(rate * decay, inner, K)
-        if K.adam:
-            fresh1, fresh2 = q(1 - keep1, inner, K), q(1 - keep2, inner, K)
-            product1 = q(tl.load(products, mask=active, other=0) * keep1, inner, K)
-            product2 = q(tl.load(products + 1, mask=active, other=0) * keep2, inner, K)
+    if KIND.in_format:
+        if KIND.decoupled:
+            decay = q(rate * decay, inner, KIND)
+        if KIND.adam:
+            fresh1, fresh2 = q(1 - keep1, inner, KIND), q(1 - keep2, inner, KIND)
+            product1 = q(tl.load(products, mask=active, other=0) * keep1, inner, KIND)
+            product2 = q(tl.load(products + 1, mask=active, other=0) * keep2, inner, KIND)
             tl.store(products, product1, mask=active)
             tl.store(products + 1, product2, mask=active)
-            mean, root = q(1 - product1, inner, K), q(1 - product2, inner, K)
-    tl.store(at, unscale.to(tl.float32), mask=present)
-    tl.store(at + 1, keep1, mask=present)
-    tl.store(at + 2, fresh1, mask=present)
-    tl.store(at + 3, keep2, mask=present)
-    tl.store(at + 4, fresh2, mask=present)
-    tl.store(at + 5, rate, mask=present)
-    tl.store(at + 6, root, mask=present)
-    tl.store(at + 7, mean, mask=present)
-    tl.store(at + 8, epsilon, mask=present)
-    tl.store(at + 9, decay, mask=present)
+            mean, root = q(1 - product1, inner, KIND), q(1 - product2, inner, KIND)
+    numbers = Factors(unscale.to(tl.float32), keep1, fresh1, keep2, fresh2, rate, root, mean, epsilon, decay)
+    for i in tl.static_range(COUNT):
+        tl.store(at + i, numbers[i], mask=present)

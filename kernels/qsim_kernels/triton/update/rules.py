@@ -10,70 +10,61 @@ import triton.language as tl
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings.binding import bound
 from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.numbers.updates import UpdateVariant
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, rounded
 from qsim_kernels.triton.device.rounding import NAN
 from qsim_kernels.triton.device.values import KernelVariant
 
 
 class Kind(NamedTuple):
-    """The compile-time variant of the kernels, apart from the roundings of weights and moments: an `UpdateVariant`, and more.
+    """The compile-time variant of the kernels, apart from the roundings of weights and moments.
 
     Attributes:
-        moment: See `updates.UpdateVariant`, as the next ones.
-        nesterov: See there.
-        coupled: See there.
-        decoupled: See there.
-        maximize: See there.
-        amsgrad: See there.
-        in_format: See there.
-        scaled: See there.
+        update: The facts of the update, which are attributes of a kind, too.
         adam: Adam; otherwise SGD.
         kahan: Whether there is a compensation.
-        own: Whether weights are rounded to nearest on their dtype's own values.
-        own_inner: The same for the compensation.
-        own_state: The same for the moments.
+        native: Whether weights are rounded to nearest on their dtype's own values.
+        native_inner: The same for the compensation.
+        native_moments: The same for the moments.
         inner: The `KernelVariant` of the rounding of intermediates.
         stored: The weights' dtype.
     """
 
-    moment: bool
-    nesterov: bool
-    coupled: bool
-    decoupled: bool
-    maximize: bool
-    amsgrad: bool
-    in_format: bool
-    scaled: bool
+    update: UpdateVariant
     adam: bool
     kahan: bool
-    own: bool
-    own_inner: bool
-    own_state: bool
+    native: bool
+    native_inner: bool
+    native_moments: bool
     inner: KernelVariant
     stored: tl.dtype
 
+    def __getattr__(self, name: str) -> bool:
+        """A fact of the update."""
+        return getattr(self.update, name)  # type: ignore[no-any-return]
+
 
 @triton.jit
-def written(x, drawn, grid, V: tl.constexpr, OWN: tl.constexpr, TARGET: tl.constexpr):
+def written(x, drawn, grid, ROUNDING: tl.constexpr, NATIVE: tl.constexpr, TARGET: tl.constexpr):
     """Round float32 values and convert them to their storage dtype. A rule that saturates turns infinities into NaN."""
-    if OWN and TARGET == tl.float32:
+    if NATIVE and TARGET == tl.float32:
         result = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
-    elif OWN and not INTERPRETED:
+    elif NATIVE and not INTERPRETED:
         # The hardware conversion rounds to nearest.
         result = x.to(TARGET)
     else:
-        if V.saturates:
+        if ROUNDING.saturates:
             x = tl.where(tl.abs(x) == float("inf"), float("nan"), x)
-        result = as_dtype(rounded(x, drawn, grid, V, TARGET == tl.float32), TARGET)
+        result = as_dtype(rounded(x, drawn, grid, ROUNDING, TARGET == tl.float32), TARGET)
     return result
 
 
 @triton.jit
-def q(x, inner, K: tl.constexpr):
+def q(x, inner, KIND: tl.constexpr):
     """The result of an operation, rounded if arithmetic is in the format."""
-    if K.in_format:
-        N: tl.constexpr = K.inner  # Triton 3.6 takes a record in a record for a tuple of numbers
-        x = as_single(written(x, 0, inner, N, K.own_inner, K.stored))
+    if KIND.in_format:
+        INNER: tl.constexpr = KIND.inner  # Triton 3.6 takes a record in a record for a tuple of numbers
+        x = as_single(written(x, 0, inner, INNER, KIND.native_inner, KIND.stored))
     return x
 
 

@@ -49,9 +49,9 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
             updater(len(work), table.device, work, table.factors, table.keys, step.found_inf)
     for column, flattened in zip(given, smooth, strict=True):
         if column is not step.grads and column is not flattened:
-            for x, own in zip(column, flattened, strict=True):
-                if own is not x:
-                    x.copy_(own)
+            for x, result in zip(column, flattened, strict=True):
+                if result is not x:
+                    x.copy_(result)
 
 
 @lru_cache(maxsize=4096)
@@ -67,18 +67,18 @@ def _kind(
 ) -> Kind:
     inner, _ = arguments.rounding(roundings.inner, roundings.inner_rule, False)
     return Kind(
-        *update_variant(algorithm, roundings.in_format, scaled, moment),
+        update_variant(algorithm, roundings.in_format, scaled, moment),
         adam=isinstance(algorithm, AdamAlgorithm),
         kahan=kahan,
-        own=_is_own(roundings.grid, roundings.rule, param),
-        own_inner=_is_own(roundings.inner, roundings.inner_rule, param),
-        own_state=_is_own(roundings.state, roundings.state_rule, state),
+        native=_is_native(roundings.grid, roundings.rule, param),
+        native_inner=_is_native(roundings.inner, roundings.inner_rule, param),
+        native_moments=_is_native(roundings.state, roundings.state_rule, state),
         inner=inner,
         stored=_TYPES[param],
     )
 
 
-def _is_own(grid: Grid, rule: Rule, dtype: torch.dtype) -> bool:
+def _is_native(grid: Grid, rule: Rule, dtype: torch.dtype) -> bool:
     return grid == own_grid(dtype) and not rule.saturates and (rule.mode == Mode.NEAREST or dtype == torch.float32)
 
 

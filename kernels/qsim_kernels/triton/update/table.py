@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
+
+from qsim_kernels.numbers.updates import UpdateTensors
 
 #: Columns of the table of tensors: addresses, then numbers.
 COLUMNS: tl.constexpr = tl.constexpr(16)
@@ -27,22 +27,10 @@ FACTORS: tl.constexpr = tl.constexpr(16)
 KEYS: tl.constexpr = tl.constexpr(8)
 
 
-class Addresses(NamedTuple):
-    """The addresses of one parameter's tensors, null for absent ones. `keys` are the seeds and streams of its step."""
-
-    param: Any
-    grad: Any
-    first: Any
-    second: Any
-    largest: Any
-    compensation: Any
-    keys: Any
-
-
 @triton.jit
-def address(row, COLUMN: tl.constexpr, T: tl.constexpr, ALIGNED: tl.constexpr):
+def address(row, COLUMN: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """A pointer from the table of tensors."""
-    pointer = tl.load(row + COLUMN).to(tl.pointer_type(T))
+    pointer = tl.load(row + COLUMN).to(tl.pointer_type(TYPE))
     if ALIGNED:
         # Attached to the conversion itself: the compiler would lose it on any later value.
         pointer = tl.multiple_of(pointer, 16)
@@ -50,9 +38,9 @@ def address(row, COLUMN: tl.constexpr, T: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def addresses(row, keys, P: tl.constexpr, G: tl.constexpr, M: tl.constexpr, ALIGNED: tl.constexpr):
-    """The addresses of one parameter's tensors; if they are aligned, accesses are wide."""
-    return Addresses(
-        address(row, 0, P, ALIGNED), address(row, GRAD, G, ALIGNED), address(row, FIRST, M, ALIGNED), address(row, SECOND, M, ALIGNED),
-        address(row, LARGEST, M, ALIGNED), address(row, COMPENSATION, P, ALIGNED), keys,
+def addresses(row, PARAM: tl.constexpr, GRADIENT: tl.constexpr, MOMENT: tl.constexpr, ALIGNED: tl.constexpr):
+    """The addresses of one parameter's tensors, null for absent ones; if they are aligned, accesses are wide."""
+    return UpdateTensors(
+        address(row, 0, PARAM, ALIGNED), address(row, GRAD, GRADIENT, ALIGNED), address(row, FIRST, MOMENT, ALIGNED),
+        address(row, SECOND, MOMENT, ALIGNED), address(row, LARGEST, MOMENT, ALIGNED), address(row, COMPENSATION, PARAM, ALIGNED),
     )  # fmt: skip
