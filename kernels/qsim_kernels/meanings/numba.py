@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
-from qsim_kernels.numbers.carrier import SINGLE, Carrier, Variant
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, Carrier, Variant
 from qsim_kernels.numbers.updates import UpdateVariant
 
 types: Any = numba_types
@@ -135,6 +135,23 @@ def _wide_product(context: Any, a: Any, b: Any) -> Any:
         return context.make_tuple(builder, signature.return_type, (builder.lshr(product, width), builder.and_(product, mask)))
 
     return types.UniTuple(types.uint64, 2)(a, b), generate
+
+
+def sums(vocabulary: dict[str, Any]) -> SimpleNamespace:
+    """The functions of `arithmetic.sums` for float64 numbers.
+
+    Args:
+        vocabulary: `bits_of` and `from_bits`, and functions that go through the terms of a step or round, in place of the defined ones.
+    """
+    names = {"where": where, "minimum": _OPERATIONS["minimum"], "maximum": _OPERATIONS["maximum"], "round_down": _round_down}
+    vocabulary = words.constants(DOUBLE) | names | vocabulary
+    faster = vars(bound(arithmetic.float_sums, vocabulary, _inlined))
+    return bound(arithmetic.sums, {name: given for name, given in faster.items() if not name.startswith("__")} | vocabulary, _inlined)
+
+
+@_inlined
+def _round_down(x):
+    return np.floor(x)
 
 
 _and = _OPERATIONS["and_"]

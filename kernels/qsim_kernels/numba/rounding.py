@@ -44,9 +44,9 @@ def _faster(how: GridBits, rule: Rule) -> str | None:
 
 
 @cache
-def row(how: GridBits, rule: Rule) -> LoopRounding:
-    """The rounding of rows of float64 numbers."""
-    return LoopRounding(Native("doubles", name_of(variant_of(how, rule)), 4).address, kept_address(numbers(how, rule)))
+def row(kind: str, how: GridBits, rule: Rule) -> LoopRounding:
+    """The rounding of rows of float64 numbers, with an addition before it or without; see `loops.doubles`."""
+    return LoopRounding(Native("doubles", f"{kind}_{name_of(variant_of(how, rule))}", 6).address, kept_address(numbers(how, rule)))
 
 
 def numbers(how: GridBits, rule: Rule) -> tuple[int, ...]:

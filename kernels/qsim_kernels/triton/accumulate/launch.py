@@ -27,11 +27,9 @@ from qsim_kernels.numbers.sums import (
     RoundedSum,
     Sum,
     TwoStepSum,
-    chunk_sum,
     is_single,
     is_stochastic,
     noise_indices,
-    roundings_per_term,
 )  # fmt: skip
 from qsim_kernels.numbers.updates import own_grid
 from qsim_kernels.torch import sums as reference
@@ -117,7 +115,7 @@ def _has_kernel(how: Sum, offset: int) -> bool:
     inner = how.inner if isinstance(how, PromotedSum) else how
     if not isinstance(inner, RoundedSum):
         return True
-    return inner.order != Order.PAIRWISE and (not is_stochastic(how) or (offset % 8 == 0 and roundings_per_term(inner) in (1, 2, 4)))
+    return inner.order != Order.PAIRWISE and (not is_stochastic(how) or (offset % 8 == 0 and inner.roundings in (1, 2, 4)))
 
 
 def _launch_rounded(call: AccumulateCall, how: Sum, inner: RoundedSum) -> None:
@@ -142,7 +140,7 @@ def _launch_chunks(call: AccumulateCall, how: Sum, inner: RoundedSum) -> None:
         _launch_on_unit(call, how, inner, rounding, held)
         return
     tile = call.tile or ResultTile(8, 64, 1)
-    summed, is_wide = chunk_sum(inner), torch.zeros(1, dtype=torch.int32, device=call.a.device)
+    summed, is_wide = inner.chunk_sum, torch.zeros(1, dtype=torch.int32, device=call.a.device)
     unit, _, _ = unit_of(summed, False, 1, False, has_dpx())
     a = planes(call.a, torch.float64, tile.rows, summed.block, summed.low_a, is_wide)
     b = planes(call.b.mT, torch.float64, tile.columns, summed.block, summed.low_b, is_wide)
@@ -203,7 +201,7 @@ def _rounding(how: RoundedSum, draws: bool, promoted: bool) -> RoundedArguments:
         fast_product=_is_fast(*product, wide),
         kahan=how.order == Order.KAHAN,
         wide=wide,
-        roundings=roundings_per_term(how) if draws else 0,
+        roundings=how.roundings if draws else 0,
         promoted=promoted,
         unroll=4,
     )

@@ -67,16 +67,11 @@ def launch_block_scaled(call: AccumulateCall, how: BlockScaledSum) -> None:
         _launch_exact_groups(call, how)
         return
     scales = (None, None) if call.scales is None else (_scales(call.scales[0], how), _scales(call.scales[1], how))
-    launch_aligned(call, how, _running_sum(how), scales)
+    launch_aligned(call, how, how.aligned, scales)
 
 
 def _scales(values: Tensor, how: BlockScaledSum) -> PlaneScales:
     return PlaneScales(values, how.group, how.low_scale)
-
-
-def _running_sum(how: BlockScaledSum) -> AlignedSum:
-    """The same sum of products without scales."""
-    return AlignedSum(SINGLE_GRID, int(Mode.TOWARD_ZERO), how.block, how.fraction, how.low_a, how.low_b)
 
 
 def _launch_exact_groups(call: AccumulateCall, how: BlockScaledSum) -> None:
@@ -89,7 +84,7 @@ def _launch_exact_groups(call: AccumulateCall, how: BlockScaledSum) -> None:
         low = min(low, 0)  # the exponent of one
     of_a, of_b = call.scales or (one.expand(len(call.a), call.rows, groups), one.expand(len(call.b), call.columns, groups))
     p, q = planes(of_a, torch.float32, tile.rows), planes(of_b, torch.float32, tile.columns)
-    unit, _, _ = unit_of(_running_sum(how), False, 1, False, has_dpx())
+    unit, _, _ = unit_of(how.aligned, False, 1, False, has_dpx())
     room = call.room(a, b)
     exact_groups_kernel[call.programs(tile)](
         a.values, b.values, p.values, q.values, room, a.rows, b.rows, groups, low, unit, GroupsVariant(size, how.block // how.group),
