@@ -45,7 +45,7 @@ def aligned_sum(total, steps, grid, adder):
 
 def aligned_step(total, terms, grid, adder):
     """Add terms to a running sum: all are aligned to the largest exponent, truncated, and added exactly."""
-    largest = maximum(exponent_of(bits_of(total), adder.low, LEAST_EXPONENT), largest_exponent(terms, adder))
+    largest = largest_exponent(exponent_of(bits_of(total), adder.low, LEAST_EXPONENT), terms, adder)
     return running_sum(truncated_sum(total, terms, largest - adder.fraction, adder, 0, 1), grid, adder)
 
 
@@ -164,10 +164,10 @@ def largest_exponents(terms, adder):
     return even, odd
 
 
-def largest_exponent(terms, adder):
-    """The largest exponent of all terms."""
+def largest_exponent(running, terms, adder):
+    """The largest of the exponents of the running sum and of all terms."""
     even, odd = largest_exponents(terms, adder)
-    return maximum(even, odd)
+    return maximum(running, maximum(even, odd))
 
 
 def truncated_sum(total, terms, unit, adder, first, every):
@@ -181,7 +181,7 @@ def truncated_sum(total, terms, unit, adder, first, every):
 def exponent_of(bits, low, of_zero):
     """The exponent of a number, at least that of its format's smallest normal number; zero has another."""
     field = minimum((bits & MAGNITUDE) >> MANTISSA, BIAS + MOST_EXPONENT)
-    return where(bits & MAGNITUDE == 0, of_zero, maximum(field - BIAS, low))
+    return where(is_zero(bits), of_zero, maximum(field - BIAS, low))
 
 
 def significand_of(bits):
@@ -252,6 +252,11 @@ def special_sum(special, x):
     """The infinity or NaN of a sum so far, 0 if there was none, once a number is added."""
     is_missing = is_nan(special) | is_nan(x) | (is_infinite(special) & is_infinite(x) & (special != x))
     return where(is_missing, MAGNITUDE, where(is_infinite(x), x, special))
+
+
+def is_zero(bits):
+    """Whether a number is zero, of either sign."""
+    return bits & MAGNITUDE == 0
 
 
 def is_finite(bits):

@@ -58,22 +58,22 @@ class Terms(NamedTuple):
 
 
 @part
-def _largest(terms, first, every):
-    """The largest exponent of every so many products."""
-    a, b, largest = shorts(terms.exponents_a), shorts(terms.exponents_b), _i64(LEAST_OF_PRODUCTS)
+def _largest(largest, terms, first, every):
+    """The largest of an exponent and those of every so many products."""
+    a, b = shorts(terms.exponents_a), shorts(terms.exponents_b)
     for k in range(first, terms.count, every):
         largest = max(largest, _i64(a[k]) + _i64(b[k]))
     return largest
 
 
 @part
-def _largest_exponent(terms, adder):
-    return _largest(terms, 0, 1)
+def _largest_exponent(running, terms, adder):
+    return _largest(running, terms, 0, 1)
 
 
 @part
 def _largest_exponents(terms, adder):
-    return _largest(terms, 0, 2), _largest(terms, 1, 2)
+    return _largest(_i64(LEAST_OF_PRODUCTS), terms, 0, 2), _largest(_i64(LEAST_OF_PRODUCTS), terms, 1, 2)
 
 
 @part
