@@ -114,10 +114,10 @@ float_sums = bound(arithmetic.float_sums, _sums)
 
 def _truncated_sum(total: Any, terms: Any, unit: Tensor, adder: Any, first: int, every: int) -> Tensor:
     up, down = float_sums.power(-unit), float_sums.power(unit)
-    units = (total * up).trunc_()
+    units: Tensor = (total * up).trunc_()
     for term in terms[first::every]:
         units += (term.value * up).trunc_()
-    return units * down
+    return units.mul_(down)
 
 
 def sums(round_bits: Any) -> SimpleNamespace:

@@ -24,6 +24,7 @@ _WIDTH, _ROWS = 128, 7 + 64
 _NUMBERS = 1 << 15
 #: Elements that share a block of random bits.
 _SERVED = 8
+_NONE = torch.empty(0, dtype=torch.int16, device="cpu")
 
 
 def accumulate_into(
@@ -39,7 +40,7 @@ def accumulate_into(
     result = out if out.dtype == torch.float64 else torch.empty_like(out, dtype=torch.float64)
     sizes = a.shape[-2], b.shape[-1], a.shape[-1], inner.group if isinstance(inner, BlockScaledSum) else 1
     addresses = (0 if x is None else x.data_ptr() for pair in zip(left, right, strict=True) for x in pair)
-    job = ProductJob(result.data_ptr(), *addresses, *sizes, every, every != a.shape[-1] or inner is not how, _adder(inner))
+    job = ProductJob(*(result.data_ptr(), *addresses, *sizes, every, inner is not how, _adder(inner)))
     if isinstance(inner, RoundedSum):
         _share_rounded(job, inner, seed, stream, offset, noise_indices(how, job.length), len(left.values.view(-1, job.length)))
     else:
@@ -80,7 +81,7 @@ def _is_by_rows(how: Sum) -> bool:
 def _laid_out(x: Tensor, how: Sum, low: int, scales: Tensor | None) -> Operand:
     """An operand as the loops read it."""
     if _is_by_rows(how):
-        return Operand(x.detach().to(torch.float64).contiguous(), None)
+        return Operand(x.detach().to(torch.float64).contiguous(), _NONE)
     operand = operand_of(x, how, low, scales)
     of_groups = None if operand.scales is None else operand.scales.contiguous()
     return Operand(operand.values.contiguous(), operand.exponents.to(torch.int16), of_groups)

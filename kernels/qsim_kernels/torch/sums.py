@@ -62,7 +62,10 @@ class Operand(NamedTuple):
 
     def along(self, other: int) -> Operand:
         """With the summed dimension first, and a dimension of size 1 where the other operand has its rows or columns."""
-        return Operand(*(None if x is None else x.movedim(-1, 0).unsqueeze(other).contiguous() for x in self))
+        values, exponents, scales = (None if x is None else x.movedim(-1, 0).unsqueeze(other).contiguous() for x in self)
+        assert values is not None
+        assert exponents is not None
+        return Operand(values, exponents, scales)
 
     def part(self, start: int, size: int) -> Operand:
         """Some places of the summed dimension, which is the first."""

@@ -54,14 +54,14 @@ class Terms(NamedTuple):
     b: int
     exponents_a: int
     exponents_b: int
-    count: int
+    size: int
 
 
 @part
 def _largest(largest, terms, first, every):
     """The largest of an exponent and those of every so many products."""
     a, b = shorts(terms.exponents_a), shorts(terms.exponents_b)
-    for k in range(first, terms.count, every):
+    for k in range(first, terms.size, every):
         largest = max(largest, _i64(a[k]) + _i64(b[k]))
     return largest
 
@@ -80,7 +80,7 @@ def _largest_exponents(terms, adder):
 def _truncated_sum(total, terms, unit, adder, first, every):
     a, b, up = doubles(terms.a), doubles(terms.b), power(-unit)
     units = np.trunc(total * up)
-    for k in range(first, terms.count, every):
+    for k in range(first, terms.size, every):
         units += np.trunc(a[k] * b[k] * up)
     return units * power(unit)
 
@@ -89,7 +89,7 @@ def _truncated_sum(total, terms, unit, adder, first, every):
 def _limited_sum(total, terms, unit, adder, first, every):
     a, b, up = doubles(terms.a), doubles(terms.b), power(-unit)
     units = np.trunc(total * up)
-    for k in range(first, terms.count, every):
+    for k in range(first, terms.size, every):
         product = a[k] * b[k]
         units += np.trunc((product * np.inf if abs(product) >= _BEYOND else product) * up)
     return units * power(unit)
@@ -129,14 +129,14 @@ def _terms(job, row, column, k, count):
 def _step(terms, start, block):
     """The products of the step that begins with one of them."""
     a, b, of_a, of_b = terms.a + 8 * start, terms.b + 8 * start, terms.exponents_a + 2 * start, terms.exponents_b + 2 * start
-    return Terms(a, b, of_a, of_b, min(block, terms.count - start))
+    return Terms(a, b, of_a, of_b, min(block, terms.size - start))
 
 
 @part
 def _aligned(terms, adder):
     """One sum of aligned and truncated products."""
     total = 0.0
-    for start in range(0, terms.count, adder.block):
+    for start in range(0, terms.size, adder.block):
         total = _aligned_step(total, _step(terms, start, adder.block), adder.grid, adder)
     return total + 0.0
 
@@ -176,10 +176,10 @@ def two_step(job_at, first, count):
 def _dot(terms):
     """The exact sum of some products, in any order."""
     a, b, even, odd = doubles(terms.a), doubles(terms.b), 0.0, 0.0
-    for k in range(0, terms.count - 1, 2):
+    for k in range(0, terms.size - 1, 2):
         even += a[k] * b[k]
         odd += a[k + 1] * b[k + 1]
-    return even + odd + (a[terms.count - 1] * b[terms.count - 1] if terms.count & 1 else 0.0)
+    return even + odd + (a[terms.size - 1] * b[terms.size - 1] if terms.size & 1 else 0.0)
 
 
 def exact_groups(job_at, first, count):

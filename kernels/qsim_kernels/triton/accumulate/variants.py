@@ -38,9 +38,19 @@ def aligned(how: AlignedSum, single: bool, launches: int, promoted: bool, dpx: b
     """An aligned sum, and the numbers of its grid."""
     variant, numbers = arguments.rounding(how.grid, how.rounding, True)
     is_single_range = how.low == SINGLE_GRID.exponent and how.grid.least == math.ldexp(1.0, -126 - how.grid.mantissa)
-    dropped = 23 - how.grid.mantissa if is_single_range else -1
-    rest = {"nearest": how.mode == Mode.NEAREST, "dropped": dropped, "promoted": promoted, "launches": launches, "dpx": dpx}
-    unit = AlignedVariant(_even(how.block), how.fraction, how.low, variant, single, unroll=8 if single else 4, **rest)
+    unit = AlignedVariant(
+        _even(how.block),
+        how.fraction,
+        how.low,
+        variant,
+        single,
+        nearest=how.mode == Mode.NEAREST,
+        dropped=23 - how.grid.mantissa if is_single_range else -1,
+        promoted=promoted,
+        launches=launches,
+        unroll=8 if single else 4,
+        dpx=dpx,
+    )
     return unit, numbers[3:]
 
 
