@@ -83,7 +83,7 @@ def products(of: Column, how: Any) -> Iterator[Term]:
 
 
 def exponent(x: int, low: int) -> int:
-    result: int = sums.exponent_of(x, low, sums.NO_EXPONENT)
+    result: int = sums.exponent_unless_zero(x, low, sums.NO_EXPONENT)
     return result
 
 

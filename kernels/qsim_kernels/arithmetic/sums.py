@@ -45,7 +45,7 @@ def aligned_sum(total, steps, grid, adder):
 
 def aligned_step(total, terms, grid, adder):
     """Add terms to a running sum: all are aligned to the largest exponent, truncated, and added exactly."""
-    largest = largest_exponent(exponent_of(bits_of(total), adder.low, LEAST_EXPONENT), terms, adder)
+    largest = largest_exponent(exponent_unless_zero(bits_of(total), adder.low, LEAST_EXPONENT), terms, adder)
     return running_sum(truncated_sum(total, terms, largest - adder.fraction, adder, 0, 1), grid, adder)
 
 
@@ -72,7 +72,7 @@ def two_step(total, terms, grid, adder):
         products = exact_sum(first, rounded_down(truncated_sum(0, terms, odd - adder.fraction, adder, 1, 2), largest - adder.fraction))
     else:
         products = truncated_sum(0, terms, largest - adder.fraction, adder, 0, 1)
-    running = exponent_of(bits_of(total), LEAST_NORMAL, LEAST_NORMAL)
+    running = exponent_of(bits_of(total), LEAST_NORMAL)
     largest = maximum(largest, running)
     kept = rounded_down(total, largest - adder.fraction)
     if adder.apart:
@@ -178,10 +178,14 @@ def truncated_sum(total, terms, unit, adder, first, every):
     return where(special == 0, number_of(count, unit), special)
 
 
-def exponent_of(bits, low, of_zero):
-    """The exponent of a number, at least that of its format's smallest normal number; zero has another."""
-    field = minimum((bits & MAGNITUDE) >> MANTISSA, BIAS + MOST_EXPONENT)
-    return where(is_zero(bits), of_zero, maximum(field - BIAS, low))
+def exponent_of(bits, low):
+    """The exponent of a number, at least that of its format's smallest normal number, which zero has, too."""
+    return maximum(minimum((bits & MAGNITUDE) >> MANTISSA, BIAS + MOST_EXPONENT) - BIAS, low)
+
+
+def exponent_unless_zero(bits, low, of_zero):
+    """The exponent of a number, where zero has another."""
+    return where(is_zero(bits), of_zero, exponent_of(bits, low))
 
 
 def significand_of(bits):

@@ -112,10 +112,13 @@ _sums = words.constants(DOUBLE) | {
 float_sums = bound(arithmetic.float_sums, _sums)
 
 
-def _truncated_sum(total: Any, terms: Any, unit: Tensor, adder: Any, first: int, every: int) -> Tensor:
+def _truncated_sum(total: Any, terms: Any, unit: Tensor, adder: Any, first: int, every: int) -> Any:
+    chosen = terms[first::every]
+    if not chosen:  # a last step may have no term at an odd place
+        return total
     up, down = float_sums.power(-unit), float_sums.power(unit)
     units: Tensor = (total * up).trunc_()
-    for term in terms[first::every]:
+    for term in chosen:
         units += (term.value * up).trunc_()
     return units.mul_(down)
 

@@ -97,7 +97,7 @@ def operand_of(x: Tensor, how: Sum, low: int, scales: Tensor | None = None) -> O
 
 
 def _exponents_of(x: Tensor, low: int) -> Tensor:
-    exponents: Tensor = SUMS.exponent_of(x.contiguous().view(torch.int64), low, NO_EXPONENT)
+    exponents: Tensor = SUMS.exponent_unless_zero(x.contiguous().view(torch.int64), low, NO_EXPONENT)
     return exponents
 
 
