@@ -119,6 +119,41 @@ def _layer() -> None:
     layer(torch.ones(256, 512, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
 
 
+#: Accumulators and formats of their operands: every kernel of sums, and every way through it.
+ACCUMULATORS = (
+    ("h100_fp8", "e4m3"),
+    ("h100_bf16", "bf16"),
+    ("Promoted('h100_fp8', 128)", "e4m3"),
+    ("Aligned(8, 24, 'fp16', rounding='nearest')", "fp16"),
+    ("cdna3_bf16", "bf16"),
+    ("cdna3_fp8", "e4m3fnuz"),
+    ("b200_mxfp8", "e4m3"),
+    ("b200_nvfp4", "e2m1"),
+    ("Rounded('fp32')", "bf16"),
+    ("Rounded('fp16')", "bf16"),
+    ("Rounded('e5m12', rounding='toward_zero')", "bf16"),
+    ("Rounded('fp16', rounding='stochastic')", "bf16"),
+    ("Rounded('fp16', rounding='Stochastic(8, correction=True)')", "bf16"),
+    ("Rounded('fp16', product='fp16')", "bf16"),
+    ("Rounded('fp16', order='kahan')", "bf16"),
+    ("Rounded('fp16', order='kahan', rounding='stochastic')", "bf16"),
+    ("Promoted(Rounded('bf16', rounding='stochastic'), 64)", "bf16"),
+    ("Rounded('fp16', chunk=32)", "e4m3"),
+    ("Rounded('fp16', chunk=64, order='kahan', rounding='stochastic')", "bf16"),
+    ("Promoted(Rounded('bf16', chunk=32), 128)", "bf16"),
+    ("Rounded('fp16', chunk=16)", "tf32"),
+    ("Promoted(Rounded('fp16', chunk=16, order='kahan', rounding='stochastic'), 64)", "tf32"),
+)
+
+
+def _product(accumulator: str, operand: str) -> object:
+    a, b = qsim.quantize(torch.randn(256, 512), operand), qsim.quantize(torch.randn(512, 256), operand)
+    if operand not in ("tf32", "e2m1"):
+        a, b = a.bfloat16() if operand != "fp16" else a.half(), b.bfloat16() if operand != "fp16" else b.half()
+    how = qsim.accumulators.resolve(accumulator)
+    return qsim.matmul(a, b, how, formats=(operand, operand), check=False, seed=1 if how.is_stochastic else None)
+
+
 def works() -> dict[str, Callable[[], object]]:
     """Calls of the operators whose kernels are compiled."""
     x = torch.randn(256, 512)
@@ -138,9 +173,8 @@ def works() -> dict[str, Callable[[], object]]:
         found[f"up {overflow}"] = lambda y=y, overflow=overflow: qsim.quantize(y, "e4m3", rounding="up", overflow=overflow)  # type: ignore[misc]
         found[f"encode {rounding}"] = lambda y=y, given=given: qsim.encode(y, "e4m3", **given)  # type: ignore[misc]
         found[f"nvfp4 {rounding}"] = lambda y=y, rounding=rounding, seed=seed: qsim.quantize(y, "nvfp4", rounding=rounding, seed=seed)  # type: ignore[misc]
-    a, b = (qsim.quantize(y, "e4m3") for y in (x.bfloat16(), x.bfloat16().T.contiguous()))
-    for accumulator in ("h100_fp8", "Rounded('fp16')", "Rounded('fp16', chunk=32)"):
-        found[accumulator] = lambda accumulator=accumulator: qsim.matmul(a, b, accumulator, formats=("e4m3", "e4m3"), check=False)  # type: ignore[misc]
+    for accumulator, operand in ACCUMULATORS:
+        found[f"{accumulator} of {operand}"] = lambda accumulator=accumulator, operand=operand: _product(accumulator, operand)  # type: ignore[misc]
     return found | {
         "AdamW stochastic": _step(qsim.optim.AdamW, update="stochastic"),
         "AdamW kahan": _step(qsim.optim.AdamW, update="kahan"),

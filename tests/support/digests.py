@@ -57,6 +57,25 @@ def _rounded(fmt: Format, dtype: torch.dtype, device: torch.device) -> Iterator[
         yield qsim.decode(codes, fmt, dtype=torch.float64)
 
 
+#: Sums without names, of every kind.
+_ACCUMULATORS = (
+    "Rounded('fp16')",
+    "Rounded('e5m10', rounding='stochastic')",
+    "Rounded('e5m12', rounding='up', overflow='saturate')",
+    "Rounded('bf16', product='fp16', rounding='Stochastic(9, correction=True)')",
+    "Rounded('fp16', order='kahan')",
+    "Rounded('fp16', order='kahan', rounding='stochastic')",
+    "Rounded('fp16', order='pairwise')",
+    "Rounded('fp16', order='pairwise', product='bf16', rounding='stochastic')",
+    "Rounded('fp16', chunk=32)",
+    "Rounded('fp16', chunk=16, order='kahan', rounding='stochastic')",
+    "Promoted(Rounded('fp16', rounding='stochastic'), 24)",
+    "Promoted(Aligned(8, 13, 'e8m13ieee', rounding='nearest'), 64)",
+    "BlockScaled(6, 20, 3)",
+    "TwoStep(5, 9, 12, apart=True)",
+)
+
+
 def _scaled(element: str, dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
     x = inputs.ordinary((48, 37), dtype).to(device)
     for scale, rounding in itertools.product(_SCALINGS, ("nearest", "stochastic", "toward_zero")):
@@ -109,7 +128,7 @@ def cases() -> dict[str, Callable[[torch.device], Iterator[Tensor]]]:
         found[f"scaled {element} from {dtype}"] = partial(_scaled, element, dtype)
     for name in scaling.NAMED:
         found[f"block {name}"] = partial(_blocks, name)
-    for name in (*accumulators.NAMED, "Rounded('fp16')", "Rounded('e5m10', rounding='stochastic')"):
+    for name in (*accumulators.NAMED, *_ACCUMULATORS):
         found[f"sum {name}"] = partial(_sums, name)
     for make, update, dtype in itertools.product(
         (qsim.optim.AdamW, qsim.optim.SGD), ("nearest", "stochastic", "kahan"), (torch.bfloat16, torch.float16)

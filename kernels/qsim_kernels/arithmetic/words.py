@@ -19,12 +19,13 @@ T = TypeVar("T")
 def constants(carrier: Carrier) -> dict[str, int]:
     """The constants of a carrier, by their names.
 
-    `MANTISSA` is the number of stored bits of a significand, `SIGN` the sign bit, and `MAGNITUDE` all others, which are those of the
-    canonical NaN, too. Magnitudes above `INFINITY` are NaN. `DRAWN` is a word of all random bits of an element, `SPARE` how many of them
-    there are beyond those of a significand, and `BEHIND` how many beyond 32. `ONE` is the number 1.
+    `MANTISSA` is the number of stored bits of a significand, `BIAS` that of exponents, `SIGN` the sign bit, and `MAGNITUDE` all others,
+    which are those of the canonical NaN, too. Magnitudes above `INFINITY` are NaN. `DRAWN` is a word of all random bits of an element,
+    `SPARE` how many of them there are beyond those of a significand, and `BEHIND` how many beyond 32. `ONE` is the number 1.
     """
     return {
         "MANTISSA": carrier.mantissa,
+        "BIAS": carrier.bias,
         "SIGN": carrier.sign,
         "MAGNITUDE": carrier.nan,
         "INFINITY": carrier.infinity,
@@ -57,7 +58,7 @@ def operations(carrier: Carrier) -> dict[str, Callable[..., int]]:
     }
 
 
-MANTISSA, SIGN, MAGNITUDE, INFINITY, DRAWN, SPARE, BEHIND, ONE = constants(SINGLE).values()
+MANTISSA, BIAS, SIGN, MAGNITUDE, INFINITY, DRAWN, SPARE, BEHIND, ONE = constants(SINGLE).values()
 total, difference, product, quotient, from_integer = operations(SINGLE).values()
 
 
@@ -74,6 +75,21 @@ def minimum(a: int, b: int) -> int:
 def maximum(a: int, b: int) -> int:
     """The larger of two integers."""
     return max(a, b)
+
+
+def bits_of(x: T) -> T:
+    """The bits of a number: itself, where numbers are given by their bits."""
+    return x
+
+
+def from_bits(bits: T) -> T:
+    """The number of some bits."""
+    return bits
+
+
+def bit_length(x: int) -> int:
+    """The number of bits of an integer that is not negative, without leading zeros."""
+    return x.bit_length()
 
 
 def is_nan(bits: int) -> bool:
@@ -119,6 +135,11 @@ def divide(a: float, b: float) -> float:
 def square_root(x: float) -> float:
     """The root of a float32 number, correctly rounded."""
     raise NotImplementedError("Python has no float32: bind this word")
+
+
+def round_down(x: float) -> float:
+    """The largest integer that a float64 number is not below; infinities and NaN are returned."""
+    raise NotImplementedError("Python's floor has no infinities: bind this word")
 
 
 def larger(a: float, b: float) -> float:

@@ -171,6 +171,23 @@ def _wide_product(context: Any, a: Any, b: Any) -> Any:
     return types.UniTuple(types.uint64, 2)(a, b), generate
 
 
+def sums(vocabulary: dict[str, Any]) -> SimpleNamespace:
+    """The functions of `arithmetic.sums` for float64 numbers.
+
+    Args:
+        vocabulary: `bits_of` and `from_bits`, and functions that go through the terms of a step or round, in place of the defined ones.
+    """
+    names = {"where": where, "minimum": _OPERATIONS["minimum"], "maximum": _OPERATIONS["maximum"], "round_down": _round_down}
+    vocabulary = words.constants(DOUBLE) | names | vocabulary
+    faster = vars(bound(arithmetic.float_sums, vocabulary, _inlined))
+    return bound(arithmetic.sums, {name: given for name, given in faster.items() if not name.startswith("__")} | vocabulary, _inlined)
+
+
+@_inlined
+def _round_down(x):
+    return np.floor(x)
+
+
 _and = _OPERATIONS["and_"]
 
 

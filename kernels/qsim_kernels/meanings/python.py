@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
-from qsim_kernels.numbers.carrier import Carrier
+from qsim_kernels.numbers.carrier import Carrier, variant_of
 
 
 @cache
@@ -16,6 +16,12 @@ def functions(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
     """The functions of a module of the arithmetic for a carrier's bits."""
     vocabulary = vars(bound(words, words.constants(carrier) | words.operations(carrier)))
     vocabulary = {name: given for name, given in vocabulary.items() if not name.startswith("_")}
-    if module is arithmetic.scales:
-        vocabulary["round_bits"] = functions(arithmetic.rounding, carrier).round_bits
+    if module is not arithmetic.rounding:
+        round_bits = functions(arithmetic.rounding, carrier).round_bits
+        # Sums have a rule where other roundings have what is known when code is compiled.
+        vocabulary["round_bits"] = (
+            (lambda bits, drawn, grid, rule: round_bits(bits, drawn, grid, variant_of(grid, rule)))
+            if module is arithmetic.sums
+            else round_bits
+        )
     return bound(module, vocabulary | {"philox": arithmetic.philox.philox})

@@ -17,7 +17,7 @@ from torch import Tensor
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
-from qsim_kernels.numbers.carrier import SINGLE, Carrier, GridBits
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, Carrier, GridBits
 
 _WORD = 0xFFFFFFFF
 
@@ -119,6 +119,45 @@ updates = bound(
         "rounded": lambda x, inner, how: inner(x) if how.in_format else x,
     },
 )
+
+
+def _limit(choose: Any) -> Any:
+    def limit(a: Any, b: Any) -> Any:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return choose(a, b)
+        x, bound = (a, b) if isinstance(a, Tensor) else (b, a)
+        return x.clamp(max=bound) if choose is torch.minimum else x.clamp(min=bound)
+
+    return limit
+
+
+_sums = words.constants(DOUBLE) | {
+    "where": torch.where,
+    "minimum": _limit(torch.minimum),
+    "maximum": _limit(torch.maximum),
+    "bits_of": lambda x: x.view(torch.int64),
+    "from_bits": lambda bits: bits.view(torch.float64),
+    "round_down": torch.floor,
+}
+#: The functions of `arithmetic.float_sums` for float64 tensors.
+float_sums = bound(arithmetic.float_sums, _sums)
+
+
+def _truncated_sum(total: Any, terms: Any, unit: Tensor, adder: Any, first: int, every: int) -> Any:
+    chosen = terms[first::every]
+    if not chosen:  # a last step may have no term at an odd place
+        return total
+    up, down = float_sums.power(-unit), float_sums.power(unit)
+    units: Tensor = (total * up).trunc_()
+    for term in chosen:
+        units += (term.value * up).trunc_()
+    return units.mul_(down)
+
+
+def sums(round_bits: Any) -> SimpleNamespace:
+    """The functions of `arithmetic.sums` for float64 tensors, with a function that rounds their bits."""
+    faster = {name: getattr(float_sums, name) for name in ("rounded_down", "exact_sum", "add_to_odd", "positive_zero", "negated")}
+    return bound(arithmetic.sums, _sums | faster | {"truncated_sum": _truncated_sum, "round_bits": round_bits})
 
 
 def _wide_product(a: Any, b: int) -> tuple[Any, Any]:

@@ -139,6 +139,29 @@ philox = _bound(
 mixing = _bound(arithmetic.mixing, {"low_word": to_uint32})
 
 
+def sums(vocabulary: dict[str, Any]) -> Any:
+    """The functions of `arithmetic.sums` for float32 running sums.
+
+    Args:
+        vocabulary: Functions that go through the terms of a step, add or round, in place of the defined ones.
+    """
+    return _bound(
+        arithmetic.sums, {**_COMMON, "bits_of": bits_of_single, "is_zero": is_zero_single, **words.constants(SINGLE), **vocabulary}
+    )
+
+
+@triton.jit
+def is_zero_single(bits):
+    """Whether bits are those of a zero: the comparison of floats takes no other operation."""
+    return bits.to(tl.float32, bitcast=True) == 0.0
+
+
+@triton.jit
+def bits_of_single(x):
+    """The bits of float32 numbers."""
+    return x.to(tl.int32, bitcast=True)
+
+
 @triton.jit
 def round_bits(bits, drawn, grid, V: tl.constexpr):
     """`arithmetic.rounding.round_bits` in float32's or, if `V.wide`, in float64's bits."""

@@ -31,9 +31,9 @@ def _faster(grid: GridBits, rule: Rule) -> str | None:
 
 
 @cache
-def row(grid: GridBits, rule: Rule) -> LoopRounding:
-    """The rounding of rows of float64 numbers."""
-    return LoopRounding(Native("doubles", name_of(variant_of(grid, rule)), 4).address, kept_address(numbers(grid, rule)))
+def row(kind: str, grid: GridBits, rule: Rule) -> LoopRounding:
+    """The rounding of rows of float64 numbers, with an addition before it or without; see `loops.doubles`."""
+    return LoopRounding(Native("doubles", f"{kind}_{name_of(variant_of(grid, rule))}", 6).address, kept_address(numbers(grid, rule)))
 
 
 def numbers(grid: GridBits, rule: Rule) -> RoundingNumbers:

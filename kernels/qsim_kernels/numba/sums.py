@@ -7,73 +7,104 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from qsim_kernels.numba.jobs import ProductJob, job_address, packed
-from qsim_kernels.numba.rounding import row
+from qsim_kernels.numba import rounding
+from qsim_kernels.numba.jobs import kept_address, packed
 from qsim_kernels.numba.threads import Loop
-from qsim_kernels.numba.units import ALIGNED, add_in_unit, aligned_numbers, as_double, exponents_of
 from qsim_kernels.numbers.carrier import grid_bits
-from qsim_kernels.numbers.sums import (
-    AlignedSum,
-    BlockScaledSum,
-    PromotedSum,
-    RoundedSum,
-    Sum,
-    TwoStepSum,
-    chunk_sum,
-    noise_indices,
-    roundings_per_term,
-)  # fmt: skip
+from qsim_kernels.numbers.grid import Mode
+from qsim_kernels.numbers.products import AlignedAdder, ProductJob, RoundedAdder, TwoStepAdder
+from qsim_kernels.numbers.sums import AlignedSum, BlockScaledSum, Order, PromotedSum, RoundedSum, Sum, TwoStepSum, noise_indices
 from qsim_kernels.torch.rounding import one_nan
+from qsim_kernels.torch.sums import Operand, operand_of
 
-_ROUNDED = Loop("sums", "rounded")
+_ALIGNED, _TWO_STEP, _EXACT_GROUPS, _ROUNDED = (Loop("sums", name) for name in ("aligned", "two_step", "exact_groups", "rounded"))
 #: The most elements that are computed together, and rows of numbers that are kept for them, as in `loops.sums`.
 _WIDTH, _ROWS = 128, 7 + 64
 #: The most random numbers that are drawn for them at once.
 _NUMBERS = 1 << 15
 #: Elements that share a block of random bits.
 _SERVED = 8
-_CPU = torch.device("cpu")
-_EMPTY = torch.empty(0, dtype=torch.int16, device=_CPU)
+_NONE = torch.empty(0, dtype=torch.int16, device="cpu")
 
 
 def accumulate_into(
     out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int, scales: tuple[Tensor, Tensor] | None = None
 ) -> None:
-    """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `reference.sums.accumulate_into`."""
-    rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
-    if not out.numel() or not length:
+    """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `qsim_kernels.torch.sums.accumulate_into`."""
+    if not out.numel() or not a.shape[-1]:
         out.zero_()
         return
-    if isinstance(how, (BlockScaledSum, TwoStepSum)):
-        add_in_unit(out, a, b, how, scales)
-        return
-    inner, every = (how.inner, how.every) if isinstance(how, PromotedSum) else (how, 0)
-    unit = inner if isinstance(inner, AlignedSum) else chunk_sum(inner)
-    is_aligned = isinstance(inner, AlignedSum) or inner.chunk > 1
-    left, right = as_double(a), as_double(b.mT if is_aligned else b)
-    of_left, of_right = (exponents_of(left, unit.low_a), exponents_of(right, unit.low_b)) if is_aligned else (_EMPTY, _EMPTY)
+    inner, every = (how.inner, how.every) if isinstance(how, PromotedSum) else (how, a.shape[-1])
+    of_a, of_b = scales or (None, None)
+    left, right = _laid_out(a, inner, inner.low_a, of_a), _laid_out(b if _is_by_rows(inner) else b.mT, inner, inner.low_b, of_b)
     result = out if out.dtype == torch.float64 else torch.empty_like(out, dtype=torch.float64)
-    operands = left.data_ptr(), right.data_ptr(), of_left.data_ptr(), of_right.data_ptr()
-    count, row, numbers = left.numel() // length, columns * length, aligned_numbers(unit)
-    product = ProductJob(result.data_ptr(), *operands, rows, columns, length, every, job_address(numbers))
-    if isinstance(inner, AlignedSum):
-        ALIGNED.share(packed(product), count, row)
+    sizes = a.shape[-2], b.shape[-1], a.shape[-1], inner.group if isinstance(inner, BlockScaledSum) else 1
+    addresses = (0 if x is None else x.data_ptr() for pair in zip(left, right, strict=True) for x in pair)
+    job = ProductJob(*(result.data_ptr(), *addresses, *sizes, every, inner is not how, _adder(inner)))
+    if isinstance(inner, RoundedSum):
+        _share_rounded(job, inner, seed, stream, offset, noise_indices(how, job.length), len(left.values.view(-1, job.length)))
     else:
-        stride, short = noise_indices(how, length), noise_indices(inner, every) if every else 0
-        width, threads = min(columns, max(1, _NUMBERS // max(stride, 1)), _WIDTH), torch.get_num_threads()
-        words, part, own = _ROWS * _WIDTH + stride * width + _SERVED, -(-count // threads), _rounded_numbers(inner)
-        room = torch.empty(threads * words, dtype=torch.int64, device=_CPU)
-        random = 0 if seed is None else int(seed), stream, offset, stride, short
-        product = ProductJob(*product[:10], job_address(own), *random, width, room.data_ptr(), words, part)
-        _ROUNDED.share(packed(product), count, row, part)
+        loop = _TWO_STEP if isinstance(inner, TwoStepSum) else _ALIGNED
+        if isinstance(inner, BlockScaledSum) and inner.exact:
+            loop = _EXACT_GROUPS
+        loop.share(packed(job), out.numel() // job.columns, job.columns * job.length)
     if result is not out:
         out.copy_(result)
     out.copy_(one_nan(out))
 
 
+def _share_rounded(job: ProductJob, how: RoundedSum, seed: Tensor | None, stream: int, offset: int, stride: int, rows: int) -> None:
+    """Compute sums that are rounded after each term, with room for numbers and random bits in each thread."""
+    width, threads = min(job.columns, max(1, _NUMBERS // max(stride, 1)), _WIDTH), torch.get_num_threads()
+    words, part = _ROWS * _WIDTH + stride * width + _SERVED, -(-rows // threads)
+    room = torch.empty(threads * words, dtype=torch.int64, device="cpu")
+    job = job._replace(
+        rounded=_rounded_adder(how),
+        seed=0 if seed is None else int(seed),
+        stream=stream,
+        offset=offset,
+        stride=stride,
+        inner=noise_indices(how, job.every) if stride else 0,
+        width=width,
+        room=room.data_ptr(),
+        words=words,
+        part=part,
+    )
+    _ROUNDED.share(packed(job), rows, job.columns * job.length, part)
+
+
+def _is_by_rows(how: Sum) -> bool:
+    """Whether each term is a product, so that terms of neighbouring elements are neighbours in the right matrix."""
+    return isinstance(how, RoundedSum) and how.chunk == 1
+
+
+def _laid_out(x: Tensor, how: Sum, low: int, scales: Tensor | None) -> Operand:
+    """An operand as the loops read it."""
+    if _is_by_rows(how):
+        return Operand(x.detach().to(torch.float64).contiguous(), _NONE)
+    operand = operand_of(x, how, low, scales)
+    of_groups = None if operand.scales is None else operand.scales.contiguous()
+    return Operand(operand.values.contiguous(), operand.exponents.to(torch.int16), of_groups)
+
+
 @cache
-def _rounded_numbers(how: RoundedSum) -> bytes:
+def _adder(how: Sum) -> int:
+    """The address of an `AlignedAdder` or of a `TwoStepAdder`."""
+    if isinstance(how, TwoStepSum):
+        return kept_address(TwoStepAdder(how.block, how.fraction, how.second, how.apart))
+    unit = how.aligned if isinstance(how, BlockScaledSum) else how.chunk_sum if isinstance(how, RoundedSum) else how
+    assert isinstance(unit, AlignedSum)
+    grid = rounding.numbers(grid_bits(unit.grid, wide=True), unit.rounding)
+    return kept_address((*AlignedAdder(unit.mode == Mode.NEAREST, unit.low, unit.block, unit.fraction)[:4], *grid))
+
+
+@cache
+def _rounded_adder(how: RoundedSum) -> int:
+    """The address of a `RoundedAdder`."""
+    grid, is_kahan = grid_bits(how.grid, wide=True), how.order == Order.KAHAN
+    step = rounding.row("compensated" if is_kahan else "added", grid, how.rule)
+    leaf = rounding.row("rounded", grid, how.rule).loop if how.order == Order.PAIRWISE else 0
     product = 0, 0
     if how.product is not None and how.product_rule is not None:
-        product = row(grid_bits(how.product, wide=True), how.product_rule)
-    return packed((*row(grid_bits(how.grid, wide=True), how.rule), *product, how.chunk, how.order, roundings_per_term(how)))
+        product = rounding.row("rounded", grid_bits(how.product, wide=True), how.product_rule)
+    return kept_address(RoundedAdder(step.loop, leaf, step.grid, *product, how.chunk, how.roundings, 4 if is_kahan else 1))

@@ -54,7 +54,7 @@ numbers as such; short ones come first, and each product continues behind the ra
 
 **Random bits.** Element `e` of the result, in logical order over all batches, owns the indices `offset + e * S + i` of the seed's stream
 for `i` below `S = noise_indices(sum, K)`, a multiple of 8. Its roundings use them in the order in which they are described above: term
-`j` of `n` uses `roundings_per_term` of them from `roundings_per_term * j`, first the product's if that is rounded. With `order=PAIRWISE`
+`j` of `n` uses `roundings` of them from `roundings * j`, first the product's if that is rounded. With `order=PAIRWISE`
 these are the product's and the term's own, and the last is that of the tree's addition whose right operand begins with term `j + 1`. A
 `PromotedSum` counts on through its inner sums, each of which takes as many as a full one does.
 """
@@ -65,7 +65,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from qsim_kernels.numbers.grid import Grid, Mode, Rule, read, spell
+from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule, read, spell
 
 
 class Order(IntEnum):
@@ -99,6 +99,21 @@ class RoundedSum(NamedTuple):
     low_a: int
     low_b: int
 
+    @property
+    def rounding(self) -> Rule:
+        """How the running sum is rounded."""
+        return self.rule
+
+    @property
+    def roundings(self) -> int:
+        """The number of roundings for each term, all of which draw random bits if one does."""
+        return (self.product is not None) + {Order.SEQUENTIAL: 1, Order.PAIRWISE: 2, Order.KAHAN: 4}[Order(self.order)]
+
+    @property
+    def chunk_sum(self) -> AlignedSum:
+        """The sum of a chunk's products."""
+        return CHUNK_SUM._replace(low_a=self.low_a, low_b=self.low_b)
+
 
 class AlignedSum(NamedTuple):
     """A sum of aligned and truncated products; see the module docstring.
@@ -119,6 +134,16 @@ class AlignedSum(NamedTuple):
     low_a: int
     low_b: int
 
+    @property
+    def low(self) -> int:
+        """The least exponent of a running sum that is not zero."""
+        return self.grid.exponent
+
+    @property
+    def rounding(self) -> Rule:
+        """How the running sum is rounded."""
+        return Rule(self.mode, 0, False, int(Overflow.NONFINITE))
+
 
 class TwoStepSum(NamedTuple):
     """A sum of products that are added before the running sum; see the module docstring.
@@ -138,6 +163,11 @@ class TwoStepSum(NamedTuple):
     apart: bool
     low_a: int
     low_b: int
+
+    @property
+    def rounding(self) -> Rule:
+        """How the running sum is rounded."""
+        return TO_SINGLE
 
 
 class BlockScaledSum(NamedTuple):
@@ -161,6 +191,11 @@ class BlockScaledSum(NamedTuple):
     low_b: int
     low_scale: int
 
+    @property
+    def aligned(self) -> AlignedSum:
+        """The same sum of terms whose scales are part of them."""
+        return AlignedSum(SINGLE_GRID, int(Mode.TOWARD_ZERO), self.block, self.fraction, self.low_a, self.low_b)
+
 
 class PromotedSum(NamedTuple):
     """A float32 sum of short sums; see the module docstring.
@@ -173,12 +208,19 @@ class PromotedSum(NamedTuple):
     inner: RoundedSum | AlignedSum
     every: int
 
+    @property
+    def rounding(self) -> Rule:
+        """How the total is rounded."""
+        return TO_SINGLE
+
 
 Sum = RoundedSum | AlignedSum | TwoStepSum | BlockScaledSum | PromotedSum
 
 #: Float32's values, and bounds within which 64-bit integers hold the sum of a block exactly.
 SINGLE_GRID = Grid(23, -126, 2.0**-149, (2.0 - 2.0**-23) * 2.0**127, -(2.0 - 2.0**-23) * 2.0**127, True, True, True)
 MOST_FRACTION, MOST_BLOCK = 40, 256
+#: How numbers are rounded to float32.
+TO_SINGLE = Rule(int(Mode.NEAREST), 0, False, int(Overflow.NONFINITE))
 #: The least exponent to which products are aligned, as measured on an H200 with products of bfloat16 and TF32.
 LEAST_EXPONENT = -133
 #: Limits for grids of `RoundedSum`s: an exact sum is known to 53 bits and whether there is more. Stochastic rounding needs the bits of its
@@ -187,11 +229,6 @@ MOST_MANTISSA, MOST_MANTISSA_AND_NOISE = 49, 51
 
 #: The sum of a chunk's products, with the operands' own `low_a` and `low_b`: the bfloat16 and float16 unit of an H100.
 CHUNK_SUM = AlignedSum(SINGLE_GRID, int(Mode.TOWARD_ZERO), block=16, fraction=25, low_a=-126, low_b=-126)
-
-
-def chunk_sum(how: RoundedSum) -> AlignedSum:
-    """The sum of a chunk's products."""
-    return CHUNK_SUM._replace(low_a=how.low_a, low_b=how.low_b)
 
 
 def is_single(how: Sum) -> bool:
@@ -212,16 +249,6 @@ def is_stochastic(how: Sum) -> bool:
     return any(rule is not None and rule.mode == Mode.STOCHASTIC for rule in rules)
 
 
-def roundings_per_term(how: RoundedSum) -> int:
-    """The number of a sum's roundings for each of its terms."""
-    return (how.product is not None) + {Order.SEQUENTIAL: 1, Order.PAIRWISE: 2, Order.KAHAN: 4}[Order(how.order)]
-
-
-def terms(how: RoundedSum, length: int) -> int:
-    """The number of terms in a sum over `length` products."""
-    return -(-length // how.chunk)
-
-
 def noise_indices(how: Sum, length: int) -> int:
     """The number of random numbers that an element of a product over `length` elements owns: `S`, a multiple of 8, or 0 for none."""
     if not is_stochastic(how):
@@ -229,7 +256,7 @@ def noise_indices(how: Sum, length: int) -> int:
     if isinstance(how, PromotedSum):
         return -(-length // how.every) * noise_indices(how.inner, how.every)
     assert isinstance(how, RoundedSum)  # only these draw random bits
-    return -(-roundings_per_term(how) * terms(how, length) // 8) * 8
+    return -(-how.roundings * -(-length // how.chunk) // 8) * 8
 
 
 class _RoundedNumbers(NamedTuple):

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from qsim_kernels.meanings.torch import float_sums
 from qsim_kernels.numbers.sums import PromotedSum, noise_indices, spell_sum
 from qsim_kernels.torch.rounding import one_nan
-from qsim_kernels.torch.sums import sum_to_odd
 
 
 class ChainScales(NamedTuple):
@@ -72,5 +72,5 @@ def accumulate_scaled_into(
         short = torch.ops.qsim.accumulate.default(left, right, seed, inner, stream, offset + i * each, None, chip)
         scale = scales_a.of_sum(i, a.shape[-2])[..., :, None] * scales_b.of_sum(i, b.shape[-1])[..., None, :]
         # Both factors are float32 numbers, so that their product is exact.
-        total = sum_to_odd(total.to(torch.float64), scale.to(torch.float64) * short.to(torch.float64)).to(torch.float32)
+        total = float_sums.add_to_odd(total.to(torch.float64), scale.to(torch.float64) * short.to(torch.float64)).to(torch.float32)
     out.copy_(one_nan(total))

@@ -1,11 +1,8 @@
-"""Products of matrices with emulated accumulators, in plain torch: the definition of `qsim_kernels.numbers.sums`, one step after the other.
-
-Everything is computed in float64, which holds products of float32 numbers exactly. A sum of two numbers is rounded to odd there: the
-last of its 53 bits is set if the sum is not exact. Rounding that to fewer bits gives what rounding the exact sum would.
-"""
+"""Products of matrices with emulated accumulators, in plain torch: `arithmetic.sums` on float64 tensors, for many results at once."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -13,9 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import grid_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.arithmetic.sums import NO_EXPONENT
+from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.numbers.carrier import GridBits, grid_bits
+from qsim_kernels.numbers.grid import Rule
 from qsim_kernels.numbers.sums import (
+    SINGLE_GRID,
     AlignedSum,
     BlockScaledSum,
     Order,
@@ -23,26 +23,82 @@ from qsim_kernels.numbers.sums import (
     RoundedSum,
     Sum,
     TwoStepSum,
-    chunk_sum,
     noise_indices,
-    roundings_per_term,
-)
+)  # fmt: skip
 from qsim_kernels.torch.chunks import CHUNK
 from qsim_kernels.torch.philox import ElementNoise
 from qsim_kernels.torch.rounding import one_nan, rounded
-from qsim_kernels.torch.units import Operands, aligned, block_scaled, two_step
 
 
-class ElementBits(NamedTuple):
-    """The random bits of a result's elements: the seed's stream, and the index of the next bits of each element."""
+def _round_bits(bits: Tensor, drawn: ElementNoise | int | None, grid: GridBits, rule: Rule) -> Tensor:
+    noise = drawn if isinstance(drawn, ElementNoise) else None
+    return rounded(bits.contiguous().view(-1), grid, rule, noise).view(bits.shape)
 
-    seed: int
-    stream: int
-    where: Tensor
 
-    def after(self, count: int) -> ElementBits:
-        """The bits behind the next `count` ones."""
-        return self._replace(where=self.where + count)
+#: The functions of `arithmetic.sums` for float64 tensors, whose adders are the descriptions in `numbers.sums`.
+SUMS = meaning.sums(_round_bits)
+_SINGLE = grid_bits(SINGLE_GRID, wide=True)
+
+
+class Term(NamedTuple):
+    """A product, or an exact sum of products, and the exponent with which it counts."""
+
+    value: Tensor
+    exponent: Tensor
+
+
+class Operand(NamedTuple):
+    """An operand whose summed dimension comes last; `along` makes it the first.
+
+    Attributes:
+        values: Its values in float64, times their scales, unless products are added exactly first.
+        exponents: The exponents of its elements, plus those of their scales; of scales only, if products are added exactly first.
+        scales: The scales of products that are added exactly first.
+    """
+
+    values: Tensor
+    exponents: Tensor
+    scales: Tensor | None = None
+
+    def along(self, other: int) -> Operand:
+        """With the summed dimension first, and a dimension of size 1 where the other operand has its rows or columns."""
+        values, exponents, scales = (None if x is None else x.movedim(-1, 0).unsqueeze(other).contiguous() for x in self)
+        assert values is not None
+        assert exponents is not None
+        return Operand(values, exponents, scales)
+
+    def part(self, start: int, size: int) -> Operand:
+        """Some places of the summed dimension, which is the first."""
+        return Operand(self.values[start : start + size], self.exponents[start : start + size])
+
+
+def operand_of(x: Tensor, how: Sum, low: int, scales: Tensor | None = None) -> Operand:
+    """The values and the exponents of an operand.
+
+    Args:
+        x: The operand, `[…, lines, length]`.
+        how: The sum.
+        low: The exponent of the smallest normal number in the operand's format.
+        scales: Those of a `BlockScaledSum`, `[…, lines, groups]`, if there are some.
+    """
+    values = x.detach().to(torch.float64)
+    if not isinstance(how, BlockScaledSum):
+        return Operand(values, _exponents_of(values, low))
+    if scales is None:
+        scales = x.new_ones((*x.shape[:-1], -(-x.shape[-1] // how.group)), dtype=torch.float64)
+        of_scales = torch.zeros_like(scales, dtype=torch.int64)
+    else:
+        scales = scales.detach().to(torch.float64)
+        of_scales = _exponents_of(scales, how.low_scale)
+    if how.exact:
+        return Operand(values, of_scales, scales)
+    factors, of_scales = (y.repeat_interleave(how.group, -1)[..., : x.shape[-1]] for y in (scales, of_scales))
+    return Operand(values * factors, _exponents_of(values, low) + of_scales)
+
+
+def _exponents_of(x: Tensor, low: int) -> Tensor:
+    exponents: Tensor = SUMS.exponent_unless_zero(x.contiguous().view(torch.int64), low, NO_EXPONENT)
+    return exponents
 
 
 def accumulate_into(
@@ -62,19 +118,20 @@ def accumulate_into(
     """
     rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
     count = math.prod(a.shape[:-2])  # torch does not allow -1 for matrices without elements
-    left, right, target = a.reshape(count, rows, length), b.reshape(count, length, columns), out.view(count, rows, columns)
-    held = None if scales is None else tuple(x.reshape(count, -1, x.shape[-1]) for x in scales)
-    number, stride = None if seed is None else int(seed), noise_indices(how, length)
+    left, right, target = a.reshape(count, rows, length), b.reshape(count, length, columns).mT, out.view(count, rows, columns)
+    p, q = (None, None) if scales is None else (x.reshape(count, -1, x.shape[-1]) for x in scales)
+    inner = how.inner if isinstance(how, PromotedSum) else how
     for batches, lines in _parts(*target.shape):
-        piece = target[batches, lines]
-        first = (batches.start * rows + lines.start) * columns
-        operands = Operands(_summed_first(left[batches, lines].mT).unsqueeze(3), _summed_first(right[batches]).unsqueeze(2))
-        if held is not None:
-            of_rows, of_columns = _summed_first(held[0][batches, lines].mT), _summed_first(held[1][batches].mT)
-            operands = operands._replace(scales=(of_rows.unsqueeze(3), of_columns.unsqueeze(2)))
-        where = torch.arange(first, first + piece.numel(), device=a.device) * stride + offset
-        found = _sum(operands, how, None if number is None else ElementBits(number, stream, where))
-        piece.copy_(one_nan(found.to(out.dtype)))
+        piece, at = target[batches, lines], (batches, lines)
+        x = operand_of(left[at], how, inner.low_a, None if p is None else p[at]).along(3)
+        y = operand_of(right[batches], how, inner.low_b, None if q is None else q[batches]).along(2)
+        noise = None
+        if seed is not None:
+            first = (batches.start * rows + lines.start) * columns
+            where = torch.arange(first, first + piece.numel(), device=a.device) * noise_indices(how, length) + offset
+            noise = ElementNoise(int(seed), stream, where, piece.numel(), a.device)
+        total = x.values.new_zeros(piece.shape)
+        piece.copy_(one_nan(_sum(total, x, y, how, noise).to(out.dtype)))
 
 
 def _parts(batches: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
@@ -92,111 +149,80 @@ def _parts(batches: int, rows: int, columns: int) -> Iterator[tuple[slice, slice
             yield slice(batch, batch + 1), slice(start, min(start + step, rows))
 
 
-def _summed_first(x: Tensor) -> Tensor:
-    return x.movedim(1, 0).to(torch.float64).contiguous()
-
-
-def _sum(operands: Operands, how: Sum, bits: ElementBits | None) -> Tensor:
+def _sum(zero: Tensor, a: Operand, b: Operand, how: Sum, noise: ElementNoise | None) -> Tensor:
+    """The sums of products of operands whose summed dimension is the first."""
+    result: Tensor
     match how:
         case PromotedSum():
-            return _promoted(operands, how, bits)
+            count = noise_indices(how.inner, how.every)
+            parts = [(i, a.part(k, how.every), b.part(k, how.every)) for i, k in enumerate(range(0, len(a.values), how.every))]
+            sums = (_sum(zero, x, y, how.inner, _behind(noise, i * count)) for i, x, y in parts)
+            result = SUMS.promoted_sum(zero, sums, _SINGLE, how)
         case AlignedSum():
-            return aligned(operands, how)
+            result = SUMS.aligned_sum(zero, _steps(_products(a, b), how.block), grid_bits(how.grid, wide=True), how)
         case TwoStepSum():
-            return two_step(operands, how)
+            terms = (Term(SUMS.infinite_beyond(x.view(torch.int64)).view(torch.float64), e) for x, e in _products(a, b))
+            result = SUMS.two_step_sum(zero, _steps(terms, how.block), _SINGLE, how)
         case BlockScaledSum():
-            return block_scaled(operands, how)
+            steps = _steps(_groups(a, b, how.group), how.block // how.group) if how.exact else _steps(_products(a, b), how.block)
+            result = SUMS.aligned_sum(zero, steps, _SINGLE, how.aligned)
         case RoundedSum():
-            return _rounded(operands, how, bits)
+            result = _rounded(zero, a, b, how, noise)
+    return result
 
 
-def _promoted(operands: Operands, how: PromotedSum, bits: ElementBits | None) -> Tensor:
-    total, count = operands.zeros().to(torch.float32), noise_indices(how.inner, how.every)
-    for i, start in enumerate(range(0, operands.length, how.every)):
-        inner = _sum(operands.part(start, how.every), how.inner, None if bits is None else bits.after(i * count))
-        total += inner.to(torch.float32)
-    return total.to(torch.float64)
+def _steps(terms: Iterator[Term], count: int) -> Iterator[list[Term]]:
+    while step := list(itertools.islice(terms, count)):
+        yield step
 
 
-def _rounded(operands: Operands, how: RoundedSum, bits: ElementBits | None) -> Tensor:
-    """A sum that is rounded after each term."""
-    total, each = operands.zeros(), roundings_per_term(how)
+def _products(a: Operand, b: Operand) -> Iterator[Term]:
+    for x, y, of_x, of_y in zip(a.values, b.values, a.exponents, b.exponents, strict=True):
+        yield Term(x * y, of_x + of_y)
 
-    def drawn(index: int) -> ElementBits | None:
-        return None if bits is None else bits.after(index)
 
-    def onto(x: Tensor, index: int) -> Tensor:
-        return _onto(x, how.grid, how.rule, drawn(index))
+def _groups(a: Operand, b: Operand, group: int) -> Iterator[Term]:
+    """The exact sums of groups of products, times their scales."""
+    assert a.scales is not None
+    assert b.scales is not None
+    for i, (p, q, of_p, of_q) in enumerate(zip(a.scales, b.scales, a.exponents, b.exponents, strict=True)):
+        places = slice(i * group, (i + 1) * group)
+        value = (a.values[places] * b.values[places]).sum(0)
+        yield Term(value * (p * q), torch.where(value == 0, NO_EXPONENT, of_p + of_q))
 
-    terms = _terms(operands, how, drawn)
+
+def _rounded(zero: Tensor, a: Operand, b: Operand, how: RoundedSum, noise: ElementNoise | None) -> Tensor:
+    """Sums that are rounded after each term."""
+    grid = grid_bits(how.grid, wide=True)
+
+    def draw(index: int) -> ElementNoise | None:
+        return _behind(noise, index)
+
+    terms, result = _terms(zero, a, b, how, draw), zero
     match how.order:
         case Order.PAIRWISE:
-            return _in_a_tree(terms, onto, each) if operands.length else total
+            if len(a.values):
+                result = SUMS.tree_sum(terms, draw, grid, how)
         case Order.KAHAN:
-            return _compensated(terms, onto, each, total)
-    for j, term in enumerate(terms):
-        total = onto(sum_to_odd(total, term), (j + 1) * each - 1)
-    return total
+            result = SUMS.kahan_sum(zero, terms, draw, grid, how)
+        case Order.SEQUENTIAL:
+            result = SUMS.rounded_sum(zero, terms, draw, grid, how)
+    return result
 
 
-def _terms(operands: Operands, how: RoundedSum, drawn: Callable[[int], ElementBits | None]) -> Iterator[Tensor]:
-    each = roundings_per_term(how)
+def _terms(zero: Tensor, a: Operand, b: Operand, how: RoundedSum, draw: Callable[[int], ElementNoise | None]) -> Iterator[Tensor]:
     if how.chunk > 1:
-        for start in range(0, operands.length, how.chunk):
-            yield aligned(operands.part(start, how.chunk), chunk_sum(how))
+        for start in range(0, len(a.values), how.chunk):
+            yield _sum(zero, a.part(start, how.chunk), b.part(start, how.chunk), how.chunk_sum, None)
         return
-    for j in range(operands.length):
-        term = operands.a[j] * operands.b[j]
+    for index, (x, y) in enumerate(zip(a.values, b.values, strict=True)):
+        term = x * y
         if how.product is not None and how.product_rule is not None:
-            term = _onto(term, how.product, how.product_rule, drawn(j * each))
+            bits = _round_bits(term.view(torch.int64), draw(index * how.roundings), grid_bits(how.product, wide=True), how.product_rule)
+            term = bits.view(torch.float64)
         yield term
 
 
-def _in_a_tree(terms: Iterator[Tensor], onto: Callable[[Tensor, int], Tensor], each: int) -> Tensor:
-    """Add neighbours, then sums of neighbours. Sums wait until one of as many terms has joined them."""
-    waiting: list[tuple[int, int, Tensor]] = []  # the first term of each sum, the number of its terms, its value
-
-    def join() -> None:
-        (first, size, left), (middle, more, right) = waiting[-2:]
-        waiting[-2:] = [(first, size + more, onto(sum_to_odd(left, right), middle * each - 1))]
-
-    for j, term in enumerate(terms):
-        waiting.append((j, 1, onto(term, j * each + each - 2)))
-        while len(waiting) > 1 and waiting[-1][1] == waiting[-2][1]:
-            join()
-    while len(waiting) > 1:
-        join()
-    return waiting[0][2]
-
-
-def _compensated(terms: Iterator[Tensor], onto: Callable[[Tensor, int], Tensor], each: int, total: Tensor) -> Tensor:
-    """Kahan's sum: what an addition loses is taken off the next term."""
-    lost = torch.zeros_like(total)
-    for j, term in enumerate(terms):
-        first = (j + 1) * each - 4
-        due = onto(sum_to_odd(term, -lost), first)
-        after = onto(sum_to_odd(total, due), first + 1)
-        gained = onto(sum_to_odd(after, -total), first + 2)
-        lost = torch.where(after.isfinite(), onto(sum_to_odd(gained, -due), first + 3), 0.0)
-        total = after
-    return total
-
-
-def sum_to_odd(x: Tensor, y: Tensor) -> Tensor:
-    """The sum of float64 tensors, rounded to odd."""
-    near = x + y
-    from_y = near - x
-    rest = (x - (near - from_y)) + (y - from_y)
-    bits, missing = near.view(torch.int64), (rest != 0) & near.isfinite()
-    is_beyond = missing & ((rest.view(torch.int64) ^ bits) < 0)
-    return ((bits - is_beyond.to(torch.int64)) | missing.to(torch.int64)).view(torch.float64)
-
-
-def _onto(x: Tensor, grid: Grid, rule: Rule, bits: ElementBits | None) -> Tensor:
-    """Round float64 numbers onto a grid."""
-    noise = None
-    if rule.mode == Mode.STOCHASTIC:
-        assert bits is not None  # the operator asks for a seed
-        noise = ElementNoise(bits.seed, bits.stream, bits.where, x.numel(), x.device)
-    patterns = x.contiguous().view(-1).view(torch.int64)
-    return rounded(patterns, grid_bits(grid, wide=True), rule, noise).view(torch.float64).view(x.shape)
+def _behind(noise: ElementNoise | None, count: int) -> ElementNoise | None:
+    """The random bits behind the next `count` ones of each element."""
+    return None if noise is None else noise._replace(where=noise.where + count)

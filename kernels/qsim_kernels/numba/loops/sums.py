@@ -1,7 +1,6 @@
-"""Products of matrices with emulated accumulators: some elements of a row of the result at a time.
+"""Products of matrices with emulated accumulators: the steps of `arithmetic.sums` for each result, or for some of a row at a time.
 
-They go through the steps of `qsim_kernels.torch.sums`, in float64. Formats, roundings and sizes are runtime numbers; both loops take
-some rows of the result and the address of a `compiled.jobs.ProductJob`.
+Formats, roundings and sizes are runtime numbers. Every loop takes the address of a `ProductJob` and some rows of the result.
 """
 
 from __future__ import annotations
@@ -10,228 +9,270 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qsim_kernels.numba.loops.bits import as_double, as_long, call, doubles, longs, numbers, part, room_for_longs, shorts, words
+from qsim_kernels.arithmetic.sums import LEAST_OF_PRODUCTS, NO_EXPONENT
+from qsim_kernels.meanings import numba as meaning
+from qsim_kernels.numba.loops.bits import (
+    address_of,
+    as_double,
+    as_long,
+    call,
+    doubles,
+    longs,
+    numbers,
+    part,
+    room_for_doubles,
+    room_for_longs,
+    room_for_shorts,
+    shorts,
+    words,
+)  # fmt: skip
+from qsim_kernels.numba.loops.doubles import WIDTH
 from qsim_kernels.numba.loops.noise import SERVED, draw
 from qsim_kernels.numba.loops.roundings import double_at, of_sums
-from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers
 from qsim_kernels.numbers.grid import Mode
-from qsim_kernels.numbers.sums import LEAST_EXPONENT, Order
+from qsim_kernels.numbers.products import AlignedAdder, ProductJob, RoundedAdder, TwoStepAdder
+from qsim_kernels.numbers.sums import MOST_BLOCK
 
-#: The most elements of a row that are computed together, and their rows of numbers that `rounded` needs room for.
-WIDTH = 128
 #: Sums of a tree that wait for one of as many terms: one for each bit of the number of terms.
 WAITING = 64
-#: Where rows of numbers begin in the room of `rounded`: terms, results, four of a step, random bits; then sums that wait; then the noise.
+#: Rows of numbers in the room of `rounded`: terms, results, losses, and four of random bits; then sums that wait; then the noise.
+ROWS = 7 + WAITING
 _ROW = 8 * WIDTH
-_TERM, _TOTAL, _DUE, _AFTER, _GAINED, _LOST, _RAW, _WAITING, _NOISE_AT = (*range(0, 8 * _ROW, _ROW), (7 + WAITING) * _ROW)
-_MANTISSA, _BIAS, _INFINITY, _NAN = DOUBLE.mantissa, DOUBLE.bias, DOUBLE.infinity, DOUBLE.nan
+_TERM, _TOTAL, _LOST, _DRAWN, _WAITING, _NOISE_AT = 0, _ROW, 2 * _ROW, 3 * _ROW, 7 * _ROW, ROWS * _ROW
 _nearest, _toward_zero = of_sums(Mode.NEAREST), of_sums(Mode.TOWARD_ZERO)
-_PAIRWISE, _KAHAN = int(Order.PAIRWISE), int(Order.KAHAN)
+#: From here on, a unit with two steps adds infinities.
+_BEYOND = 2.0**128
 _i64: Any = np.int64
 _u64: Any = np.uint64
 _f32: Any = np.float32
 
 
-class AlignedParameters(NamedTuple):
-    """A matrix unit: an `AlignedSum`."""
-
-    grid: GridNumbers
-    is_nearest: bool
-    end: float
-    low: int
-    block: int
-    fraction: int
-
-
-class RoundedParameters(NamedTuple):
-    """A `RoundedSum`: addresses of the loops that round sums and products and of their numbers, 0 for products that are not rounded.
-
-    `stride` is the number of an element's random bits, 0 if nothing is drawn; with `chunk=1` any unit will do.
-    """
-
-    loop: int
-    how: int
-    product_loop: int
-    product_how: int
-    chunk: int
-    order: int
-    roundings: int
-    stride: int
-    unit: AlignedParameters
-
-
-class RowAddresses(NamedTuple):
-    """Addresses of a row of the left matrix and of the right one's part that it is multiplied by, and the distance of its rows."""
+class Terms(NamedTuple):
+    """Addresses of numbers and exponents of a row and a column, from some product on, and the number of products."""
 
     a: int
     b: int
     exponents_a: int
     exponents_b: int
-    length: int
-    apart: int
+    size: int
 
 
 @part
-def aligned_parameters(at):
-    """Read `AlignedParameters` from memory."""
+def _largest(largest, terms, first, every):
+    """The largest of an exponent and those of every so many products."""
+    a, b = shorts(terms.exponents_a), shorts(terms.exponents_b)
+    for k in range(first, terms.size, every):
+        largest = max(largest, _i64(a[k]) + _i64(b[k]))
+    return largest
+
+
+@part
+def _largest_exponent(running, terms, adder):
+    return _largest(running, terms, 0, 1)
+
+
+@part
+def _largest_exponents(terms, adder):
+    return _largest(_i64(LEAST_OF_PRODUCTS), terms, 0, 2), _largest(_i64(LEAST_OF_PRODUCTS), terms, 1, 2)
+
+
+@part
+def _truncated_sum(total, terms, unit, adder, first, every):
+    a, b, up = doubles(terms.a), doubles(terms.b), power(-unit)
+    units = np.trunc(total * up)
+    for k in range(first, terms.size, every):
+        units += np.trunc(a[k] * b[k] * up)
+    return units * power(unit)
+
+
+@part
+def _limited_sum(total, terms, unit, adder, first, every):
+    a, b, up = doubles(terms.a), doubles(terms.b), power(-unit)
+    units = np.trunc(total * up)
+    for k in range(first, terms.size, every):
+        product = a[k] * b[k]
+        units += np.trunc((product * np.inf if abs(product) >= _BEYOND else product) * up)
+    return units * power(unit)
+
+
+@part
+def _round_bits(bits, drawn, grid, is_nearest):
+    return _nearest(bits, _u64(0), grid, 0) if is_nearest else _toward_zero(bits, _u64(0), grid, 0)
+
+
+@part
+def _to_single(x, drawn, grid, adder):
+    return np.float64(_f32(x))
+
+
+_BITS = {"bits_of": as_long, "from_bits": as_double}
+_ALIGNED = meaning.sums({**_BITS, "largest_exponent": _largest_exponent, "truncated_sum": _truncated_sum, "round_bits": _round_bits})
+_TWO_STEP = meaning.sums({**_BITS, "largest_exponents": _largest_exponents, "truncated_sum": _limited_sum, "onto_grid": _to_single})
+power, _aligned_step, _two_step = _ALIGNED.power, _ALIGNED.aligned_step, _TWO_STEP.two_step
+
+
+@part
+def _aligned_adder(at):
+    """Read an `AlignedAdder` from memory."""
     n = longs(at)
-    return AlignedParameters(double_at(at + 40)[0], n[0] != 0, as_double(n[1]), n[2], n[3], n[4])
+    return AlignedAdder(n[0], n[1], n[2], n[3], double_at(at + 32)[0])
 
 
 @part
-def _rounded_parameters(at, unit_at, stride):
-    """Read `RoundedParameters` from memory."""
-    n = longs(at)
-    return RoundedParameters(n[0], n[1], n[2], n[3], n[4], n[5], n[6], stride, aligned_parameters(unit_at))
+def _terms(job, row, column, k, count):
+    """The products of a row and a column, from one on."""
+    x, y = row * job.length + k, (row // job.rows * job.columns + column) * job.length + k
+    return Terms(job.a + 8 * x, job.b + 8 * y, job.exponents_a + 2 * x, job.exponents_b + 2 * y, count)
 
 
 @part
-def power(exponent):
-    """A power of two."""
-    return as_double(_i64(exponent + _BIAS) << _MANTISSA)
+def _step(terms, start, block):
+    """The products of the step that begins with one of them."""
+    a, b, of_a, of_b = terms.a + 8 * start, terms.b + 8 * start, terms.exponents_a + 2 * start, terms.exponents_b + 2 * start
+    return Terms(a, b, of_a, of_b, min(block, terms.size - start))
 
 
 @part
-def exponent_of_sum(total, unit):
-    """The exponent of a running sum; any large one for infinities and NaN."""
-    return min(max((as_long(total) >> _MANTISSA & 0x7FF) - _BIAS, unit.low), 512) if total != 0 else _i64(LEAST_EXPONENT)
-
-
-@part
-def limited(exact, unit):
-    """The exact sum of a block, rounded to a running sum."""
-    if abs(exact) >= unit.end:
-        return exact * np.inf
-    bits = as_long(exact)
-    return as_double(_nearest(bits, _u64(0), unit.grid, 0) if unit.is_nearest else _toward_zero(bits, _u64(0), unit.grid, 0))
-
-
-@part
-def _aligned(a_at, b_at, exponents_a_at, exponents_b_at, length, unit):
-    """A sum of aligned and truncated products."""
-    a, b, exponents_a, exponents_b = doubles(a_at), doubles(b_at), shorts(exponents_a_at), shorts(exponents_b_at)
+def _aligned(terms, adder):
+    """One sum of aligned and truncated products."""
     total = 0.0
-    for start in range(0, length, unit.block):
-        stop = min(start + unit.block, length)
-        largest = exponent_of_sum(total, unit)
-        for k in range(start, stop):
-            largest = max(largest, _i64(exponents_a[k]) + _i64(exponents_b[k]))
-        up = power(unit.fraction - largest)
-        units = np.trunc(total * up)
-        for k in range(start, stop):
-            units += np.trunc(a[k] * b[k] * up)
-        total = limited(units * power(largest - unit.fraction), unit)
-    return total + 0.0  # never -0
+    for start in range(0, terms.size, adder.block):
+        total = _aligned_step(total, _step(terms, start, adder.block), adder.grid, adder)
+    return total + 0.0
+
+
+@part
+def _promoted(total, inner):
+    """A total in float32 to which a short sum is added."""
+    return np.float64(_f32(_f32(total) + _f32(inner)))
 
 
 def aligned(job_at, first, count):
-    """Write some rows of a product whose sums are `AlignedSum`s, or promoted every so many products.
-
-    Args:
-        job_at: Address of a `ProductJob`, whose right matrices are transposed.
-        first: The first row.
-        count: The number of rows.
-    """
-    out_at, a, b, exponents_a, exponents_b, rows, columns, length, every, unit_at = numbers(job_at, 10)
-    out, unit, step = doubles(out_at), aligned_parameters(unit_at), every if every else length
+    """Rows of a product whose sums are `AlignedSum`s, or promoted."""
+    job = ProductJob(*numbers(job_at, 24))
+    out, adder = doubles(job.out), _aligned_adder(job.adder)
     for row in range(first, first + count):
-        for column in range(columns):
-            own, other, total = row * length, (row // rows * columns + column) * length, 0.0
-            for k in range(0, length, step):
-                x, y = own + k, other + k
-                found = _aligned(a + 8 * x, b + 8 * y, exponents_a + 2 * x, exponents_b + 2 * y, min(step, length - k), unit)
-                total = np.float64(_f32(_f32(total) + _f32(found))) if every else found
-            out[row * columns + column] = total
+        for column in range(job.columns):
+            total = 0.0
+            for k in range(0, job.length, job.every):
+                inner = _aligned(_terms(job, row, column, k, min(job.every, job.length - k)), adder)
+                total = _promoted(total, inner) if job.promoted else inner
+            out[row * job.columns + column] = total
+
+
+def two_step(job_at, first, count):
+    """Rows of a product whose sums are `TwoStepSum`s."""
+    job = ProductJob(*numbers(job_at, 24))
+    out, adder = doubles(job.out), TwoStepAdder(*numbers(job.adder, 4))
+    for row in range(first, first + count):
+        for column in range(job.columns):
+            total, terms = 0.0, _terms(job, row, column, 0, job.length)
+            for start in range(0, job.length, adder.block):
+                total = _two_step(total, _step(terms, start, adder.block), 0, adder)
+            out[row * job.columns + column] = total
 
 
 @part
-def _add(into_at, x_at, y_at, factor, count):
-    """Write the sums of numbers and of others times 1 or -1, rounded to odd."""
-    into, x, y = doubles(into_at), doubles(x_at), doubles(y_at)
-    for i in range(count):
-        first, second = x[i], y[i] * factor
-        near = first + second
-        from_second = near - first
-        rest = (first - (near - from_second)) + (second - from_second)
-        bits = as_long(near)
-        missing = (rest != 0) & ((bits & _NAN) < _INFINITY)
-        is_odd = bits - _i64((as_long(rest) ^ bits) < 0) | 1
-        into[i] = as_double(is_odd if missing else bits)
+def _dot(terms):
+    """The exact sum of some products, in any order."""
+    a, b, even, odd = doubles(terms.a), doubles(terms.b), 0.0, 0.0
+    for k in range(0, terms.size - 1, 2):
+        even += a[k] * b[k]
+        odd += a[k + 1] * b[k + 1]
+    return even + odd + (a[terms.size - 1] * b[terms.size - 1] if terms.size & 1 else 0.0)
+
+
+def exact_groups(job_at, first, count):
+    """Rows of a product whose sums are `BlockScaledSum`s of groups of products that are added exactly.
+
+    The groups of a step are its terms: products of the sums of their products times scales, and of ones.
+    """
+    job = ProductJob(*numbers(job_at, 24))
+    out, adder, groups = doubles(job.out), _aligned_adder(job.adder), -(-job.length // job.group)
+    scales_a, scales_b, exponents_a, exponents_b = (
+        doubles(job.scales_a),
+        doubles(job.scales_b),
+        shorts(job.exponents_a),
+        shorts(job.exponents_b),
+    )
+    values, exponents, ones, zeros = (
+        room_for_doubles(MOST_BLOCK),
+        room_for_shorts(MOST_BLOCK),
+        room_for_doubles(MOST_BLOCK),
+        room_for_shorts(MOST_BLOCK),
+    )
+    for i in range(MOST_BLOCK):
+        ones[i], zeros[i] = 1.0, 0
+    for row in range(first, first + count):
+        for column in range(job.columns):
+            total, terms = 0.0, _terms(job, row, column, 0, job.length)
+            x, y = row * groups, (row // job.rows * job.columns + column) * groups
+            for start in range(0, job.length, adder.block):
+                size = _i64(0)
+                for begin in range(start, min(start + adder.block, job.length), job.group):
+                    i = begin // job.group
+                    value = _dot(_step(terms, begin, job.group))
+                    values[size] = value * (scales_a[x + i] * scales_b[y + i])
+                    exponents[size] = exponents_a[x + i] + exponents_b[y + i] if value != 0 else NO_EXPONENT
+                    size += 1
+                step = Terms(address_of(values), address_of(ones), address_of(exponents), address_of(zeros), size)
+                total = _aligned_step(total, step, adder.grid, adder)
+            out[row * job.columns + column] = total + 0.0
 
 
 @part
-def _round(x_at, room, index, count, how):
-    """Round sums of some elements, the first of which owns the random bits at an index."""
-    _take(room, index, count, how)
-    call(how.loop, (x_at, room + _RAW, count, how.how))
-
-
-@part
-def _take(room, index, count, how):
-    """Copy the random bits of one rounding of some elements."""
-    raw, noise = words(room + _RAW), words(room + _NOISE_AT)
-    if how.stride:
+def _take(room, index, draws, count, stride):
+    """Copy the random bits of some roundings of each element."""
+    noise = words(room + _NOISE_AT)
+    for j in range(draws if stride else 0):
+        drawn = words(room + _DRAWN + j * _ROW)
         for i in range(count):
-            raw[i] = noise[index + i * how.stride]
+            drawn[i] = noise[index + j + i * stride]
 
 
 @part
-def _terms(room, j, given, count, how):
-    """Write the terms number `j` of some elements, before a product's rounding."""
-    into, start = doubles(room + _TERM), j * how.chunk
-    if how.chunk == 1:
-        left, right = doubles(given.a)[j], doubles(given.b + 8 * j * given.apart)
+def _write_terms(job, adder, chunk_adder, room, row, begin, k, length, count):
+    """Write the terms of some elements that begin with product `k`, one product or a chunk of at most `length`."""
+    into = doubles(room + _TERM)
+    if adder.chunk == 1:
+        left, right = doubles(job.a)[row * job.length + k], doubles(job.b + 8 * ((row // job.rows * job.length + k) * job.columns + begin))
         for i in range(count):
             into[i] = left * right[i]
-        return
-    size = min(how.chunk, given.length - start)
-    for i in range(count):
-        at = i * given.apart + start
-        into[i] = _aligned(given.a + 8 * start, given.b + 8 * at, given.exponents_a + 2 * start, given.exponents_b + 2 * at, size, how.unit)
+    else:
+        for i in range(count):
+            into[i] = _aligned(_terms(job, row, begin + i, k, length), chunk_adder)
 
 
 @part
-def _rounded(room, given, at, count, how):
-    """Write sums that are rounded after each term as the totals; `at` is the place of the first element's random bits."""
-    number, each = -(-given.length // how.chunk), how.roundings
-    total, after, lost = doubles(room + _TOTAL), doubles(room + _AFTER), doubles(room + _LOST)
+def _rounded(job, adder, chunk_adder, room, row, begin, k, length, at, count):
+    """Write sums of some elements from product `k` on; `at` is the place of the first element's random bits."""
+    number, total, lost = -(-length // adder.chunk), doubles(room + _TOTAL), doubles(room + _LOST)
     sizes, firsts, depth = room_for_longs(WAITING), room_for_longs(WAITING), _i64(0)
     for i in range(count):
         total[i], lost[i] = 0.0, 0.0
     for j in range(number):
-        _terms(room, j, given, count, how)
-        own = at + j * each
-        if how.product_loop:
-            _take(room, own, count, how)
-            call(how.product_loop, (room + _TERM, room + _RAW, count, how.product_how))
+        own, start = at + j * adder.roundings, j * adder.chunk
+        _write_terms(job, adder, chunk_adder, room, row, begin, k + start, min(adder.chunk, length - start), count)
+        if adder.product:
+            _take(room, own, 1, count, job.stride)
+            call(adder.product, (room + _TERM, _i64(0), _i64(0), room + _DRAWN, count, adder.product_grid))
             own += 1
-        if how.order == _PAIRWISE:
-            _round(room + _TERM, room, own, count, how)
-            _copy(room + _WAITING + depth * _ROW, room + _TERM, count)
-            sizes[depth], firsts[depth] = 1, j
-            depth += 1
-            while depth > 1 and (sizes[depth - 1] == sizes[depth - 2] or j == number - 1):
-                left = room + _WAITING + (depth - 2) * _ROW
-                _add(left, left, left + _ROW, 1.0, count)
-                _round(left, room, at + firsts[depth - 1] * each - 1, count, how)
-                sizes[depth - 2] += sizes[depth - 1]
-                depth -= 1
-        elif how.order == _KAHAN:
-            _add(room + _DUE, room + _TERM, room + _LOST, -1.0, count)
-            _round(room + _DUE, room, own, count, how)
-            _add(room + _AFTER, room + _TOTAL, room + _DUE, 1.0, count)
-            _round(room + _AFTER, room, own + 1, count, how)
-            _add(room + _GAINED, room + _AFTER, room + _TOTAL, -1.0, count)
-            _round(room + _GAINED, room, own + 2, count, how)
-            _add(room + _LOST, room + _GAINED, room + _DUE, -1.0, count)
-            _round(room + _LOST, room, own + 3, count, how)
-            for i in range(count):
-                lost[i] = lost[i] if as_long(after[i]) & _NAN < _INFINITY else 0.0
-                total[i] = after[i]
-        else:
-            _add(room + _TOTAL, room + _TOTAL, room + _TERM, 1.0, count)
-            _round(room + _TOTAL, room, own, count, how)
-    if how.order == _PAIRWISE and number:
+        if not adder.leaf:
+            _take(room, own, adder.draws, count, job.stride)
+            call(adder.step, (room + _TOTAL, room + _TERM, room + _LOST, room + _DRAWN, count, adder.grid))
+            continue
+        _take(room, own, 1, count, job.stride)
+        call(adder.leaf, (room + _TERM, _i64(0), _i64(0), room + _DRAWN, count, adder.grid))
+        _copy(room + _WAITING + depth * _ROW, room + _TERM, count)
+        sizes[depth], firsts[depth] = 1, j
+        depth += 1
+        while depth > 1 and (sizes[depth - 1] == sizes[depth - 2] or j == number - 1):
+            left = room + _WAITING + (depth - 2) * _ROW
+            _take(room, at + firsts[depth - 1] * adder.roundings - 1, 1, count, job.stride)
+            call(adder.step, (left, left + _ROW, _i64(0), room + _DRAWN, count, adder.grid))
+            sizes[depth - 2] += sizes[depth - 1]
+            depth -= 1
+    if adder.leaf and number:
         _copy(room + _TOTAL, room + _WAITING, count)
 
 
@@ -244,44 +285,32 @@ def _copy(into_at, x_at, count):
 
 
 @part
-def _draw(room, index, count, seed, stream):
-    """Draw the random bits of so many indices.
-
-    Returns:
-        The place of the first.
-    """
-    draw(words(room + _NOISE_AT), count // SERVED + 1, _u64(index // SERVED), _u64(seed), _u64(stream))
-    return index % SERVED
+def _draw(job, room, index, count):
+    """Draw the random bits of so many indices; return the place of the first."""
+    first = job.offset + index
+    draw(words(room + _NOISE_AT), count // SERVED + 1, _u64(first // SERVED), _u64(job.seed), _u64(job.stream))
+    return first % SERVED
 
 
 def rounded(job_at, first, count):
-    """Write some rows of a product whose sums are `RoundedSum`s, or promoted every so many products.
-
-    Args:
-        job_at: Address of a `ProductJob`, whose right matrices are transposed if terms are chunks.
-        first: The first row.
-        count: The number of rows.
-    """
-    out_at, a, b, exponents_a, exponents_b, rows, columns, length, every, unit_at = numbers(job_at, 10)
-    course_at, seed, stream, offset, stride, inner, width, room, room_size, own_rows = numbers(job_at + 80, 10)
-    room += 8 * room_size * (first // own_rows)
-    how, total, step = _rounded_parameters(course_at, unit_at, stride), doubles(room + _TOTAL), every if every else length
-    is_chunked = how.chunk > 1
-    along, apart = (1, length) if is_chunked else (columns, columns)
+    """Rows of a product whose sums are `RoundedSum`s, or promoted; `b` is transposed only if terms are chunks."""
+    job = ProductJob(*numbers(job_at, 24))
+    adder, chunk_adder, room = (
+        RoundedAdder(*numbers(job.rounded, 8)),
+        _aligned_adder(job.adder),
+        job.room + 8 * job.words * (first // job.part),
+    )
+    total = doubles(room + _TOTAL)
     for row in range(first, first + count):
-        for begin in range(0, columns, width):
-            size, at = min(width, columns - begin), _i64(0)
-            result = doubles(out_at + 8 * (row * columns + begin))
-            if stride:
-                at = _draw(room, offset + (row * columns + begin) * stride, stride * size, seed, stream)
+        for begin in range(0, job.columns, job.width):
+            size, at = min(job.width, job.columns - begin), _i64(0)
+            result = doubles(job.out + 8 * (row * job.columns + begin))
+            if job.stride:
+                at = _draw(job, room, (row * job.columns + begin) * job.stride, job.stride * size)
             for i in range(size):
                 result[i] = 0.0
-            x, y = row * length, row // rows * columns * length + begin * (length if is_chunked else 1)
-            for k in range(0, length, step):
-                z = y + k * along
-                given = RowAddresses(
-                    a + 8 * (x + k), b + 8 * z, exponents_a + 2 * (x + k), exponents_b + 2 * z, min(step, length - k), apart
-                )
-                _rounded(room, given, at + k // step * inner, size, how)
+            for k in range(0, job.length, job.every):
+                length = min(job.every, job.length - k)
+                _rounded(job, adder, chunk_adder, room, row, begin, k, length, at + k // job.every * job.inner, size)
                 for i in range(size):
-                    result[i] = np.float64(_f32(_f32(result[i]) + _f32(total[i]))) if every else total[i]
+                    result[i] = _promoted(result[i], total[i]) if job.promoted else total[i]

@@ -12,24 +12,26 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.meanings.triton import round_bits
+from qsim_kernels.arithmetic.sums import LEAST_OF_PRODUCTS
+from qsim_kernels.meanings.triton import round_bits, sums
 from qsim_kernels.numbers.carrier import GridNumbers
-from qsim_kernels.numbers.sums import LEAST_EXPONENT
 from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add, power_with_signs, to_single_toward_zero, upper_bits
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import NAN, SIGN
 from qsim_kernels.triton.device.values import in_carrier
 
-LEAST: tl.constexpr = tl.constexpr(LEAST_EXPONENT)
+#: The least exponent of products, twice in one int32.
+LEAST_PAIR: tl.constexpr = tl.constexpr(LEAST_OF_PRODUCTS << 16 | LEAST_OF_PRODUCTS & 0xFFFF)
 
 
 class AlignedVariant(NamedTuple):
-    """The compile-time numbers of a matrix unit.
+    """The compile-time numbers of an `AlignedSum`.
 
     Attributes:
         block: The number of products in a step, with padding: an even number.
         fraction: Bits kept below the largest exponent.
-        low: The smallest exponent of the running sum.
+        low: The least exponent of a running sum that is not zero.
+        rounding: The `KernelVariant` of its rounding, in float64.
         single: Whether the sum of a block is exact in float32; otherwise it is computed in float64.
         nearest: Whether running sums are rounded to nearest; otherwise toward zero.
         dropped: The low bits of float32 that running sums do not have, or -1 where their exponents differ from float32's.
@@ -42,6 +44,7 @@ class AlignedVariant(NamedTuple):
     block: int
     fraction: int
     low: int
+    rounding: Any
     single: bool
     nearest: bool
     dropped: int
@@ -51,8 +54,8 @@ class AlignedVariant(NamedTuple):
     dpx: bool
 
 
-class OperandPointers(NamedTuple):
-    """The planes of both operands, from some element along the sum on, and the columns of them that a tile needs.
+class Terms(NamedTuple):
+    """The products of a tile from some place along the sum on, in planes of values and exponents.
 
     Pointers are scalars that move along the sum: a thread's elements then have constant distances from one another.
 
@@ -63,6 +66,8 @@ class OperandPointers(NamedTuple):
         exponents_b: The same for the second.
         row: The rows of the result.
         column: The columns of the result.
+        rows_a: Rows of a plane of the first operand.
+        rows_b: The same for the second.
     """
 
     a: Any
@@ -71,6 +76,8 @@ class OperandPointers(NamedTuple):
     exponents_b: Any
     row: Any
     column: Any
+    rows_a: Any
+    rows_b: Any
 
 
 @triton.jit
@@ -87,36 +94,23 @@ def larger_sums(most, a, b, DPX: tl.constexpr):
 
 
 @triton.jit
-def exponents_of_sums(total, LOW: tl.constexpr):
-    """The exponents of running sums, but at least `LOW`; `LEAST` for zeros."""
-    own = tl.maximum(((total.to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127, LOW)
-    return tl.where(total == 0.0, LEAST, own)
+def largest_exponents(terms, adder: tl.constexpr):
+    """The largest exponents of one step's products at even and at odd places, two products at a time."""
+    most = tl.full((terms.row.shape[0], terms.column.shape[0]), LEAST_PAIR, tl.int32)
+    for pair in tl.range(0, adder.block // 2, loop_unroll_factor=adder.unroll):
+        a = tl.load(terms.exponents_a + pair * terms.rows_a + terms.row)
+        b = tl.load(terms.exponents_b + pair * terms.rows_b + terms.column)
+        most = larger_sums(most, a[:, None], b[None, :], adder.dpx)
+    return most << 16 >> 16, most >> 16
 
 
 @triton.jit
-def largest_of_products(most, at, rows_a, rows_b, P: tl.constexpr):
-    """The maximum of `most` and the exponents of one block's products: those at odd places in the upper halves, the others in the lower."""
-    for pair in tl.range(0, P.block // 2, loop_unroll_factor=P.unroll):
-        a, b = tl.load(at.exponents_a + pair * rows_a + at.row), tl.load(at.exponents_b + pair * rows_b + at.column)
-        most = larger_sums(most, a[:, None], b[None, :], P.dpx)
-    return most
-
-
-@triton.jit
-def largest_exponents(total, at, rows_a, rows_b, P: tl.constexpr):
-    """The largest exponent of the running sum and of the products of one block."""
-    own = exponents_of_sums(total, P.low)
-    most = largest_of_products(own << 16 | (own & 0xFFFF), at, rows_a, rows_b, P)
-    return tl.maximum(most >> 16, most << 16 >> 16)
-
-
-@triton.jit
-def truncating_power(largest, FRACTION: tl.constexpr, CARRIER: tl.constexpr):
-    """The `upper_bits` of the power of two at which the spacing of the carrier is `2**(largest - FRACTION)`."""
+def truncating_power(unit, CARRIER: tl.constexpr):
+    """The `upper_bits` of the power of two at which the spacing of the carrier is `2**unit`."""
     if CARRIER == tl.float32:
-        result = (largest + (127 + 23 - FRACTION)) << 23
+        result = (unit + (127 + 23)) << 23
     else:
-        result = (largest + (1023 + 52 - FRACTION)) << 20
+        result = (unit + (1023 + 52)) << 20
     return result
 
 
@@ -137,88 +131,90 @@ def truncated_products(x, y, big):
 
 
 @triton.jit
-def truncated_sum(total, largest, at, rows_a, rows_b, P: tl.constexpr):
-    """The exact sum of the running sum and of the products of one block, all truncated to `P.fraction` bits below the largest exponent."""
-    CARRIER: tl.constexpr = tl.float32 if P.single else tl.float64
-    big = truncating_power(largest, P.fraction, CARRIER)
+def truncated_sum(total, terms, unit, adder: tl.constexpr, FIRST: tl.constexpr, EVERY: tl.constexpr):
+    """The exact sum of the running sum and of one step's products, all truncated."""
+    CARRIER: tl.constexpr = tl.float32 if adder.single else tl.float64
+    big = truncating_power(unit, CARRIER)
     result = truncated(total.to(CARRIER), big)
-    for k in tl.range(0, P.block, loop_unroll_factor=P.unroll):
-        x, y = tl.load(at.a + k * rows_a + at.row).to(CARRIER), tl.load(at.b + k * rows_b + at.column).to(CARRIER)
-        result += truncated_products(x, y, big)
+    for k in tl.range(FIRST, adder.block, EVERY, loop_unroll_factor=adder.unroll):
+        x, y = tl.load(terms.a + k * terms.rows_a + terms.row), tl.load(terms.b + k * terms.rows_b + terms.column)
+        result += truncated_products(x.to(CARRIER), y.to(CARRIER), big)
     return result
 
 
 @triton.jit
-def as_running_sum(x, grid, P: tl.constexpr, V: tl.constexpr):
-    """A block's exact sum on the grid of running sums, as float32; beyond its largest value it is infinite."""
-    if P.dropped < 0 or (P.nearest and P.dropped > 0):
+def running_sum(exact, grid, adder: tl.constexpr):
+    """The exact sum of a step on the grid, as float32, by conversions where these round as it does."""
+    x = exact
+    if adder.dropped < 0 or (adder.nearest and adder.dropped > 0):
+        rounding: tl.constexpr = adder.rounding
         x = x.to(tl.float64)
-        result = round_bits(x.to(tl.int64, bitcast=True), 0, grid, V).to(tl.float64, bitcast=True).to(tl.float32)
-        if not P.nearest:
+        result = round_bits(x.to(tl.int64, bitcast=True), 0, grid, rounding).to(tl.float64, bitcast=True).to(tl.float32)
+        if not adder.nearest:
             # The first magnitude that is not truncated to the largest value.
             beyond = (grid.top + (tl.full([], 1, tl.int64) << grid.shift)).to(tl.float64, bitcast=True)
             result = tl.where(tl.abs(x) >= beyond, tl.where(x > 0, float("inf"), float("-inf")), result)
-    elif P.nearest:
+    elif adder.nearest:
         result = x.to(tl.float32)
     else:
-        if P.single:
+        if adder.single:
             result = x
         else:
             result = to_single_toward_zero(x)
             result = tl.where(tl.abs(x) >= 3.402823669209384634633746e38, tl.where(x > 0, float("inf"), float("-inf")), result)
-        if P.dropped > 0:
-            result = (result.to(tl.int32, bitcast=True) & (-1 << P.dropped)).to(tl.float32, bitcast=True)
+        if adder.dropped > 0:
+            result = (result.to(tl.int32, bitcast=True) & (-1 << adder.dropped)).to(tl.float32, bitcast=True)
     return result
 
 
-@triton.jit
-def chain(operands, blocks, rows_a, rows_b, grid, P: tl.constexpr, V: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """The sum of the products of some blocks, from a fresh start.
+aligned_step = sums({"largest_exponents": largest_exponents, "truncated_sum": truncated_sum, "running_sum": running_sum}).aligned_step
 
-    Args:
-        operands: `OperandPointers` from the first block on.
-        blocks: How many blocks.
-        rows_a: Rows of a plane.
-        rows_b: The same for the other operand.
-        grid: `GridNumbers` of the grid in float64.
-        P: An `AlignedVariant`.
-        V: The `KernelVariant` for rounding to the grid.
-        M: Rows of a tile.
-        N: Columns.
-    """
-    total = tl.zeros((M, N), tl.float32)
-    for _ in range(blocks):
-        largest = largest_exponents(total, operands, rows_a, rows_b, P)
-        total = as_running_sum(truncated_sum(total, largest, operands, rows_a, rows_b, P), grid, P, V)
-        operands = moved(operands, 1, rows_a, rows_b, P)
+
+@triton.jit
+def aligned_sum(terms, steps, grid, adder: tl.constexpr):
+    """The sum of the products of some steps, from a fresh start."""
+    total = tl.zeros((terms.row.shape[0], terms.column.shape[0]), tl.float32)
+    for _ in range(steps):
+        total = aligned_step(total, terms, grid, adder)
+        terms = terms_behind(terms, 1, adder)
     return total + 0.0  # never -0
 
 
 @triton.jit
-def first_operands(a, b, exponents_a, exponents_b, rows_a, rows_b, length, P: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """The `OperandPointers` of a program's tile."""
-    batch = tl.program_id(2).to(tl.int64)
-    row, column = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)
-    at_a, at_b = batch * length * rows_a, batch * length * rows_b
-    return OperandPointers(a + at_a, b + at_b, exponents_a + at_a // 2, exponents_b + at_b // 2, row, column)
+def zeros(tile: tl.constexpr, DTYPE: tl.constexpr):
+    """A zero for each element of a tile."""
+    ROWS: tl.constexpr = tile.rows
+    COLUMNS: tl.constexpr = tile.columns
+    return tl.zeros((ROWS, COLUMNS), DTYPE)
 
 
 @triton.jit
-def moved(operands, blocks, rows_a, rows_b, P: tl.constexpr):
-    """The `OperandPointers` some blocks further on."""
-    k, pairs = tl.cast(blocks, tl.int64) * P.block, tl.cast(blocks, tl.int64) * (P.block // 2)
-    return OperandPointers(
-        operands.a + k * rows_a, operands.b + k * rows_b, operands.exponents_a + pairs * rows_a, operands.exponents_b + pairs * rows_b,
-        operands.row, operands.column,
+def first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, tile: tl.constexpr):
+    """The `Terms` of a program's tile."""
+    batch = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
+    column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
+    at_a, at_b = batch * length * rows_a, batch * length * rows_b
+    return Terms(a + at_a, b + at_b, exponents_a + at_a // 2, exponents_b + at_b // 2, row, column, rows_a, rows_b)
+
+
+@triton.jit
+def terms_behind(terms, steps, adder: tl.constexpr):
+    """The `Terms` behind those of some steps."""
+    k, pairs = tl.cast(steps, tl.int64) * adder.block, tl.cast(steps, tl.int64) * (adder.block // 2)
+    return Terms(
+        terms.a + k * terms.rows_a, terms.b + k * terms.rows_b,
+        terms.exponents_a + pairs * terms.rows_a, terms.exponents_b + pairs * terms.rows_b,
+        terms.row, terms.column, terms.rows_a, terms.rows_b,
     )  # fmt: skip
 
 
 @triton.jit
-def store_sums(out, total, rows, columns, M: tl.constexpr, N: tl.constexpr):
+def store_sums(out, total, rows, columns, tile: tl.constexpr):
     """Write the tile of a program on results whose sizes are multiples of a tile's; every NaN becomes the canonical one."""
-    column = tl.program_id(1) * N + tl.arange(0, N)
-    first = (tl.program_id(2).to(tl.int64) * rows + tl.program_id(0) * M) * columns
-    at = out + first + tl.arange(0, M)[:, None] * columns + column[None, :]
+    column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
+    first = (tl.program_id(2).to(tl.int64) * rows + tl.program_id(0) * tile.rows) * columns
+    at = out + first + tl.arange(0, tile.rows)[:, None] * columns + column[None, :]
     tl.store(at, with_one_nan(total))
 
 
@@ -232,11 +228,10 @@ def with_one_nan(x):
     return pattern.to(x.dtype, bitcast=True)
 
 
-@kernel(do_not_specialize=["blocks", "every"])
+@kernel(do_not_specialize=["steps", "every"])
 def aligned_kernel(
-    a, b, exponents_a, exponents_b, out, is_wide, rows_a, rows_b, length: tl.int64, blocks, every,
-    grid: GridNumbers,
-    P: tl.constexpr, V: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    a, b, exponents_a, exponents_b, out, is_wide, rows_a, rows_b, length: tl.int64, steps, every, grid: GridNumbers,
+    adder: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product.
 
@@ -247,27 +242,26 @@ def aligned_kernel(
         exponents_b: The same.
         out: The result, `[batch, rows_a, rows_b]`.
         is_wide: Whether there are exponents beyond `NARROW`: another launch, for the other kind, then does the work.
-        rows_a: Rows of the planes of `a`, a multiple of `M`.
-        rows_b: Rows of the planes of `b`, a multiple of `N`.
+        rows_a: Rows of the planes of `a`, a multiple of the tile's.
+        rows_b: Rows of the planes of `b`, a multiple of the tile's columns.
         length: Elements along the sum, in the planes.
-        blocks: The number of blocks.
-        every: The number of blocks in a chain.
-        P: An `AlignedVariant`.
-        V: The `KernelVariant` for rounding to the grid, in float64.
-        M: Rows of a tile.
-        N: Columns of a tile.
+        steps: The number of steps.
+        every: The number of steps in a short sum.
+        grid: The grid of running sums, in float64.
+        adder: An `AlignedVariant`.
+        tile: A `ResultTile`.
     """
     grid = in_carrier(grid, True)
-    operands = first_operands(a, b, exponents_a, exponents_b, rows_a, rows_b, length, P, M, N)
+    terms = first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, tile)
     wanted = True
-    if P.launches == 2:
-        wanted = (tl.load(is_wide) == 0) == P.single
+    if adder.launches == 2:
+        wanted = (tl.load(is_wide) == 0) == adder.single
     if wanted:
-        if P.promoted:
-            total = tl.zeros((M, N), tl.float32)
-            for first in range(0, blocks, every):
-                total += chain(operands, tl.minimum(every, blocks - first), rows_a, rows_b, grid, P, V, M, N)
-                operands = moved(operands, every, rows_a, rows_b, P)
+        if adder.promoted:
+            total = zeros(tile, tl.float32)
+            for first in range(0, steps, every):
+                total += aligned_sum(terms, tl.minimum(every, steps - first), grid, adder)
+                terms = terms_behind(terms, every, adder)
         else:
-            total = chain(operands, blocks, rows_a, rows_b, grid, P, V, M, N)
-        store_sums(out, total, rows_a, rows_b, M, N)
+            total = aligned_sum(terms, steps, grid, adder)
+        store_sums(out, total, rows_a, rows_b, tile)

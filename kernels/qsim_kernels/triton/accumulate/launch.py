@@ -1,4 +1,4 @@
-"""Launches of the operator that multiplies matrices with an emulated accumulator: which kernel, with which numbers, on which planes.
+"""Launches of the operator that multiplies matrices with an emulated accumulator: which kernel, compiled for what, on which planes.
 
 Sums without a kernel use the reference: pairwise ones, those of four random numbers next to a rounded product, and random numbers that do
 not begin at a multiple of eight.
@@ -6,20 +6,14 @@ not begin at a multiple of eight.
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED
-from qsim_kernels.numbers.carrier import DOUBLE, grid_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule
 from qsim_kernels.numbers.sums import (
-    SINGLE_GRID,
     AlignedSum,
     BlockScaledSum,
     Order,
@@ -27,34 +21,87 @@ from qsim_kernels.numbers.sums import (
     RoundedSum,
     Sum,
     TwoStepSum,
-    chunk_sum,
-    is_single,
     is_stochastic,
     noise_indices,
-    roundings_per_term,
 )  # fmt: skip
-from qsim_kernels.numbers.updates import own_grid
 from qsim_kernels.torch import sums as reference
-from qsim_kernels.triton.accumulate.call import AccumulateCall, ResultTile, has_dpx, options
-from qsim_kernels.triton.accumulate.chunked_sums import chained_kernel, chunked_kernel
-from qsim_kernels.triton.accumulate.planes import planes
-from qsim_kernels.triton.accumulate.rounded_sums import RoundedVariant, rounded_kernel
-from qsim_kernels.triton.accumulate.units import launch_aligned, launch_block_scaled, launch_two_step, unit_of
-from qsim_kernels.triton.device.values import KernelVariant
-from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.accumulate import variants
+from qsim_kernels.triton.accumulate.aligned import aligned_kernel
+from qsim_kernels.triton.accumulate.chunked_sums import ChunkVariant, chained_kernel, chunked_kernel
+from qsim_kernels.triton.accumulate.exact_groups import exact_groups_kernel
+from qsim_kernels.triton.accumulate.planes import Planes, PlaneScales, planes
+from qsim_kernels.triton.accumulate.rounded_sums import rounded_kernel
+from qsim_kernels.triton.accumulate.two_step import two_step_kernel
+from qsim_kernels.triton.host.seeds import seed_of
 
-#: Bits of float32 to which a sum must be rounded at most, and the smallest step, so that two more bits are left for rounding to odd.
-_MOST_MANTISSA, _LEAST_STEP = 21, 2.0**-147
-#: Conversions of float32 that round to nearest, and the grids of their results.
-_NATIVE = ((own_grid(torch.bfloat16), tl.bfloat16), (own_grid(torch.float16), tl.float16))
 #: Dtypes whose values a matrix unit of an H100 takes as bfloat16, or as float16.
 _AS_BFLOAT16 = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _AS_FLOAT16 = (torch.float16, *_AS_BFLOAT16[1:])
 _CHUNK_UNIT = (9, 0)
 #: Matrices of one launch: CUDA's limit for the last dimension of a grid.
 _MOST_BATCHES = 65535
-#: Mantissa bits of a grid whose values have zeros in the lower halves of their float64 patterns.
-_MOST_STOCHASTIC = 19
+#: The longest sum that stays in float32's range where all operands' exponents are at most `planes.NARROW`.
+_LONGEST = 1 << 24
+#: Rows of tiles on which programs work at the same time.
+_GROUP = 8
+
+
+class ResultTile(NamedTuple):
+    """The size of a program's tile, and its warps."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+class Product(NamedTuple):
+    """The matrices of one launch, three-dimensional, their scales along the sum if they have some, and the source of random bits."""
+
+    out: Tensor
+    a: Tensor
+    b: Tensor
+    scales: tuple[Tensor, Tensor] | None
+    how: Sum
+    seed: Tensor | None
+    stream: int
+    offset: int
+    tile: ResultTile | None
+
+    @property
+    def length(self) -> int:
+        """Products in a sum."""
+        return self.a.shape[2]
+
+    def every(self, block: int = 1) -> int:
+        """The number of blocks in a short sum, or in the whole one."""
+        return -(-(self.how.every if isinstance(self.how, PromotedSum) else self.length) // block)
+
+    def run(self, kernel: Any, tile: ResultTile, a: Planes, b: Planes, before: tuple[Any, ...], *behind: Any, adders: list[Any]) -> None:
+        """Launch a kernel on planes, once for each of some adders, of which the operands let one do the work.
+
+        Args:
+            kernel: The kernel.
+            tile: The size of a program's tile.
+            a: The planes of the first operand.
+            b: Those of the second.
+            before: The arguments before the result, which is padded as the operands' planes are.
+            *behind: Those behind it.
+            adders: Tuples of what the kernel is compiled for.
+        """
+        (batches, rows, columns), room = self.out.shape, self.out
+        if (rows, columns) != (a.rows, b.rows):
+            room = self.out.new_empty((batches, a.rows, b.rows))
+        options = {} if INTERPRETED else {"num_warps": tile.warps}
+        for adder in adders:
+            kernel[-(-rows // tile.rows), -(-columns // tile.columns), batches](*before, room, *behind, *adder, tile, **options)
+        if room is not self.out:
+            self.out.copy_(room[:, :rows, :columns])
+
+    def random(self) -> tuple[Any, ...]:
+        """The kernels' arguments from the seed to the sizes of the result."""
+        inner = noise_indices(self.how.inner, self.how.every) if isinstance(self.how, PromotedSum) else 0
+        strides = noise_indices(self.how, self.length), inner
+        return *seed_of(self.seed, self.a), self.stream, self.offset, *strides, *self.out.shape[1:]
 
 
 def accumulate_into(
@@ -68,7 +115,7 @@ def accumulate_into(
     scales: tuple[Tensor, Tensor] | None = None,
     tile: ResultTile | None = None,
 ) -> None:
-    """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `reference.sums.accumulate_into`.
+    """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `torch.sums.accumulate_into`, which lacks the last argument.
 
     Args:
         out: The result, contiguous, of float32 or float64.
@@ -95,150 +142,122 @@ def accumulate_into(
         first = offset + start * rows * columns * noise_indices(how, length)
         own = None if factors is None else (factors[0][part], factors[1][part])
         with nullcontext() if INTERPRETED else torch.cuda.device(a.device):
-            _launch(AccumulateCall(result[part], left[part], right[part], own, seed, stream, first, tile), how)
-
-
-def _launch(call: AccumulateCall, how: Sum) -> None:
-    inner = how.inner if isinstance(how, PromotedSum) else how
-    match inner:
-        case AlignedSum():
-            launch_aligned(call, how, inner)
-        case TwoStepSum():
-            launch_two_step(call, inner)
-        case BlockScaledSum():
-            launch_block_scaled(call, inner)
-        case RoundedSum(chunk=1):
-            _launch_rounded(call, how, inner)
-        case RoundedSum():
-            _launch_chunks(call, how, inner)
+            _launch(Product(result[part], left[part], right[part], own, how, seed, stream, first, tile))
 
 
 def _has_kernel(how: Sum, offset: int) -> bool:
     inner = how.inner if isinstance(how, PromotedSum) else how
     if not isinstance(inner, RoundedSum):
         return True
-    return inner.order != Order.PAIRWISE and (not is_stochastic(how) or (offset % 8 == 0 and roundings_per_term(inner) in (1, 2, 4)))
+    return inner.order != Order.PAIRWISE and (not is_stochastic(how) or (offset % 8 == 0 and inner.roundings in (1, 2, 4)))
 
 
-def _launch_rounded(call: AccumulateCall, how: Sum, inner: RoundedSum) -> None:
-    rounding = _rounding(inner, is_stochastic(how), isinstance(how, PromotedSum))
-    sum_variant = rounding.sum_variant
-    tile = call.tile or (ResultTile(2, 32, 1) if sum_variant.roundings else ResultTile(8, 128, 1))
-    dtype = torch.float64 if sum_variant.wide else torch.float32
-    a, b = planes(call.a, dtype, tile.rows), planes(call.b.mT, dtype, tile.columns)
-    every = how.every if isinstance(how, PromotedSum) else call.length
-    room = call.room(a, b)
-    rounded_kernel[call.programs(tile)](
-        a.values, b.values, room, *call.noise(how), call.rows, call.columns, a.rows, b.rows, call.length, every, *rounding.numbers,
-        *rounding.product_numbers, sum_variant, *rounding.variants, tile.rows, tile.columns, **options(tile.warps),
+def _launch(product: Product) -> None:
+    inner = product.how.inner if isinstance(product.how, PromotedSum) else product.how
+    match inner:
+        case AlignedSum():
+            _launch_aligned(product, inner)
+        case TwoStepSum():
+            _launch_two_step(product, inner)
+        case BlockScaledSum(exact=True):
+            _launch_groups(product, inner)
+        case BlockScaledSum():
+            p, q = (None if x is None else PlaneScales(x, inner.group, inner.low_scale) for x in product.scales or (None, None))
+            _launch_aligned(product, inner.aligned, p, q)
+        case RoundedSum(chunk=1):
+            _launch_rounded(product, inner)
+        case RoundedSum():
+            held = _unit_dtype(product.a, product.b, inner)
+            if held is None:
+                _launch_chained(product, inner)
+            else:
+                _launch_on_unit(product._replace(a=product.a.to(held), b=product.b.to(held)), inner)
+
+
+def _launch_aligned(product: Product, how: AlignedSum, p: PlaneScales | None = None, q: PlaneScales | None = None) -> None:
+    single, promoted = variants.sums_in_single(how) and product.length <= _LONGEST and p is None, isinstance(product.how, PromotedSum)
+    tile, dtype = product.tile or ResultTile(8, 128, 1), torch.float32 if single else torch.float64
+    a, b, is_wide = _aligned_planes(product, how, tile, dtype, p, q)
+    known = [variants.aligned(how, x, 2 if single else 1, promoted, variants.has_dpx()) for x in ((True, False) if single else (False,))]
+    sizes, before = (a.rows, b.rows, a.length, -(-product.length // how.block)), (a.values, b.values, a.exponents, b.exponents)
+    adders, grid = [(unit,) for unit, _ in known], known[0][1]
+    product.run(aligned_kernel, tile, a, b, before, is_wide, *sizes, product.every(how.block), *grid, adders=adders)
+
+
+def _launch_two_step(product: Product, how: TwoStepSum) -> None:
+    tile = product.tile or (ResultTile(8, 64, 1) if how.apart else ResultTile(16, 64, 2))
+    a, b, is_wide = _aligned_planes(product, how, tile, torch.float64)
+    sizes, before = (a.rows, b.rows, a.length, -(-product.length // how.block)), (a.values, b.values, a.exponents, b.exponents)
+    adders = [(variants.two_step(how, wide),) for wide in (False, True)]
+    product.run(two_step_kernel, tile, a, b, before, is_wide, *sizes, adders=adders)
+
+
+def _aligned_planes(
+    product: Product,
+    how: AlignedSum | TwoStepSum,
+    tile: ResultTile,
+    dtype: torch.dtype,
+    p: PlaneScales | None = None,
+    q: PlaneScales | None = None,
+) -> tuple[Planes, Planes, Tensor]:
+    """Both operands as planes of values and exponents, and whether some exponent is above `NARROW`."""
+    is_wide = torch.zeros(1, dtype=torch.int32, device=product.a.device)
+    a = planes(product.a, dtype, tile.rows, how.block, how.low_a, is_wide, scales=p)
+    return a, planes(product.b.mT, dtype, tile.columns, how.block, how.low_b, is_wide, scales=q), is_wide
+
+
+def _launch_groups(product: Product, how: BlockScaledSum) -> None:
+    tile, adder = product.tile or ResultTile(64, 64, 4), variants.groups(how)
+    a = planes(product.a, torch.float32, tile.rows, how.group, padded_block=adder.size)
+    b = planes(product.b.mT, torch.float32, tile.columns, how.group, padded_block=adder.size)
+    groups, low = -(-product.length // how.group), how.low_scale
+    of_a, of_b = product.scales or (None, None)
+    if of_a is None or of_b is None:
+        low = min(low, 0)  # the exponent of one
+        one = product.a.new_ones((), dtype=torch.float32)
+        of_a, of_b = (one.expand(len(x), x.shape[1], groups) for x in (product.a, product.b.mT))
+    p, q = planes(of_a, torch.float32, tile.rows), planes(of_b, torch.float32, tile.columns)
+    product.run(exact_groups_kernel, tile, a, b, (a.values, b.values, p.values, q.values), a.rows, b.rows, groups, low, adders=[(adder,)])
+
+
+def _launch_rounded(product: Product, how: RoundedSum) -> None:
+    adder, grid, product_grid = variants.rounded(how, is_stochastic(how), isinstance(product.how, PromotedSum))
+    tile, dtype = product.tile or (ResultTile(2, 32, 1) if adder.roundings else ResultTile(8, 128, 1)), _carrier(adder.wide)
+    a, b = planes(product.a, dtype, tile.rows), planes(product.b.mT, dtype, tile.columns)
+    sizes = a.rows, b.rows, product.length, product.every()
+    product.run(rounded_kernel, tile, a, b, (a.values, b.values), *product.random(), *sizes, *grid, *product_grid, adders=[(adder,)])
+
+
+def _launch_chained(product: Product, how: RoundedSum) -> None:
+    adder, grid, _ = variants.rounded(how, is_stochastic(how), isinstance(product.how, PromotedSum))
+    tile, unit = product.tile or ResultTile(8, 64, 1), how.chunk_sum
+    a, b, _ = _aligned_planes(product, unit, tile, torch.float64)
+    steps = -(-product.length // unit.block), how.chunk // unit.block, product.every(unit.block)
+    summed, _ = variants.aligned(unit, False, 1, False, variants.has_dpx())
+    before, sizes = (a.values, b.values, a.exponents, b.exponents), (a.rows, b.rows, a.length)
+    product.run(chained_kernel, tile, a, b, before, *product.random(), *sizes, *steps, *grid, adders=[(adder, summed)])
+
+
+def _launch_on_unit(product: Product, how: RoundedSum) -> None:
+    adder, grid, _ = variants.rounded(how, is_stochastic(how), isinstance(product.how, PromotedSum))
+    a, b, (batches, rows, columns) = product.a, product.b, product.out.shape
+    tile = product.tile or _tile_on_unit(how.chunk, adder.wide)
+    even = rows % tile.rows == 0 and columns % tile.columns == 0 and product.length % how.chunk == 0
+    chunks = ChunkVariant(how.chunk, min(128, how.chunk & -how.chunk), _GROUP, even)
+    chunked_kernel[-(-rows // tile.rows) * -(-columns // tile.columns), 1, batches](
+        a, b, product.out, *product.random(), product.length, product.every(), *a.stride(), *b.stride(), *grid, adder, chunks, tile,
+        num_warps=tile.warps, num_stages=3,
     )  # fmt: skip
-    call.finish(room)
 
 
-def _launch_chunks(call: AccumulateCall, how: Sum, inner: RoundedSum) -> None:
-    rounding = _rounding(inner, is_stochastic(how), isinstance(how, PromotedSum))
-    held = _unit_dtype(call.a, call.b, inner)
-    if held is not None:
-        _launch_on_unit(call, how, inner, rounding, held)
-        return
-    tile = call.tile or ResultTile(8, 64, 1)
-    summed, is_wide = chunk_sum(inner), torch.zeros(1, dtype=torch.int32, device=call.a.device)
-    unit, _, _ = unit_of(summed, False, 1, False, has_dpx())
-    a = planes(call.a, torch.float64, tile.rows, summed.block, summed.low_a, is_wide)
-    b = planes(call.b.mT, torch.float64, tile.columns, summed.block, summed.low_b, is_wide)
-    blocks, chunk = -(-call.length // summed.block), inner.chunk // summed.block
-    every = how.every // summed.block if isinstance(how, PromotedSum) else blocks
-    room = call.room(a, b)
-    chained_kernel[call.programs(tile)](
-        a.values, b.values, a.exponents, b.exponents, room, *call.noise(how), call.rows, call.columns, a.rows, b.rows, a.length,
-        blocks, chunk, every, *rounding.numbers, rounding.sum_variant, rounding.variants[0], unit, tile.rows, tile.columns,
-        **options(tile.warps),
-    )  # fmt: skip
-    call.finish(room)
+def _carrier(wide: bool) -> torch.dtype:
+    return torch.float64 if wide else torch.float32
 
 
-def _launch_on_unit(call: AccumulateCall, how: Sum, inner: RoundedSum, rounding: RoundedArguments, held: torch.dtype) -> None:
-    a, b = call.a.to(held), call.b.to(held)
-    step = min(128, inner.chunk & -inner.chunk)
-    tile = call.tile or _tile_on_unit(inner.chunk, rounding.sum_variant)
-    even = call.rows % tile.rows == 0 and call.columns % tile.columns == 0 and call.length % inner.chunk == 0
-    every = how.every if isinstance(how, PromotedSum) else call.length
-    down, across, batches = call.programs(tile)
-    chunked_kernel[(down * across, 1, batches)](
-        a, b, call.out, *call.noise(how), call.rows, call.columns, call.length, every, a.stride(0), a.stride(1), a.stride(2), b.stride(0),
-        b.stride(1), b.stride(2), *rounding.numbers, rounding.sum_variant, rounding.variants[0], inner.chunk, step, tile.rows,
-        tile.columns, 8, even, num_warps=tile.warps, num_stages=3,
-    )  # fmt: skip
-
-
-class RoundedArguments(NamedTuple):
-    """The numbers of a rounded sum: compile-time, and those of its roundings: that of sums, then that of products."""
-
-    sum_variant: RoundedVariant
-    variants: tuple[KernelVariant, KernelVariant]
-    numbers: tuple[int, ...]
-    product_numbers: tuple[int, ...]
-
-
-def _tile_on_unit(chunk: int, sum_variant: RoundedVariant) -> ResultTile:
-    if sum_variant.wide:
+def _tile_on_unit(chunk: int, wide: bool) -> ResultTile:
+    if wide:
         return ResultTile(64, 64, 4)
-    if chunk >= 128:
-        return ResultTile(128, 128, 8)
-    return ResultTile(64, 128, 4)
-
-
-@lru_cache(maxsize=256)
-def _rounding(how: RoundedSum, draws: bool, promoted: bool) -> RoundedArguments:
-    pairs = [(how.grid, how.rule)]
-    if how.product is not None and how.product_rule is not None:
-        pairs.append((how.product, how.product_rule))
-    wide = draws or not is_single(how) or not all(_rounds_in_single(grid, rule) for grid, rule in pairs)
-    own, product = pairs[0], pairs[-1]
-    sum_variant = RoundedVariant(
-        native=_native(*own, wide),
-        fast=_is_fast(*own, wide),
-        products=len(pairs) > 1,
-        native_product=_native(*product, wide),
-        fast_product=_is_fast(*product, wide),
-        kahan=how.order == Order.KAHAN,
-        wide=wide,
-        roundings=roundings_per_term(how) if draws else 0,
-        promoted=promoted,
-        unroll=4,
-    )
-    (variant, numbers), (product_variant, product_numbers) = arguments.rounding(*own, wide), arguments.rounding(*product, wide)
-    return RoundedArguments(sum_variant, (variant, product_variant), numbers, product_numbers)
-
-
-def _rounds_in_single(grid: Grid, rule: Rule) -> bool:
-    """Whether rounding to odd in float32 comes before this rounding without changing its result, or float32's own addition does it."""
-    if grid_bits(grid, wide=False).carrier == DOUBLE:
-        return False
-    step = min(grid.least, math.ldexp(1.0, grid.exponent - grid.mantissa))
-    return _is_native(grid, rule, SINGLE_GRID) or (grid.mantissa <= _MOST_MANTISSA and step >= _LEAST_STEP)
-
-
-def _is_native(grid: Grid, rule: Rule, own: Grid) -> bool:
-    return grid == own and rule.mode == Mode.NEAREST and not rule.saturates
-
-
-def _native(grid: Grid, rule: Rule, wide: bool) -> Any:
-    """The dtype whose conversion from the carrier is a rounding, if there is one."""
-    if wide:
-        return None
-    # The interpreter's conversions to 16 bits do not all round to nearest.
-    known = ((SINGLE_GRID, tl.float32), *(() if INTERPRETED else _NATIVE))
-    return next((language for own, language in known if _is_native(grid, rule, own)), None)
-
-
-def _is_fast(grid: Grid, rule: Rule, wide: bool) -> bool:
-    """Whether adding and subtracting a power of two rounds to a symmetric grid."""
-    saturating, _ = arguments.rounding(grid, rule._replace(overflow=int(Overflow.SATURATE)), wide)
-    if wide:
-        is_even = grid_bits(grid, wide=True).low > 0 and saturating.symmetric and saturating.signed
-        return rule.mode == Mode.STOCHASTIC and is_even and grid.mantissa <= _MOST_STOCHASTIC
-    return saturating.fast and saturating.symmetric and (rule.saturates or rule.mode == Mode.NEAREST)
+    return ResultTile(128, 128, 8) if chunk >= 128 else ResultTile(64, 128, 4)
 
 
 def _unit_dtype(a: Tensor, b: Tensor, how: RoundedSum) -> torch.dtype | None:

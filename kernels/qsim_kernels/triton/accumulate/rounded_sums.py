@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.meanings.triton import round_bits
+from qsim_kernels.meanings.triton import round_bits, sums
 from qsim_kernels.numbers.carrier import GridNumbers
-from qsim_kernels.triton.accumulate.aligned import store_sums
+from qsim_kernels.triton.accumulate.aligned import store_sums, zeros
 from qsim_kernels.triton.device.directed import (
     NEAREST,
     TOWARD_ZERO,
@@ -24,7 +24,7 @@ from qsim_kernels.triton.device.directed import (
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, STOCHASTIC, as_added, words
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import SIGN, end_of_additions, round_magnitude
-from qsim_kernels.triton.device.values import UsedNumbers, in_carrier, noise_of
+from qsim_kernels.triton.device.values import KernelVariant, UsedNumbers, in_carrier, noise_of
 
 INFINITY_DOUBLE: tl.constexpr = tl.constexpr(0x7FF00000)
 
@@ -47,15 +47,27 @@ class RandomNumbers(NamedTuple):
     inner_stride: Any
 
 
-class RoundedVariant(NamedTuple):
-    """The compile-time numbers of a rounded sum, next to the `KernelVariant` of its rounding and that of its products'.
+class StepRounding(NamedTuple):
+    """How a step is rounded.
 
     Attributes:
-        native: A dtype whose conversion is the rounding of sums: `tl.float32`, `tl.bfloat16` or `tl.float16`; None if there is none.
-        fast: Whether adding and subtracting a power of two rounds sums.
+        native: A dtype whose conversion is the rounding: `tl.float32`, `tl.bfloat16` or `tl.float16`; None if there is none.
+        fast: Whether adding and subtracting a power of two rounds.
+        variant: The `KernelVariant`.
+    """
+
+    native: Any
+    fast: bool
+    variant: KernelVariant
+
+
+class RoundedVariant(NamedTuple):
+    """The compile-time numbers of a `RoundedSum`.
+
+    Attributes:
+        rounding: The `StepRounding` of sums.
+        product: That of products.
         products: Whether products are rounded.
-        native_product: `native` for products.
-        fast_product: `fast` for products.
         kahan: Whether the sum is compensated.
         wide: Whether sums are computed in float64.
         roundings: The number of roundings of a term that draw random bits: 1, 2 or 4; 0 if there are none.
@@ -63,36 +75,46 @@ class RoundedVariant(NamedTuple):
         unroll: The number of terms that are computed at a time, without random bits.
     """
 
-    native: Any
-    fast: bool
+    rounding: StepRounding
+    product: StepRounding
     products: bool
-    native_product: Any
-    fast_product: bool
     kahan: bool
     wide: bool
     roundings: int
     promoted: bool
-    unroll: int
+    unroll: int = 4
+
+
+class GridNoise(NamedTuple):
+    """A grid in the carrier's bits, and the `Noise` with which numbers are rounded onto it."""
+
+    grid: Any
+    noise: Any
 
 
 @triton.jit
-def round_step(x, drawn, noise, grid, NATIVE: tl.constexpr, FAST: tl.constexpr, V: tl.constexpr):
+def grid_noise(seed, stream, used, grid, WIDE: tl.constexpr):
+    """The `GridNoise` of a kernel's parameters."""
+    return GridNoise(in_carrier(grid, WIDE), noise_of(seed, stream, used))
+
+
+@triton.jit
+def round_step(x, drawn, onto, rounding: tl.constexpr):
     """Round values that were rounded to odd (for stochastic rounding, in float64, toward zero) to a grid.
 
     Args:
         x: Values of the carrier.
         drawn: 32 random bits for each.
-        noise: A `Noise`.
-        grid: `GridNumbers`.
-        NATIVE: See `RoundedVariant`.
-        FAST: The same.
-        V: The `KernelVariant`.
+        onto: A `GridNoise`.
+        rounding: A `StepRounding`.
     """
-    if NATIVE is not None:
-        result = x.to(NATIVE).to(x.dtype)
-    elif FAST and V.mode == STOCHASTIC:
+    V: tl.constexpr = rounding.variant
+    grid, noise = onto.grid, onto.noise
+    if rounding.native is not None:
+        result = x.to(rounding.native).to(x.dtype)
+    elif rounding.fast and V.mode == STOCHASTIC:
         result = _stochastic(x, drawn, noise, grid, V)
-    elif FAST:
+    elif rounding.fast:
         result = _fast(x, grid, V)
     elif V.wide:
         result = round_bits(x.to(tl.int64, bitcast=True), _added(drawn, noise, V), grid, V).to(tl.float64, bitcast=True)
@@ -151,61 +173,82 @@ def _stochastic(x, drawn, noise, grid, V: tl.constexpr):
 
 
 @triton.jit
-def add_product_rounded(a, b, total, drawn, noise, grid, C: tl.constexpr, V: tl.constexpr):
-    """Add exact products to a running sum: one rounding."""
-    if C.native is tl.float32:
-        result = multiply_add(a, b, total, NEAREST)
+def add_rounded(term, x, drawn, grid, adder: tl.constexpr):
+    """Add a term, a product of two numbers that may not be one of the carrier, to a number: one rounding."""
+    a, b = term
+    rounding: tl.constexpr = adder.rounding
+    if rounding.native is tl.float32:
+        result = multiply_add(a, b, x, NEAREST)
     else:
-        STOCHASTICALLY: tl.constexpr = C.fast and V.mode == STOCHASTIC
-        exact = multiply_add(a, b, total, TOWARD_ZERO) if STOCHASTICALLY else multiply_add_to_odd(a, b, total)
-        result = round_step(exact, drawn, noise, grid, C.native, C.fast, V)
+        V: tl.constexpr = rounding.variant
+        STOCHASTICALLY: tl.constexpr = rounding.fast and V.mode == STOCHASTIC
+        exact = multiply_add(a, b, x, TOWARD_ZERO) if STOCHASTICALLY else multiply_add_to_odd(a, b, x)
+        result = round_step(exact, drawn, grid, rounding)
     return result
 
 
 @triton.jit
-def add_rounded(x, y, drawn, noise, grid, C: tl.constexpr, V: tl.constexpr):
+def add_numbers(x, y, drawn, grid, adder: tl.constexpr):
     """Add two numbers of the carrier: one rounding."""
-    return add_product_rounded(x, tl.full(x.shape, 1.0, x.dtype), y, drawn, noise, grid, C, V)
+    return add_rounded((x, tl.full(x.shape, 1.0, x.dtype)), y, drawn, grid, adder)
 
 
 @triton.jit
-def add_term(
-    a, b, total, lost, random, noise, product_noise, grid, product_grid,
-    C: tl.constexpr, V: tl.constexpr, W: tl.constexpr, FIRST: tl.constexpr,
-):  # fmt: skip
-    """One step of a running sum: add `a * b`; see `RoundedSum` for the steps.
+def itself(x):
+    """A number."""
+    return x
+
+
+@triton.jit
+def is_finite(x):
+    """Whether a number is neither infinite nor NaN."""
+    return tl.abs(x) < float("inf")
+
+
+@triton.jit
+def negated(x):
+    """A number with the other sign: times -1, because a unary minus here is a subtraction from zero, which has no -0."""
+    return -1.0 * x
+
+
+_WORDS = {"add_rounded": add_rounded, "add_numbers": add_numbers, "bits_of": itself, "is_finite": is_finite, "negated": negated}
+kahan_step = sums(_WORDS).kahan_step
+
+
+@triton.jit
+def add_term(total, lost, term, drawn, grid, adder: tl.constexpr):
+    """One step of a running sum.
 
     Args:
-        a: Values of the first operand.
-        b: Values of the second operand.
         total: The running sum.
         lost: What earlier additions lost, in a compensated sum.
-        random: The random bits of eight roundings.
-        noise: A `Noise`.
-        product_noise: The same for products.
-        grid: `GridNumbers`.
-        product_grid: The same for products.
-        C: A `RoundedVariant`.
-        V: The `KernelVariant` of the sum's rounding.
-        W: That of the products'.
-        FIRST: The index in `random` of the term's first rounding.
+        term: Two factors.
+        drawn: The random bits of the step's roundings.
+        grid: A `GridNoise`.
+        adder: A `RoundedVariant`.
     """
-    NEXT: tl.constexpr = FIRST + (1 if C.products else 0)
-    if C.products:
-        exact = multiply_add_to_odd(a, b, tl.full(a.shape, -0.0, a.dtype))
-        a = round_step(exact, _integer(random, FIRST, C), product_noise, product_grid, C.native_product, C.fast_product, W)
-        b = tl.full(a.shape, 1.0, a.dtype)
-    if C.kahan:
-        # Times -1, because a unary minus here is a subtraction from zero, which has no -0.
-        due = add_product_rounded(a, b, -1.0 * lost, _integer(random, NEXT, C), noise, grid, C, V)
-        after = add_rounded(total, due, _integer(random, NEXT + 1, C), noise, grid, C, V)
-        gained = add_rounded(after, -1.0 * total, _integer(random, NEXT + 2, C), noise, grid, C, V)
-        lost = add_rounded(gained, -1.0 * due, _integer(random, NEXT + 3, C), noise, grid, C, V)
-        lost = tl.where(tl.abs(after) < float("inf"), lost, 0.0)
-        total = after
+    if adder.kahan:
+        total, lost = kahan_step(total, lost, term, drawn, grid, adder)
     else:
-        total = add_product_rounded(a, b, total, _integer(random, NEXT, C), noise, grid, C, V)
+        total = add_rounded(term, total, drawn[0], grid, adder)
     return total, lost
+
+
+@triton.jit
+def add_product(total, lost, a, b, random, grid, product_grid, adder: tl.constexpr, FIRST: tl.constexpr):
+    """Add a product, which may be rounded before; `FIRST` is the index in `random` of the term's first rounding."""
+    NEXT: tl.constexpr = FIRST + (1 if adder.products else 0)
+    if adder.products:
+        exact = multiply_add_to_odd(a, b, tl.full(a.shape, -0.0, a.dtype))
+        rounding: tl.constexpr = adder.product
+        a = round_step(exact, _integer(random, FIRST, adder), product_grid, rounding)
+        b = tl.full(a.shape, 1.0, a.dtype)
+    if adder.kahan:
+        first, second = _integer(random, NEXT, adder), _integer(random, NEXT + 1, adder)
+        drawn = (first, second, _integer(random, NEXT + 2, adder), _integer(random, NEXT + 3, adder))
+    else:
+        drawn = (_integer(random, NEXT, adder), 0, 0, 0)
+    return add_term(total, lost, (a, b), drawn, grid, adder)
 
 
 class Random(NamedTuple):
@@ -234,10 +277,10 @@ def random_words(noise, blocks, HALVES: tl.constexpr):
 
 
 @triton.jit
-def _integer(random, INDEX: tl.constexpr, C: tl.constexpr):
+def _integer(random, INDEX: tl.constexpr, adder: tl.constexpr):
     """The 32 random bits of a rounding."""
     drawn = 0
-    if C.roundings > 0:
+    if adder.roundings > 0:
         first, last = random[INDEX // 2], random[4 + INDEX // 2]
         if INDEX % 2 == 0:
             drawn = first << 16 | (last & 0xFFFF)
@@ -246,69 +289,81 @@ def _integer(random, INDEX: tl.constexpr, C: tl.constexpr):
     return drawn
 
 
+class Planes(NamedTuple):
+    """The planes of both operands' values from some place along the sum on; see `aligned.Terms`."""
+
+    a: Any
+    b: Any
+    row: Any
+    column: Any
+    rows_a: Any
+    rows_b: Any
+
+
 @triton.jit
-def sum_of_products(
-    a, b, row, column, terms, rows_a, rows_b, blocks, noise, product_noise, grid, product_grid,
-    C: tl.constexpr, V: tl.constexpr, W: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
+def product_at(planes, k, CARRIER: tl.constexpr):
+    """The factors of the products at a place."""
+    x = tl.load(planes.a + k * planes.rows_a + planes.row).to(CARRIER)
+    y = tl.load(planes.b + k * planes.rows_b + planes.column).to(CARRIER)
+    shape: tl.constexpr = (planes.row.shape[0], planes.column.shape[0])
+    return tl.broadcast_to(x[:, None], shape), tl.broadcast_to(y[None, :], shape)
+
+
+@triton.jit
+def planes_behind(planes, count):
+    """The planes behind some places."""
+    a, b = planes.a + count * planes.rows_a, planes.b + count * planes.rows_b
+    return Planes(a, b, planes.row, planes.column, planes.rows_a, planes.rows_b)
+
+
+@triton.jit
+def sum_of_products(planes, terms, blocks, grid, product_grid, adder: tl.constexpr):
     """The sum of some products, from a fresh start.
 
     Args:
-        a: Pointer into the plane of values of the first operand, see `planes`; it moves along the sum.
-        b: The same for the second operand.
-        row: The rows of the result.
-        column: The columns of the result.
+        planes: Where they begin.
         terms: How many products.
-        rows_a: Rows of a plane.
-        rows_b: The same for the other operand.
         blocks: The number of the first Philox block of each element of the tile.
-        noise: A `Noise`.
-        product_noise: The same for products.
-        grid: `GridNumbers`.
+        grid: A `GridNoise`.
         product_grid: The same for products.
-        C: A `RoundedVariant`.
-        V: The `KernelVariant` of the sum's rounding.
-        W: That of the products'.
-        M: Rows of a tile.
-        N: Columns.
+        adder: A `RoundedVariant`.
     """
-    CARRIER: tl.constexpr = tl.float64 if C.wide else tl.float32
-    total, lost = tl.zeros((M, N), CARRIER), tl.zeros((M, N), CARRIER)
-    if C.roundings > 0:
-        EACH: tl.constexpr = 8 // C.roundings
-        HALVES: tl.constexpr = V.halves and (W.halves or not C.products)
+    CARRIER: tl.constexpr = tl.float64 if adder.wide else tl.float32
+    total = tl.zeros((planes.row.shape[0], planes.column.shape[0]), CARRIER)
+    lost = total
+    if adder.roundings > 0:
+        EACH: tl.constexpr = 8 // adder.roundings
+        V: tl.constexpr = adder.rounding.variant
+        W: tl.constexpr = adder.product.variant
         for first in range(0, terms, EACH):
-            random = random_words(noise, blocks, HALVES)
+            random = random_words(grid.noise, blocks, V.halves and W.halves)
             for i in tl.static_range(EACH):
                 if first + i < terms:
-                    x, y = tl.load(a + i * rows_a + row).to(CARRIER), tl.load(b + i * rows_b + column).to(CARRIER)
-                    x, y = tl.broadcast_to(x[:, None], (M, N)), tl.broadcast_to(y[None, :], (M, N))
-                    total, lost = add_term(x, y, total, lost, random, noise, product_noise, grid, product_grid, C, V, W, i * C.roundings)
-            a, b, blocks = a + EACH * rows_a, b + EACH * rows_b, blocks + 1
+                    x, y = product_at(planes, i, CARRIER)
+                    total, lost = add_product(total, lost, x, y, random, grid, product_grid, adder, i * adder.roundings)
+            planes, blocks = planes_behind(planes, EACH), blocks + 1
     else:
-        for _ in tl.range(0, terms, loop_unroll_factor=C.unroll):
-            x, y = tl.load(a + row).to(CARRIER), tl.load(b + column).to(CARRIER)
-            x, y = tl.broadcast_to(x[:, None], (M, N)), tl.broadcast_to(y[None, :], (M, N))
-            total, lost = add_term(x, y, total, lost, 0, noise, product_noise, grid, product_grid, C, V, W, 0)
-            a, b = a + rows_a, b + rows_b
+        for _ in tl.range(0, terms, loop_unroll_factor=adder.unroll):
+            x, y = product_at(planes, 0, CARRIER)
+            total, lost = add_product(total, lost, x, y, 0, grid, product_grid, adder, 0)
+            planes = planes_behind(planes, 1)
     return total
 
 
 @triton.jit
-def first_blocks(rows, columns, offset, stride, M: tl.constexpr, N: tl.constexpr):
-    """The number of the first Philox block of each element of a tile, if each owns `stride` indices from `offset`, multiples of 8."""
-    row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
-    column = tl.program_id(1).to(tl.int64) * N + tl.arange(0, N)
+def first_blocks(rows, columns, random, tile: tl.constexpr):
+    """The number of the first Philox block of each element of a tile: strides and the offset are multiples of 8."""
+    row = tl.program_id(0).to(tl.int64) * tile.rows + tl.arange(0, tile.rows)
+    column = tl.program_id(1).to(tl.int64) * tile.columns + tl.arange(0, tile.columns)
     element = tl.program_id(2).to(tl.int64) * rows * columns + row[:, None] * columns + column[None, :]
-    return offset // 8 + element * (stride // 8)
+    return random.offset // 8 + element * (random.stride // 8)
 
 
 @kernel(do_not_specialize=["length", "every"])
 def rounded_kernel(
-    a, b, out, seed_pointer, random: RandomNumbers,
-    rows: tl.int64, columns: tl.int64, rows_a, rows_b, length, every,
+    a, b, out, seed_pointer, random: RandomNumbers, rows: tl.int64, columns: tl.int64, rows_a, rows_b, length, every,
     used: UsedNumbers, grid: GridNumbers, product_used: UsedNumbers, product_grid: GridNumbers,
-    C: tl.constexpr, V: tl.constexpr, W: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    adder: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product.
 
@@ -320,35 +375,35 @@ def rounded_kernel(
         random: Where random bits come from otherwise.
         rows: Of the result, without padding.
         columns: The same.
-        rows_a: Rows of the plane of `a`, a multiple of `M`.
-        rows_b: Rows of the plane of `b`, a multiple of `N`.
+        rows_a: Rows of the plane of `a`, a multiple of the tile's.
+        rows_b: Rows of the plane of `b`, a multiple of the tile's columns.
         length: Elements along the sum.
         every: Elements of a short sum.
-        C: A `RoundedVariant`.
-        V: The `KernelVariant` of the sum's rounding.
-        W: That of the products'.
-        M: Rows of a tile.
-        N: Columns of a tile.
+        used: How the rounding of sums uses random bits.
+        grid: The grid of sums.
+        product_used: How the rounding of products does.
+        product_grid: The grid of products.
+        adder: A `RoundedVariant`.
+        tile: A `ResultTile`.
     """
     seed = random.seed if seed_pointer is None else tl.load(seed_pointer)
-    noise, product_noise = noise_of(seed, random.stream, used), noise_of(seed, random.stream, product_used)
-    grid, product_grid = in_carrier(grid, C.wide), in_carrier(product_grid, C.wide)
+    onto = grid_noise(seed, random.stream, used, grid, adder.wide)
+    products_onto = grid_noise(seed, random.stream, product_used, product_grid, adder.wide)
     batch = tl.program_id(2).to(tl.int64)
-    a, b = a + batch * length * rows_a, b + batch * length * rows_b
-    row, column = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)
+    row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
+    column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
+    planes = Planes(a + batch * length * rows_a, b + batch * length * rows_b, row, column, rows_a, rows_b)
     blocks = 0
-    if C.roundings > 0:
-        blocks = first_blocks(rows, columns, random.offset, random.stride, M, N)
-    if C.promoted:
-        promoted = tl.zeros((M, N), tl.float32)
+    if adder.roundings > 0:
+        blocks = first_blocks(rows, columns, random, tile)
+    if adder.promoted:
+        promoted = zeros(tile, tl.float32)
         for start in range(0, length, every):
-            terms = tl.minimum(every, length - start)
-            own = sum_of_products(a, b, row, column, terms, rows_a, rows_b, blocks, noise, product_noise, grid, product_grid, C, V, W, M, N)
-            promoted += own.to(tl.float32)
-            a, b = a + tl.cast(every, tl.int64) * rows_a, b + tl.cast(every, tl.int64) * rows_b
-            if C.roundings > 0:
+            promoted += sum_of_products(planes, tl.minimum(every, length - start), blocks, onto, products_onto, adder).to(tl.float32)
+            planes = planes_behind(planes, tl.cast(every, tl.int64))
+            if adder.roundings > 0:
                 blocks += random.inner_stride // 8
-        store_sums(out, promoted, rows_a, rows_b, M, N)
+        store_sums(out, promoted, rows_a, rows_b, tile)
     else:
-        total = sum_of_products(a, b, row, column, length, rows_a, rows_b, blocks, noise, product_noise, grid, product_grid, C, V, W, M, N)
-        store_sums(out, total.to(out.dtype.element_ty), rows_a, rows_b, M, N)
+        total = sum_of_products(planes, length, blocks, onto, products_onto, adder)
+        store_sums(out, total.to(out.dtype.element_ty), rows_a, rows_b, tile)
