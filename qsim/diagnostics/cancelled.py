@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from qsim.diagnostics.async_copy import HostCopy, is_capturing
 from qsim.diagnostics.collecting import aside
 from qsim.diagnostics.learning_rates import is_unbiased, needed_rate
-from qsim.diagnostics.updates import Before, Updates, counted, kept_beside
-from qsim.diagnostics.writing import write_lines
+from qsim.diagnostics.updates import Before, UpdateCounts, Updates, counted, kept_beside, total_of
 from qsim.formats.base import check_integer
 from qsim.random.shards import local
-from qsim.text.columns import aligned
-from qsim.text.percentages import percent
+from qsim.text.records import write_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -144,46 +142,36 @@ class CancelledUpdates:
         return tuple(entry for entry in self._found if entry.step == step)
 
     @property
-    def updates(self) -> Sequence[Updates]:
+    def updates(self) -> UpdateCounts:
         """All counts so far, by step and parameter; this waits for the device."""
         self._arrive(wait=True)
-        return tuple(self._found)
+        return UpdateCounts(tuple(self._found))
 
     @property
     def shares(self) -> Mapping[str, list[tuple[int, float]]]:
         """The sampled steps and the share of cancelled updates, for each parameter."""
-        found: dict[str, list[tuple[int, float]]] = {}
+        shares: dict[str, list[tuple[int, float]]] = {}
         for entry in self.updates:
-            found.setdefault(entry.parameter, []).append((entry.step, entry.share))
-        return found
+            shares.setdefault(entry.parameter, []).append((entry.step, entry.share))
+        return shares
 
     @property
     def totals(self) -> list[Updates]:
         """The counts of all parameters together, for each sampled step."""
-        by_step: dict[int, list[Updates]] = {}
-        for entry in self.updates:
-            by_step.setdefault(entry.step, []).append(entry)
-        return [_sum(step, entries) for step, entries in by_step.items()]
+        updates = self.updates
+        return [total_of(updates.filter(step=step)) for step in dict.fromkeys(entry.step for entry in updates)]
 
-    def summary(self) -> list[dict[str, Any]]:
-        """A plain dictionary for each step and parameter, for storage."""
-        return [entry.to_dict() for entry in self.updates]
-
-    def table(self) -> str:
-        """The shares of the last sampled step, as a human-readable table."""
-        if not self.updates:
-            return "no step yet"
-        step = self.updates[-1].step
-        last = [entry for entry in self.updates if entry.step == step]
-        rows = [_cells(entry) for entry in [*last, _sum(step, last)]]
-        return f"step {step}\n" + aligned([("parameter", "elements", "updates", "cancelled", "carried", "lost"), *rows], left=1)
+    def table(self, by: str | None = None, rows: int | None = None) -> str:
+        """The shares of the last sampled step, as a human-readable table; see `UpdateCounts.table`."""
+        updates = self.updates
+        return updates.filter(step=updates[-1].step).table(by, rows) if updates else "no step yet"
 
     def __str__(self) -> str:
         return self.table()
 
     def write(self, path: str) -> None:
         """Write all counts to a file, one JSON line each. The file is replaced atomically."""
-        write_lines(path, [json.dumps(entry, allow_nan=False) for entry in self.summary()])
+        write_lines(path, [json.dumps(row, allow_nan=False) for row in self.updates.rows()])
 
     def plot(self) -> Figure:
         """Draw the share of updates that are cancelled over the steps, for each parameter and for all."""
@@ -215,14 +203,3 @@ class _PendingStep(NamedTuple):
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _sum(step: int, entries: Sequence[Updates]) -> Updates:
-    numbers = (sum(getattr(entry, name) for entry in entries) for name in ("elements", "updates", "cancelled", "carried"))
-    return Updates("all", step, *numbers)
-
-
-def _cells(entry: Updates) -> tuple[str, ...]:
-    shares = [] if not entry.updates else [entry.share, entry.carried / entry.updates, entry.lost]
-    told = [percent(share) for share in shares] or ["-"] * 3
-    return (entry.parameter, str(entry.elements), str(entry.updates), *told)
