@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +75,7 @@ class CancelledUpdates:
         self._optimizer, self._steps = optimizer, 0
         self._names: dict[Tensor, str] = {} if model is None else {parameter: name for name, parameter in model.named_parameters()}
         self._before: dict[Tensor, Before] = {}
-        self._pending: list[_PendingStep] = []
+        self._pending: list[tuple[int, list[tuple[list[tuple[str, int, bool]], HostCopy]]]] = []
         self._found: list[Updates] = []
         self._handles = [optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)]
 
@@ -98,44 +99,30 @@ class CancelledUpdates:
         self._steps += 1
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
-        names, counts, rates = [], [], []
+        names = _names(optimizer) | self._names
+        facts: dict[torch.device, list[tuple[str, int, bool]]] = {}
+        counts: dict[torch.device, list[Tensor]] = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 # A parameter without a gradient is left alone; one may have come with a closure.
                 before = self._before.get(parameter)
                 if parameter.grad is not None and before is not None:
-                    names.append((self._name(optimizer, parameter), before.weight.numel(), is_unbiased(optimizer, group)))
-                    counts.append(counted(optimizer, group, parameter, before))
-                    rates.append(needed_rate(optimizer, group, parameter, before.weight))
-        by_device: dict[torch.device, list[int]] = {}
-        for number, count in enumerate(counts):
-            by_device.setdefault(count.device, []).append(number)
-        ordered = [names[number] for numbers in by_device.values() for number in numbers]
-        copies = [
-            (HostCopy(torch.stack([counts[number] for number in numbers])), HostCopy(torch.stack([rates[number] for number in numbers])))
-            for numbers in by_device.values()
-        ]
-        self._pending.append(_PendingStep(self._steps, ordered, copies))
+                    # One copy to the host has the bits of the rate, too.
+                    rate = needed_rate(optimizer, group, parameter, before.weight).view(torch.int32).view(1)
+                    row = torch.cat([counted(optimizer, group, parameter, before), rate.long()])
+                    counts.setdefault(row.device, []).append(row)
+                    facts.setdefault(row.device, []).append((names[parameter], before.weight.numel(), is_unbiased(optimizer, group)))
+        self._pending.append((self._steps, [(facts[device], HostCopy(torch.stack(rows))) for device, rows in counts.items()]))
         self._arrive(wait=False)
 
-    def _name(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> str:
-        if parameter in self._names:
-            return self._names[parameter]
-        number = 0
-        for group in optimizer.param_groups:
-            for place, own in enumerate(group["params"]):
-                if own is parameter:
-                    return str(group["param_names"][place]) if "param_names" in group else str(number)
-                number += 1
-        raise AssertionError("the parameter is one of the optimizer's")
-
     def _arrive(self, wait: bool) -> None:
-        while self._pending and (wait or all(copy.is_here for copies in self._pending[0].copies for copy in copies)):
-            step, names, copies = self._pending.pop(0)
-            rows = [row for counts, _ in copies for row in counts.read().tolist()]
-            rates = [rate for _, needed in copies for rate in needed.read().tolist()]
-            for (name, elements, unbiased), row, rate in zip(names, rows, rates, strict=True):
-                self._found.append(Updates(name, step, elements, row[0], row[1], row[2], rate, unbiased))
+        while self._pending and (wait or all(copy.is_here for _, copy in self._pending[0][1])):
+            step, parts = self._pending.pop(0)
+            for facts, copy in parts:
+                rows = copy.read()
+                rates = rows[:, 3].int().view(torch.float32).tolist()
+                for (name, elements, unbiased), (updates, cancelled, carried, _), rate in zip(facts, rows.tolist(), rates, strict=True):
+                    self._found.append(Updates(name, step, elements, updates, cancelled, carried, rate, unbiased))
 
     def in_step(self, step: int) -> tuple[Updates, ...]:
         """The counts of one step, those that have arrived."""
@@ -193,12 +180,11 @@ class CancelledUpdates:
         self.close()
 
 
-class _PendingStep(NamedTuple):
-    """A step's counts on their way to the host: names, numbers of elements, whether rounding is unbiased; for each device, both results."""
-
-    step: int
-    names: list[tuple[str, int, bool]]
-    copies: list[tuple[HostCopy, HostCopy]]
+def _names(optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
+    """The names that an optimizer was given for its parameters, or their numbers."""
+    numbers = count()
+    pairs = (zip(group["params"], group.get("param_names", numbers), strict=False) for group in optimizer.param_groups)
+    return {parameter: str(name) for group in pairs for parameter, name in group}
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -74,28 +74,15 @@ class Counts:
     @classmethod
     def of(cls, layer: str, point: str, quantizer: str, range: tuple[float, float], counts: Sequence[int], sums: Sequence[float]) -> Counts:
         """The counts of the operator `tally`, by names."""
-        zero, nan = counts[tallies.ZERO], counts[tallies.NAN]
         # Field 0 counts numbers below all powers of two of the histogram.
         used = [field for field in _POWERS if counts[field]]
         first, last = (used[0], used[-1]) if used else (tallies.BIAS, tallies.BIAS - 1)
-        return cls(
-            layer=layer,
-            point=point,
-            quantizer=quantizer,
-            range=range,
-            elements=sum(counts[: tallies.FIELDS]),
-            saturated=counts[tallies.SATURATED],
-            underflowed=counts[tallies.UNDERFLOWED],
-            exact=counts[tallies.EXACT],
-            zero=zero,
-            nan=nan,
-            infinite=counts[tallies.SPECIAL] - nan,
-            below=counts[0] - zero,
-            lowest=first - tallies.BIAS,
-            histogram=array("q", counts[first : last + 1]),
-            signal=sums[tallies.SIGNAL],
-            noise=sums[tallies.NOISE],
-        )
+        numbers = {name: counts[field] for name, field in _OUTCOMES.items()}
+        numbers |= {"infinite": counts[tallies.SPECIAL] - numbers["nan"], "below": counts[0] - numbers["zero"]}
+        elements, histogram = sum(counts[: tallies.FIELDS]), array("q", counts[first : last + 1])
+        signal, noise = sums[tallies.SIGNAL], sums[tallies.NOISE]
+        lowest = first - tallies.BIAS
+        return cls(layer, point, quantizer, range, elements, **numbers, lowest=lowest, histogram=histogram, signal=signal, noise=noise)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -126,6 +113,8 @@ class Counts:
 
 
 _POWERS = range(1, tallies.SPECIAL)
+#: The fields of outcomes.
+_OUTCOMES = {name: getattr(tallies, name.upper()) for name in ("saturated", "underflowed", "exact", "zero", "nan")}
 
 #: Outcomes reported as shares.
 SHARES = ("saturated", "underflowed", "exact", "nan")

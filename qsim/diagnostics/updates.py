@@ -32,6 +32,12 @@ class Updates:
         carried: Number of cancelled updates that are stored next to the weight: in Kahan's compensation, or in an accumulator.
         needed_rate: The learning rate at which half of the updates would change their weight with round-to-nearest; NaN if not known.
         is_unbiased: Whether weights are rounded stochastically, so that updates have the right mean although many are cancelled.
+
+    Example:
+        >>> from qsim.diagnostics import Updates
+        >>> entry = Updates("0.weight", step=0, elements=8, updates=4, cancelled=2, carried=1)
+        >>> entry.share, entry.lost
+        (0.5, 0.25)
     """
 
     parameter: str
@@ -61,7 +67,17 @@ class Updates:
 
 @dataclass(frozen=True)
 class UpdateCounts(Records[Updates]):
-    """The outcomes of updates, by step and parameter; prints as a table, which ends with their sum."""
+    """The outcomes of updates, by step and parameter; prints as a table, which ends with their sum.
+
+    Example:
+        >>> from qsim.diagnostics import UpdateCounts, Updates
+        >>> print(UpdateCounts((Updates("0.weight", 0, 8, 4, 2, 1), Updates("0.bias", 0, 2, 2, 2, 0))))
+        step 0
+        parameter  elements  updates  cancelled  carried     lost
+        0.weight          8        4    50.00 %  25.00 %  25.00 %
+        0.bias            2        2      100 %      0 %    100 %
+        all              10        6    66.67 %  16.67 %  50.00 %
+    """
 
     COLUMNS: ClassVar[Values] = {
         **{name: name for name in ("parameter", "elements", "updates")},

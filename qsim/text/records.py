@@ -31,13 +31,27 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Records(Sequence[R], Generic[R]):
-    """Records of one kind, and facts about all of them. A subclass says how they print.
+    """Records of one kind, and facts about all of them: the type of what diagnostics, coverage and conversions return.
 
-    It is a sequence: iterate over it, take `len`, an index or a slice, which is a result of the same kind. Records also have keys: names
-    of a layer and a point, as in `found["0", "grad"]`.
+    It is a sequence: iterate over it, take `len`, an index or a slice, which is a result of the same kind. Records also have keys, such as
+    the names of a layer and a point.
 
     Attributes:
         records: The records.
+
+    Example:
+        >>> import torch, qsim
+        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)), qsim.FivePoint(act="e4m3"))
+        >>> with qsim.diagnostics.Monitor(model) as monitor:
+        ...     y = model(torch.tensor([[1.0, 500.0], [0.0, 1e-9]]))
+        ...     monitor.step()
+        >>> sample = monitor.samples[0]
+        >>> len(sample), sample["0", "act"].saturated, [counts.layer for counts in sample.filter(point="act")]
+        (2, 1, ['0', '1'])
+        >>> print(sample.table(by="saturated", rows=1))
+        step 0
+        layer  point  quantizer  elements  saturated  underflowed    exact     zero  NaN     SQNR
+        0      act    e4m3              4    25.00 %      25.00 %  50.00 %  25.00 %  0 %  19.7 dB
     """
 
     records: tuple[R, ...]
@@ -107,13 +121,16 @@ class Records(Sequence[R], Generic[R]):
 
         Its name has `*` in place of the number of the block.
         """
-        name = self.KEY[0]
         facts: dict[str, frozenset[R]] = {}
         for record in self.records:
-            facts[getattr(record, name)] = facts.get(getattr(record, name), frozenset()) | {_renamed(record, name, "")}
+            name = self.key(record)[0]
+            facts[name] = facts.get(name, frozenset()) | {self._renamed(record, "")}
         shown = shared_names(facts)
-        pairs = ((record, *shown[getattr(record, name)]) for record in self.records)
-        return list(dict.fromkeys((_renamed(record, name, shared), count) for record, shared, count in pairs))
+        pairs = ((record, *shown[self.key(record)[0]]) for record in self.records)
+        return list(dict.fromkeys((self._renamed(record, name), count) for record, name, count in pairs))
+
+    def _renamed(self, record: Any, name: str) -> R:
+        return replace(record, **{self.KEY[0]: name})  # type: ignore[no-any-return]
 
     def table(self, by: str | None = None, rows: int | None = None) -> str:
         """The records as a human-readable table.
@@ -203,8 +220,6 @@ def plain(value: Any) -> Any:
         return value.to_dict()
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
-    elif hasattr(value, "_asdict"):
-        value = value._asdict()
     if isinstance(value, Mapping):
         flat: dict[str, Any] = {}
         for name, part in value.items():
@@ -229,10 +244,6 @@ def _scalars(record: Any) -> dict[str, Any]:
     """The scalars of a record, those of its summary if it has one."""
     given: dict[str, Any] = record.summary() if hasattr(record, "summary") else plain(record)
     return given
-
-
-def _renamed(record: Any, name: str, value: str) -> Any:
-    return record._replace(**{name: value}) if hasattr(record, "_replace") else replace(record, **{name: value})
 
 
 def write_lines(path: str | os.PathLike[str], lines: Iterable[str]) -> None:

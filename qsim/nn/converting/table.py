@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -18,8 +18,9 @@ _KEPT = "kept in high precision: its points round nothing"
 _KEPT_BY = "kept in high precision by the recipe {}"
 
 
-class LayerState(NamedTuple):
-    """What a conversion made of a layer.
+@dataclass(frozen=True)
+class LayerState:
+    """A layer after a conversion.
 
     Attributes:
         name: The names of the layer or module.
@@ -40,7 +41,7 @@ class LayerState(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The state in plain values."""
-        return {**self._asdict(), "points": None if self.points is None else str(self.points)}
+        return {"name": self.name, "kind": self.kind, "points": self.points and str(self.points), "remark": self.remark}
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Conversion(Records[LayerState]):
 
     def _blocks(self) -> Conversion:
         """Layers of repeated blocks share a row, with `*` for the numbers of the blocks, if it is the same for all of them."""
-        shared = (state._replace(kind=f"{state.kind} × {count}") if count > 1 else state for state, count in self.by_block())
+        shared = (replace(state, kind=f"{state.kind} × {count}") if count > 1 else state for state, count in self.by_block())
         return replace(self, records=tuple(shared))
 
     def _above(self) -> list[str]:
