@@ -215,6 +215,24 @@ def test_an_optimizer_has_phases_and_its_compensation_ends_with_kahan() -> None:
     assert "compensation" in run.optimizer.state[weight]
 
 
+def test_products_outside_of_layers_follow_the_phases() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer = nn.Embedding(8, 32), nn.Linear(32, 32)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return nn.functional.linear(self.layer(self.table(ids)), self.table.weight)
+
+    model, ids = Tied(), torch.arange(8)
+    schedule, shares = Schedule({0: "mxfp8", 1: None, 2: "mxfp8"}).start(model), []
+    for _ in range(3):
+        shares.append(qsim.coverage(model, ids).share)
+        schedule.step()
+    assert shares == [1.0, 0.0, 1.0]
+    assert qsim.coverage(model, ids).products == qsim.coverage(qsim.convert(Tied(), "mxfp8"), ids).products
+
+
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a list": (["bf16"], TypeError, "phases must be a mapping of where each begins, got ['bf16']"),
     "nothing": ({}, ValueError, "the first phase must begin at 0 (None is full precision), got no phases"),
