@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from qsim.checkpoints import export, load, save
     from qsim.functional.fpu import fpu
     from qsim.nn.coverage.run import coverage
+    from qsim.schedule import Schedule
 
 __version__ = "0.2.0.dev0"
 
@@ -46,6 +47,7 @@ __all__ = [
     "Recipe",
     "Rounding",
     "ScaledCodes",
+    "Schedule",
     "Stochastic",
     "accumulators",
     "backends",
@@ -80,6 +82,7 @@ __all__ = [
 #: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
 _LATER = ("checkpoints", "compat", "diagnostics", "optim", "plot", "points", "studies")
 _LATER_FUNCTIONS = {
+    "Schedule": "schedule",
     "coverage": "nn.coverage.run",
     "export": "checkpoints",
     "fpu": "functional.fpu",

@@ -13,6 +13,8 @@ Example:
     >>> loaded = AutoModelForCausalLM.from_pretrained(folder)
     >>> qsim.nn.conversion(loaded) == qsim.nn.conversion(model)
     True
+
+`ScheduleCallback` changes the points of a model while transformers' Trainer trains it.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel, TrainerCallback
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
+from transformers.trainer_callback import ExportableState
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from qsim.nn.calls.attention import attention
@@ -34,9 +37,10 @@ from qsim.nn.converting.configs import METHOD, note_in_configs
 from qsim.nn.converting.from_description import check_description, convert_as_described
 from qsim.nn.converting.interfaces import OWN
 from qsim.nn.histories import RemembersAmaxes, histories_of
+from qsim.schedule import Schedule, Schedules
 from qsim.text.files import reading
 
-__all__: list[str] = []
+__all__ = ["ScheduleCallback"]
 
 
 class DescribedConversion(QuantizationConfigMixin):  # type: ignore[misc]
@@ -87,6 +91,43 @@ class Converter(HfQuantizer):  # type: ignore[misc]
                 module.config._is_quantized = False
         note_in_configs(model)
         return model
+
+
+class ScheduleCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Let schedules change the points of a model, and options of its optimizer, while transformers' Trainer trains.
+
+    The Trainer's number of steps is that of the schedules. Its checkpoints contain their state, and `resume_from_checkpoint` continues
+    inside a phase to the bit. If a phase has delayed scales, resume with the model of `from_pretrained(checkpoint)`, which has their
+    histories.
+
+    Args:
+        schedule: The schedule of the model.
+        optimizer: The schedule of the optimizer, if it has one.
+
+    Example:
+        >>> import qsim
+        >>> from qsim.hugging_face import ScheduleCallback
+        >>> callback = ScheduleCallback(qsim.Schedule({0: "bf16", 0.1: "nvfp4", 0.85: "bf16"}))
+        >>> # transformers.Trainer(model, arguments, train_dataset=…, callbacks=[callback])
+    """
+
+    def __init__(self, schedule: Schedule, optimizer: Schedule | None = None) -> None:
+        self._schedules = Schedules(schedule, optimizer)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
+        """Begin the phase of the Trainer's step."""
+        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes")
+        # Accelerate wraps the optimizer.
+        self._schedules.start(model, getattr(optimizer, "optimizer", optimizer), state.max_steps, state.global_step, saved)
+        state.stateful_callbacks[type(self).__name__] = self.state()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Begin the next phase if it is time."""
+        self._schedules.seek(state.global_step)
+
+    def state(self) -> dict[str, Any]:
+        """The state for the Trainer's checkpoint."""
+        return {"args": {}, "attributes": self._schedules.state_dict()}
 
 
 def _renamed(description: Mapping[str, Any], model: Any) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from qsim.diagnostics.gradients.error import GradientError
 from qsim.diagnostics.gradients.errors import GradientErrors, gradient_error
 from qsim.diagnostics.gradients.statistics import Estimate
 from qsim.diagnostics.monitor import Monitor
+from qsim.diagnostics.updates import UpdateCounts, Updates
+from qsim.text.records import Records
 
 __all__ = [
     "Advice",
@@ -20,7 +22,10 @@ __all__ = [
     "GradientErrors",
     "Monitor",
     "Problem",
+    "Records",
     "Sample",
+    "UpdateCounts",
+    "Updates",
     "batch_for",
     "cancelled_updates",
     "gradient_error",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample
 from qsim.diagnostics.remedies import loss_scale_down, loss_scale_up, remedies, underflow_share
 from qsim.diagnostics.updates import Updates
 from qsim.functional.quantizer import GRADIENTS, Quantizer
 from qsim.text.percentages import percent
+from qsim.text.records import Records, Values
 
 #: Underflow is reported from the first share of the numbers that are not zero if SQNR is below `NOISY` dB, and always from the second; it
 #: is warned about from the second if SQNR is below `RUINED` dB.
@@ -58,19 +59,14 @@ class Problem:
         remedy = f"{', '.join(first)} or {last}" if first else last
         return f"{place}: {percent(self.share)} {verbs.get(self.outcome, self.outcome)}; {remedy}"
 
-    def row(self) -> dict[str, Any]:
-        """The problem as plain strings and numbers for JSON."""
-        names = ("layer", "point", "outcome", "share", "loss_scale", "learning_rate")
-        return {name: getattr(self, name) for name in names} | {"remedies": list(self.remedies)}
-
 
 @dataclass(frozen=True)
-class Advice:
+class Advice(Records[Problem]):
     """The problems of one sampled step, the worst first; false if there are none.
 
     Attributes:
+        records: The problems.
         step: The step; `None` if no step has been sampled.
-        problems: The problems.
 
     Example:
         >>> import torch, qsim
@@ -83,20 +79,18 @@ class Advice:
     """
 
     step: int | None
-    problems: tuple[Problem, ...]
 
-    def __bool__(self) -> bool:
-        return bool(self.problems)
+    COLUMNS: ClassVar[Values] = {"problem": str}
+    HAS_TITLES: ClassVar[bool] = False
+    NAME: ClassVar[str] = "problems"
+    LOSSES: ClassVar[Values] = {"share": "share"}
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The problems as plain strings and numbers for JSON."""
-        return [{"step": self.step, **problem.row()} for problem in self.problems]
+    def _above(self) -> list[str]:
+        return [NO_SAMPLE if self.step is None else f"step {self.step}" if self else f"step {self.step}: nothing to advise"]
 
-    def __str__(self) -> str:
-        """One line for each problem."""
-        if self.step is None:
-            return NO_SAMPLE
-        return "\n".join([f"step {self.step}", *map(str, self.problems)]) if self else f"step {self.step}: nothing to advise"
+    def aggregates(self) -> dict[str, Any]:
+        """The number of problems."""
+        return {"problems": len(self)}
 
 
 def advice(sample: Sample, quantizer: Callable[[Counts], Quantizer | None], updates: Sequence[Updates]) -> Advice:
@@ -107,13 +101,13 @@ def advice(sample: Sample, quantizer: Callable[[Counts], Quantizer | None], upda
         quantizer: The quantizer at a point, `None` if it is not known any more.
         updates: The counts of updates in that step that are rounded to nearest.
     """
-    known = [(counts, own) for counts in sample.points if (own := quantizer(counts)) is not None]
+    known = [(counts, own) for counts in sample if (own := quantizer(counts)) is not None]
     problems = [problem for counts, own in known for problem in _of_point(counts, own)]
     if not any(problem.outcome == "overflow" for problem in problems):
-        problems += _first_nan(sample.points)
+        problems += _first_nan(sample)
     problems += _of_updates(updates)
     order = {"NaN": 0, "overflow": 1}
-    return Advice(sample.step, tuple(sorted(problems, key=lambda problem: (order.get(problem.outcome, 2), -problem.share))))
+    return Advice(tuple(sorted(problems, key=lambda problem: (order.get(problem.outcome, 2), -problem.share))), sample.step)
 
 
 def _of_point(counts: Counts, quantizer: Quantizer) -> Iterable[Problem]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,10 @@ from torch import Tensor, nn
 from qsim.diagnostics.async_copy import HostCopy, is_capturing
 from qsim.diagnostics.collecting import aside
 from qsim.diagnostics.learning_rates import is_unbiased, needed_rate
-from qsim.diagnostics.updates import Before, Updates, counted, kept_beside
-from qsim.diagnostics.writing import write_lines
+from qsim.diagnostics.updates import Before, UpdateCounts, Updates, counted, kept_beside, total_of
 from qsim.formats.base import check_integer
 from qsim.random.shards import local
-from qsim.text.columns import aligned
-from qsim.text.percentages import percent
+from qsim.text.records import write_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +75,7 @@ class CancelledUpdates:
         self._optimizer, self._steps = optimizer, 0
         self._names: dict[Tensor, str] = {} if model is None else {parameter: name for name, parameter in model.named_parameters()}
         self._before: dict[Tensor, Before] = {}
-        self._pending: list[_PendingStep] = []
+        self._pending: list[tuple[int, list[tuple[list[tuple[str, int, bool]], HostCopy]]]] = []
         self._found: list[Updates] = []
         self._handles = [optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)]
 
@@ -100,90 +99,66 @@ class CancelledUpdates:
         self._steps += 1
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
-        names, counts, rates = [], [], []
+        names = _names(optimizer) | self._names
+        facts: dict[torch.device, list[tuple[str, int, bool]]] = {}
+        counts: dict[torch.device, list[Tensor]] = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 # A parameter without a gradient is left alone; one may have come with a closure.
                 before = self._before.get(parameter)
                 if parameter.grad is not None and before is not None:
-                    names.append((self._name(optimizer, parameter), before.weight.numel(), is_unbiased(optimizer, group)))
-                    counts.append(counted(optimizer, group, parameter, before))
-                    rates.append(needed_rate(optimizer, group, parameter, before.weight))
-        by_device: dict[torch.device, list[int]] = {}
-        for number, count in enumerate(counts):
-            by_device.setdefault(count.device, []).append(number)
-        ordered = [names[number] for numbers in by_device.values() for number in numbers]
-        copies = [
-            (HostCopy(torch.stack([counts[number] for number in numbers])), HostCopy(torch.stack([rates[number] for number in numbers])))
-            for numbers in by_device.values()
-        ]
-        self._pending.append(_PendingStep(self._steps, ordered, copies))
+                    # One copy to the host has the bits of the rate, too.
+                    rate = needed_rate(optimizer, group, parameter, before.weight).view(torch.int32).view(1)
+                    row = torch.cat([counted(optimizer, group, parameter, before), rate.long()])
+                    counts.setdefault(row.device, []).append(row)
+                    facts.setdefault(row.device, []).append((names[parameter], before.weight.numel(), is_unbiased(optimizer, group)))
+        self._pending.append((self._steps, [(facts[device], HostCopy(torch.stack(rows))) for device, rows in counts.items()]))
         self._arrive(wait=False)
 
-    def _name(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> str:
-        if parameter in self._names:
-            return self._names[parameter]
-        number = 0
-        for group in optimizer.param_groups:
-            for place, own in enumerate(group["params"]):
-                if own is parameter:
-                    return str(group["param_names"][place]) if "param_names" in group else str(number)
-                number += 1
-        raise AssertionError("the parameter is one of the optimizer's")
-
     def _arrive(self, wait: bool) -> None:
-        while self._pending and (wait or all(copy.is_here for copies in self._pending[0].copies for copy in copies)):
-            step, names, copies = self._pending.pop(0)
-            rows = [row for counts, _ in copies for row in counts.read().tolist()]
-            rates = [rate for _, needed in copies for rate in needed.read().tolist()]
-            for (name, elements, unbiased), row, rate in zip(names, rows, rates, strict=True):
-                self._found.append(Updates(name, step, elements, row[0], row[1], row[2], rate, unbiased))
+        while self._pending and (wait or all(copy.is_here for _, copy in self._pending[0][1])):
+            step, parts = self._pending.pop(0)
+            for facts, copy in parts:
+                rows = copy.read()
+                rates = rows[:, 3].int().view(torch.float32).tolist()
+                for (name, elements, unbiased), (updates, cancelled, carried, _), rate in zip(facts, rows.tolist(), rates, strict=True):
+                    self._found.append(Updates(name, step, elements, updates, cancelled, carried, rate, unbiased))
 
     def in_step(self, step: int) -> tuple[Updates, ...]:
         """The counts of one step, those that have arrived."""
         return tuple(entry for entry in self._found if entry.step == step)
 
     @property
-    def updates(self) -> Sequence[Updates]:
+    def updates(self) -> UpdateCounts:
         """All counts so far, by step and parameter; this waits for the device."""
         self._arrive(wait=True)
-        return tuple(self._found)
+        return UpdateCounts(tuple(self._found))
 
     @property
     def shares(self) -> Mapping[str, list[tuple[int, float]]]:
         """The sampled steps and the share of cancelled updates, for each parameter."""
-        found: dict[str, list[tuple[int, float]]] = {}
+        shares: dict[str, list[tuple[int, float]]] = {}
         for entry in self.updates:
-            found.setdefault(entry.parameter, []).append((entry.step, entry.share))
-        return found
+            shares.setdefault(entry.parameter, []).append((entry.step, entry.share))
+        return shares
 
     @property
     def totals(self) -> list[Updates]:
         """The counts of all parameters together, for each sampled step."""
-        by_step: dict[int, list[Updates]] = {}
-        for entry in self.updates:
-            by_step.setdefault(entry.step, []).append(entry)
-        return [_sum(step, entries) for step, entries in by_step.items()]
+        updates = self.updates
+        return [total_of(updates.filter(step=step)) for step in dict.fromkeys(entry.step for entry in updates)]
 
-    def summary(self) -> list[dict[str, Any]]:
-        """A plain dictionary for each step and parameter, for storage."""
-        return [entry.to_dict() for entry in self.updates]
-
-    def table(self) -> str:
-        """The shares of the last sampled step, as a human-readable table."""
-        if not self.updates:
-            return "no step yet"
-        step = self.updates[-1].step
-        last = [entry for entry in self.updates if entry.step == step]
-        rows = [_cells(entry) for entry in [*last, _sum(step, last)]]
-        return f"step {step}\n" + aligned([("parameter", "elements", "updates", "cancelled", "carried", "lost"), *rows], left=1)
+    def table(self, by: str | None = None, rows: int | None = None) -> str:
+        """The shares of the last sampled step, as a human-readable table; see `UpdateCounts.table`."""
+        updates = self.updates
+        return updates.filter(step=updates[-1].step).table(by, rows) if updates else "no step yet"
 
     def __str__(self) -> str:
         return self.table()
 
     def write(self, path: str) -> None:
         """Write all counts to a file, one JSON line each. The file is replaced atomically."""
-        write_lines(path, [json.dumps(entry, allow_nan=False) for entry in self.summary()])
+        write_lines(path, [json.dumps(row, allow_nan=False) for row in self.updates.rows()])
 
     def plot(self) -> Figure:
         """Draw the share of updates that are cancelled over the steps, for each parameter and for all."""
@@ -205,24 +180,12 @@ class CancelledUpdates:
         self.close()
 
 
-class _PendingStep(NamedTuple):
-    """A step's counts on their way to the host: names, numbers of elements, whether rounding is unbiased; for each device, both results."""
-
-    step: int
-    names: list[tuple[str, int, bool]]
-    copies: list[tuple[HostCopy, HostCopy]]
+def _names(optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
+    """The names that an optimizer was given for its parameters, or their numbers."""
+    numbers = count()
+    pairs = (zip(group["params"], group.get("param_names", numbers), strict=False) for group in optimizer.param_groups)
+    return {parameter: str(name) for group in pairs for parameter, name in group}
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _sum(step: int, entries: Sequence[Updates]) -> Updates:
-    numbers = (sum(getattr(entry, name) for entry in entries) for name in ("elements", "updates", "cancelled", "carried"))
-    return Updates("all", step, *numbers)
-
-
-def _cells(entry: Updates) -> tuple[str, ...]:
-    shares = [] if not entry.updates else [entry.share, entry.carried / entry.updates, entry.lost]
-    told = [percent(share) for share in shares] or ["-"] * 3
-    return (entry.parameter, str(entry.elements), str(entry.updates), *told)

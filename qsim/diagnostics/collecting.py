@@ -173,7 +173,7 @@ class PendingSample:
                 counts[place] = (row, own) if known is None else (known[0] + row, known[1] + own)
         ordered = sorted(counts, key=lambda place: (place.layer, place.point))
         points = tuple(_named(place, self._labels[place], *counts[place]) for place in ordered)
-        return Sample(self._step, points, self._never_called)
+        return Sample(points, self._step, self._never_called)
 
 
 def _named(source: Source, label: Label, counts: Tensor, sums: Tensor) -> Counts:

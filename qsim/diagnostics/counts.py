@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from qsim.text.columns import aligned
-from qsim.text.percentages import percent
+from qsim.text.records import Records, Values, plain
 from qsim_kernels.numbers import tallies
 
 #: The text before the first sample.
@@ -76,28 +74,15 @@ class Counts:
     @classmethod
     def of(cls, layer: str, point: str, quantizer: str, range: tuple[float, float], counts: Sequence[int], sums: Sequence[float]) -> Counts:
         """The counts of the operator `tally`, by names."""
-        zero, nan = counts[tallies.ZERO], counts[tallies.NAN]
         # Field 0 counts numbers below all powers of two of the histogram.
         used = [field for field in _POWERS if counts[field]]
         first, last = (used[0], used[-1]) if used else (tallies.BIAS, tallies.BIAS - 1)
-        return cls(
-            layer=layer,
-            point=point,
-            quantizer=quantizer,
-            range=range,
-            elements=sum(counts[: tallies.FIELDS]),
-            saturated=counts[tallies.SATURATED],
-            underflowed=counts[tallies.UNDERFLOWED],
-            exact=counts[tallies.EXACT],
-            zero=zero,
-            nan=nan,
-            infinite=counts[tallies.SPECIAL] - nan,
-            below=counts[0] - zero,
-            lowest=first - tallies.BIAS,
-            histogram=array("q", counts[first : last + 1]),
-            signal=sums[tallies.SIGNAL],
-            noise=sums[tallies.NOISE],
-        )
+        numbers = {name: counts[field] for name, field in _OUTCOMES.items()}
+        numbers |= {"infinite": counts[tallies.SPECIAL] - numbers["nan"], "below": counts[0] - numbers["zero"]}
+        elements, histogram = sum(counts[: tallies.FIELDS]), array("q", counts[first : last + 1])
+        signal, noise = sums[tallies.SIGNAL], sums[tallies.NOISE]
+        lowest = first - tallies.BIAS
+        return cls(layer, point, quantizer, range, elements, **numbers, lowest=lowest, histogram=histogram, signal=signal, noise=noise)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -116,31 +101,37 @@ class Counts:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain strings and numbers for JSON: `sqnr` is `None` if it is not finite."""
-        plain = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "zero", "nan", "infinite", "below")
-        found: dict[str, Any] = {name: getattr(self, name) for name in plain}
-        found |= {"sqnr": self.sqnr if math.isfinite(self.sqnr) else None, "smallest": self.range[0], "largest": self.range[1]}
+        names = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "zero", "nan", "infinite", "below")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        found |= {"sqnr": plain(self.sqnr), "smallest": self.range[0], "largest": self.range[1]}
         return found | {"exponents": {str(exponent): count for exponent, count in self.exponents.items()}}
 
     def summary(self) -> dict[str, Any]:
         """The scalars to store: layer, point, elements, shares, that of zeros among them, and SQNR."""
-        zero = self.zero / self.elements if self.elements else math.nan
-        sqnr = self.sqnr if math.isfinite(self.sqnr) else None
-        return {"layer": self.layer, "point": self.point, "elements": self.elements, **self.shares, "zero": zero, "sqnr": sqnr}
+        facts = {name: getattr(self, name) for name in ("layer", "point", "elements")}
+        return plain({**facts, **self.shares, "zero": _share_of("zero")(self), "sqnr": self.sqnr})  # type: ignore[no-any-return]
 
 
 _POWERS = range(1, tallies.SPECIAL)
+#: The fields of outcomes.
+_OUTCOMES = {name: getattr(tallies, name.upper()) for name in ("saturated", "underflowed", "exact", "zero", "nan")}
 
 #: Outcomes reported as shares.
 SHARES = ("saturated", "underflowed", "exact", "nan")
 
 
+def _share_of(name: str) -> Callable[[Counts], float]:
+    """A function that returns the share of the elements that a count is of."""
+    return lambda counts: getattr(counts, name) / (counts.elements or math.nan)
+
+
 @dataclass(frozen=True)
-class Sample:
-    """The counts of one sampled step.
+class Sample(Records[Counts]):
+    """The counts of one sampled step, in the order of the model's layers; prints as a table.
 
     Attributes:
-        step: Its number, starting at 0.
-        points: The counts, in the order of the model's layers.
+        records: The counts.
+        step: The step's number, starting at 0.
         never_called: The names of layers with points that were not called in this step, or only in compiled code.
 
     Example:
@@ -150,69 +141,53 @@ class Sample:
         ...     y = model(torch.tensor([[1.0, 500.0]]))
         ...     monitor.step()
         >>> sample = monitor.samples[0]
-        >>> sample.step, [(counts.layer, counts.point) for counts in sample.points]
-        (0, [('0', 'act'), ('0', 'weight')])
+        >>> sample.step, [(counts.layer, counts.point) for counts in sample], sample["0", "act"].saturated
+        (0, [('0', 'act'), ('0', 'weight')], 1)
     """
 
     step: int
-    points: tuple[Counts, ...]
     never_called: tuple[str, ...] = ()
 
-    def __getitem__(self, place: tuple[str, str]) -> Counts:
-        """The counts at a point of a layer."""
-        if not isinstance(place, tuple) or len(place) != 2:
-            raise TypeError(f"a sample is asked for a layer and a point, as in sample['0', 'act'], got {place!r}")
-        for counts in self.points:
-            if (counts.layer, counts.point) == place:
-                return counts
-        points = [counts.point for counts in self.points if counts.layer == place[0]]
-        there = f"points that rounded there are {', '.join(points)}" if points else "no point of that layer rounded, or it does not exist"
-        raise KeyError(f"nothing was rounded at {place[1]!r} of {place[0]!r} in step {self.step}: {there}")
+    COLUMNS: ClassVar[Values] = {
+        **{name: name for name in ("layer", "point", "quantizer", "elements")},
+        **{name: _share_of(name) for name in ("saturated", "underflowed", "exact", "zero")},
+        "NaN": _share_of("nan"),
+        "SQNR": lambda counts: "-" if math.isnan(counts.sqnr) else "no errors" if math.isinf(counts.sqnr) else f"{counts.sqnr:.1f} dB",
+    }
+    RIGHT: ClassVar[tuple[str, ...]] = tuple(COLUMNS)[3:]
+    NAME: ClassVar[str] = "points"
+    #: Underflow is compared as a share of the numbers that are not zero: behind a ReLU half of the gradients are zero anyway.
+    LOSSES: ClassVar[Values] = {
+        "sqnr": lambda counts: -counts.sqnr,
+        **{name: _share_of(name) for name in SHARES},
+        "underflowed": lambda counts: counts.underflowed / max(counts.elements - counts.zero, 1),
+    }
 
-    def to_dict(self) -> dict[str, Any]:
-        """The sample as JSON values."""
-        found = {"step": self.step, "points": [counts.to_dict() for counts in self.points]}
-        return found | ({"never_called": list(self.never_called)} if self.never_called else {})
+    def _above(self) -> list[str]:
+        return [f"step {self.step}"]
 
-    def to_json(self) -> str:
-        """The sample as one line of JSON."""
-        return json.dumps(self.to_dict(), allow_nan=False)
+    def _below(self) -> list[str]:
+        return [f"{NEVER_CALLED}: {', '.join(self.never_called)}"] if self.never_called else []
 
-    def summary(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """A plain dictionary of scalars for each point, and one with a note for each layer that was never called."""
         absent = {"point": None, "elements": 0, "note": NEVER_CALLED}
-        found = [{"step": self.step, **counts.summary()} for counts in self.points]
-        return found + [{"step": self.step, "layer": layer, **absent} for layer in self.never_called]
+        return super().rows() + [{"step": self.step, "layer": layer, **absent} for layer in self.never_called]
 
-    def worst(self, by: str) -> tuple[Counts, ...]:
-        """The counts, starting with the largest loss: by `"sqnr"`, or by a share such as `"underflowed"`.
+    def by_point(self) -> dict[str, Sample]:
+        """The counts of all layers at each point."""
+        return {point: self.filter(point=point) for point in dict.fromkeys(counts.point for counts in self)}
 
-        Underflow is compared as a share of the numbers that are not zero: behind a ReLU half of the gradients are zero anyway.
-
-        Raises:
-            ValueError: If it is neither.
-        """
-        if by not in ("sqnr", *SHARES):
-            raise ValueError(f"by: must be one of sqnr, {', '.join(SHARES)}; got {by!r}")
-        if by == "sqnr":
-            return tuple(sorted(self.points, key=lambda counts: math.inf if math.isnan(counts.sqnr) else counts.sqnr))
-        if by == "underflowed":
-            return tuple(sorted(self.points, key=lambda counts: -counts.underflowed / max(counts.elements - counts.zero, 1)))
-        return tuple(sorted(self.points, key=lambda counts: -counts.shares[by] if counts.elements else 0.0))
-
-    def table(self, by: str | None = None, rows: int | None = None) -> str:
-        """The shares in per cent and SQNR, as a human-readable table. Zeros are exact; an all-zero gradient was lost before this point."""
-        heading = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "zero", "NaN", "SQNR")
-        points = (self.points if by is None else self.worst(by))[:rows]
-        notes = [f"{NEVER_CALLED}: {', '.join(self.never_called)}"] if self.never_called else []
-        return "\n".join([f"step {self.step}", aligned([heading, *map(_cells, points)], left=3), *notes])
-
-
-def _cells(counts: Counts) -> tuple[str, ...]:
-    of_all = {**counts.shares, "zero": counts.zero / (counts.elements or math.nan)}
-    shares = [percent(of_all[name]) for name in ("saturated", "underflowed", "exact", "zero", "nan")]
-    sqnr = "-" if math.isnan(counts.sqnr) else "no errors" if math.isinf(counts.sqnr) else f"{counts.sqnr:.1f} dB"
-    return (counts.layer, counts.point, counts.quantizer, str(counts.elements), *shares, sqnr)
+    def aggregates(self) -> dict[str, Any]:
+        """For each point, the shares and SQNR of all layers together, and the values of the worst layer."""
+        numbers: dict[str, float] = {}
+        for point, counts in self.by_point().items():
+            together = shares_of(counts) | {"sqnr": sqnr_of(counts)}
+            worst = {name: max(each.shares[name] for each in counts) for name in ("saturated", "underflowed", "nan")}
+            worst["sqnr"] = min((each.sqnr for each in counts if math.isfinite(each.sqnr)), default=math.nan)
+            numbers |= {f"all layers/{point}/{name}": number for name, number in together.items()}
+            numbers |= {f"worst layer/{point}/{name}": number for name, number in worst.items()}
+        return numbers
 
 
 def shares_of(points: Sequence[Counts]) -> dict[str, float]:
@@ -227,12 +202,3 @@ def sqnr_of(points: Sequence[Counts]) -> float:
     if not signal > 0:
         return math.nan
     return 10 * math.log10(signal / noise) if noise > 0 else math.inf
-
-
-def by_place(samples: Iterable[Sample]) -> Mapping[tuple[str, str], list[tuple[int, Counts]]]:
-    """The counts of each point of each layer over the steps."""
-    found: dict[tuple[str, str], list[tuple[int, Counts]]] = {}
-    for sample in samples:
-        for counts in sample.points:
-            found.setdefault((counts.layer, counts.point), []).append((sample.step, counts))
-    return found

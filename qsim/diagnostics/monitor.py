@@ -17,7 +17,7 @@ from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver,
 from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample
 from qsim.diagnostics.hooks import Watch
 from qsim.diagnostics.updates import Updates
-from qsim.diagnostics.writing import Writer, log, write_lines
+from qsim.diagnostics.writing import log
 from qsim.formats import name_of
 from qsim.formats.base import check_flag, check_integer
 from qsim.functional.quantizer import Quantizer, short
@@ -25,6 +25,7 @@ from qsim.nn import Quantize
 from qsim.nn.calls.settings import call_points, own_matrices
 from qsim.nn.modules import FivePointModule
 from qsim.recipes.five_point import FivePoint
+from qsim.text.records import Writer, write_lines
 from qsim.text.warning import warn
 
 if TYPE_CHECKING:
@@ -178,10 +179,10 @@ class Monitor:
     def _warn(self, sample: Sample) -> None:
         """Warn about the worst problem of a sample, if it ruins the run."""
         given = self._advice(sample)
-        ruinous = [problem for problem in given.problems if problem.ruins and (problem.point != "update" or self._lost_before(sample))]
+        ruinous = [problem for problem in given if problem.ruins and (problem.point != "update" or self._lost_before(sample))]
         if ruinous:
             self._has_warned = True
-            warn(f"Monitor: step {sample.step}: {ruinous[0]}; monitor.advice() lists {len(given.problems)} in all")
+            warn(f"Monitor: step {sample.step}: {ruinous[0]}; monitor.advice() lists {len(given)} in all")
 
     def _lost_before(self, sample: Sample) -> bool:
         """Whether almost all updates were lost in the sample before as well: in one step a warm-up may have only begun."""
@@ -227,7 +228,7 @@ class Monitor:
 
         A layer that was never called in a step has one with a note that says so.
         """
-        return [entry for sample in self.samples for entry in sample.summary()]
+        return [entry for sample in self.samples for entry in sample.rows()]
 
     def table(self, step: int | None = None, *, by: str | None = None, rows: int | None = None) -> str:
         """A table of one sample: the last one, or that of a step.
@@ -267,7 +268,7 @@ class Monitor:
             no sample yet: a sample ends with its step, at monitor.step() or at the step of the optimizer given to Monitor
         """
         chosen = self._sample(step)
-        return Advice(None, ()) if chosen is None else self._advice(chosen)
+        return Advice((), None) if chosen is None else self._advice(chosen)
 
     def _sample(self, step: int | None) -> Sample | None:
         """The sample of a step; the last one by default, if any."""

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample, by_place
+from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample
 from qsim.plot.axes import drawing
 from qsim.plot.figures import LOOKS, style
 from qsim.text.percentages import percent
@@ -57,7 +57,7 @@ def sampled(samples: Sequence[Sample], layer: str, step: int | None = None) -> t
     Raises:
         ValueError: If the layer was not sampled, or not in that step.
     """
-    at_step = {sample.step: [counts for counts in sample.points if counts.layer == layer] for sample in samples}
+    at_step = {sample.step: [counts for counts in sample if counts.layer == layer] for sample in samples}
     steps = [number for number, points in at_step.items() if points]
     _check_layer(samples, layer)
     chosen = steps[-1] if step is None else step
@@ -112,7 +112,10 @@ def shares(samples: Sequence[Sample], layer: str) -> Figure:
         ValueError: If the layer was not sampled.
     """
     _check_layer(samples, layer)
-    places = {point: series for (name, point), series in by_place(samples).items() if name == layer}
+    places: dict[str, list[tuple[int, Counts]]] = {}
+    for sample in samples:
+        for counts in sample.filter(layer=layer):
+            places.setdefault(counts.point, []).append((sample.step, counts))
     with style():
         figure = Figure(figsize=(6.0, 5.2), layout="constrained")
         saturated, underflowed, quality = figure.subplots(3, 1, sharex=True)
@@ -186,6 +189,6 @@ def _finish(figure: Figure, last: Axes, title: str | None) -> None:
 def _check_layer(samples: Sequence[Sample], layer: str) -> None:
     if not samples:
         raise ValueError(NO_SAMPLE)
-    known = dict.fromkeys(counts.layer for sample in samples for counts in sample.points)
+    known = dict.fromkeys(counts.layer for sample in samples for counts in sample)
     if layer not in known:
         raise ValueError(f"the layer {layer!r} was not sampled; sampled were {', '.join(map(repr, known)) or 'none'}")

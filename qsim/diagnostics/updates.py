@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from qsim.optim import Quantized
 from qsim.random.shards import local
+from qsim.text.records import Records, Values, plain
 
 #: Momentum states of a parameter, by the names that torch's and qsim's optimizers use.
 DIRECTIONS = ("momentum_buffer", "exp_avg")
+#: What is counted, in the order of the fields.
+COUNTED = ("elements", "updates", "cancelled", "carried")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,12 @@ class Updates:
         carried: Number of cancelled updates that are stored next to the weight: in Kahan's compensation, or in an accumulator.
         needed_rate: The learning rate at which half of the updates would change their weight with round-to-nearest; NaN if not known.
         is_unbiased: Whether weights are rounded stochastically, so that updates have the right mean although many are cancelled.
+
+    Example:
+        >>> from qsim.diagnostics import Updates
+        >>> entry = Updates("0.weight", step=0, elements=8, updates=4, cancelled=2, carried=1)
+        >>> entry.share, entry.lost
+        (0.5, 0.25)
     """
 
     parameter: str
@@ -52,8 +61,47 @@ class Updates:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain strings and numbers for JSON; a share without elements is `None`."""
-        facts = {name: getattr(self, name) for name in ("parameter", "step", "elements", "updates", "cancelled", "carried")}
-        return facts | {"share": self.share if self.updates else None, "lost": self.lost if self.updates else None}
+        facts = {name: getattr(self, name) for name in ("parameter", "step", *COUNTED)}
+        return facts | {"share": plain(self.share), "lost": plain(self.lost)}
+
+
+@dataclass(frozen=True)
+class UpdateCounts(Records[Updates]):
+    """The outcomes of updates, by step and parameter; prints as a table, which ends with their sum.
+
+    Example:
+        >>> from qsim.diagnostics import UpdateCounts, Updates
+        >>> print(UpdateCounts((Updates("0.weight", 0, 8, 4, 2, 1), Updates("0.bias", 0, 2, 2, 2, 0))))
+        step 0
+        parameter  elements  updates  cancelled  carried     lost
+        0.weight          8        4    50.00 %  25.00 %  25.00 %
+        0.bias            2        2      100 %      0 %    100 %
+        all              10        6    66.67 %  16.67 %  50.00 %
+    """
+
+    COLUMNS: ClassVar[Values] = {
+        **{name: name for name in ("parameter", "elements", "updates")},
+        "cancelled": "share",
+        "carried": lambda entry: entry.carried / (entry.updates or math.nan),
+        "lost": "lost",
+    }
+    RIGHT: ClassVar[tuple[str, ...]] = tuple(COLUMNS)[1:]
+    KEY: ClassVar[tuple[str, ...]] = ("parameter",)
+    NAME: ClassVar[str] = "updates"
+    LOSSES: ClassVar[Values] = {"cancelled": "share", "lost": "lost"}
+
+    def _above(self) -> list[str]:
+        steps = dict.fromkeys(str(entry.step) for entry in self)
+        return [f"step {', '.join(steps)}"]
+
+    def totals(self) -> list[Updates]:
+        """The counts of all parameters together."""
+        return [total_of(self)]
+
+
+def total_of(entries: UpdateCounts) -> Updates:
+    """The counts of some updates together, under the step of the last one."""
+    return Updates("all", entries[-1].step, *(sum(getattr(entry, name) for entry in entries) for name in COUNTED))
 
 
 @dataclass(frozen=True)

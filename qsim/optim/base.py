@@ -79,6 +79,39 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
+    def set_options(self, **options: Any) -> None:
+        """Change how all groups round from the next step on; everything is checked before anything changes.
+
+        States are kept, and converted if their format changes; the compensations of Kahan summation end with it.
+
+        Args:
+            **options: `weight`, `update`, `state`, `state_rounding` and `arithmetic`, as the optimizer takes them.
+
+        Raises:
+            ValueError: If options are unknown, incompatible, or do not fit a parameter.
+
+        Example:
+            >>> import torch, qsim
+            >>> optimizer = qsim.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, update="nearest")
+            >>> optimizer.set_options(update="stochastic", weight="bf16")
+            >>> optimizer.param_groups[0]["update"], optimizer.param_groups[0]["weight"]
+            ('stochastic', 'bf16')
+        """
+        for group, checked in zip(self.param_groups, self.checked_options(**options), strict=True):
+            group.update(checked)
+            for p in group["params"] if group["update"] != "kahan" else ():
+                self.state.get(p, {}).pop("compensation", None)
+
+    def checked_options(self, **options: Any) -> list[dict[str, Any]]:
+        """All options of each group as `set_options` would set them."""
+        for name in options:
+            if name not in _ROUNDING:
+                raise ValueError(f"{type(self).__name__}: options of rounding are {', '.join(_ROUNDING)}; got {name!r}")
+        groups = [{**group, **options} for group in self.param_groups]
+        for group, first in zip(groups, self._firsts(), strict=True):
+            self._check(group, first)
+        return groups
+
     @torch._disable_dynamo  # type: ignore[attr-defined]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -222,8 +255,13 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         return {**kept, "_fused": self._fused, "_drawn": self._drawn}
 
 
+#: The options that say how a group is rounded.
+_ROUNDING = ("weight", "update", "state", "state_rounding", "arithmetic")
+
+
 def _setting_options(group: dict[str, Any]) -> Options:
-    return group["weight"], group["update"], group["state"], group["state_rounding"], group["arithmetic"]
+    weight, update, state, state_rounding, arithmetic = (group[name] for name in _ROUNDING)
+    return weight, update, state, state_rounding, arithmetic
 
 
 def _number(lr: float | Tensor) -> Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 _GAP = "  "
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int | None = None, indent: str = "", width: int | None = None) -> str:
+def aligned(
+    rows: Sequence[Sequence[str]], left: int | None = None, indent: str = "", width: int | None = None, right: Collection[int] = ()
+) -> str:
     """Rows as aligned columns.
 
     Args:
@@ -17,6 +19,7 @@ def aligned(rows: Sequence[Sequence[str]], left: int | None = None, indent: str 
         left: How many columns begin at the left; the others end at the right. All of them by default.
         indent: The text before each row.
         width: Wrap cells between words so that no line is longer, if the longest words allow it. Only for rows without remarks.
+        right: Columns that end at the right, wherever they are.
 
     Example:
         >>> print(aligned([["work", "GB/s", "ratio"], ["copy", "7.5", "1.0"], ["paste", "12.3", "1.6"], ["cut", "not measured"]], left=1))
@@ -35,7 +38,7 @@ def aligned(rows: Sequence[Sequence[str]], left: int | None = None, indent: str 
     count = len(rows[0]) if rows else 0
     split = [(row, "") if len(row) == count else (row[:-1], row[-1]) for row in rows]
     widths = [max(len(cells[place]) for cells, _ in split if place < len(cells)) for place in range(count)]
-    turns = [str.ljust if left is None or place < left else str.rjust for place in range(count)]
+    turns = [str.ljust if (left is None or place < left) and place not in right else str.rjust for place in range(count)]
     lines = ([*(turn(cell, width) for turn, cell, width in zip(turns, cells, widths, strict=False)), rest] for cells, rest in split)
     return "\n".join((indent + _GAP.join(line)).rstrip() for line in lines)
 

@@ -48,7 +48,7 @@ def underflow(monitor: Monitor, layer: str, point: str) -> float:
 
 
 def problem(monitor: Monitor, point: str, outcome: str) -> Problem:
-    return next(found for found in monitor.advice().problems if (found.point, found.outcome) == (point, outcome))
+    return next(found for found in monitor.advice() if (found.point, found.outcome) == (point, outcome))
 
 
 @pytest.mark.usefixtures("quiet")
@@ -88,7 +88,7 @@ def test_activations_that_saturate() -> None:
     assert found.share > 0.9
     assert found.ruins
     assert found.remedies[0] == "'e5m2'"
-    assert not [other for other in sampled(FivePoint(act="e5m2"), inputs=1e3).advice().problems if other.layer == "0"]
+    assert not [other for other in sampled(FivePoint(act="e5m2"), inputs=1e3).advice() if other.layer == "0"]
 
 
 @pytest.mark.usefixtures("quiet")
@@ -132,7 +132,7 @@ def test_rows_and_steps() -> None:
     with pytest.raises(ValueError, match=r"step 7 was not sampled; sampled were 0"):
         monitor.advice(7)
     with Monitor(qsim.convert(network(), "mxfp8")) as empty:
-        assert (empty.advice(), bool(empty.advice())) == (Advice(None, ()), False)
+        assert (empty.advice(), bool(empty.advice())) == (Advice((), None), False)
         assert str(empty.advice()).startswith("no sample yet")
 
 
@@ -186,7 +186,7 @@ def test_updates_that_are_all_cancelled(optimizer: Any) -> None:
     with pytest.warns(UserWarning, match=r"Monitor: step [12]: all weights: \S+ % of the updates change no weight; update='stochastic'"):
         monitor, changed = losses(optimizer, lr=1e-4, weight="e4m3", update="nearest")
     assert changed < 0.02
-    (found,) = monitor.advice().problems
+    (found,) = monitor.advice()
     assert (found.layer, found.point, found.outcome, found.loss_scale) == ("all weights", "update", "cancelled", None)
     assert found.learning_rate is not None
     assert found.learning_rate > 1e-3
@@ -205,7 +205,7 @@ def test_updates_of_torchs_optimizers(recwarn: pytest.WarningsRecorder) -> None:
 
     assert not [entry for entry in recwarn if "Monitor" in str(entry.message)]
     with pytest.warns(UserWarning, match="all weights: "):
-        (found,) = losses(rounded)[0].advice().problems
+        (found,) = losses(rounded)[0].advice()
     assert found.learning_rate is not None
 
 

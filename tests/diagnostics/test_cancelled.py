@@ -216,7 +216,7 @@ def test_tables_lines_and_plain_dictionaries(tmp_path: Path) -> None:
     ]
     cancelled.write(str(tmp_path / "updates.jsonl"))
     lines = [json.loads(line) for line in (tmp_path / "updates.jsonl").read_text().splitlines()]
-    assert lines == cancelled.summary()
+    assert lines == cancelled.updates.rows()
     assert lines[0] == {"parameter": "0", "step": 0, "elements": 4, "updates": 4, "cancelled": 4, "carried": 0, "share": 1.0, "lost": 1.0}
     fresh = cancelled_updates(torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1))
     assert str(fresh) == "no step yet"

@@ -57,7 +57,7 @@ def test_counts_are_those_of_a_direct_computation(device: torch.device, name: st
         torch.manual_seed(3)
         rounded = layer(x)
         monitor.step()
-    (counts,) = monitor.samples[0].points
+    (counts,) = monitor.samples[0].records
     assert (counts.layer, counts.point, monitor.samples[0].step) == ("", "forward", 0)
     assert told(counts) == direct(x, rounded, spec.format)
     assert (counts.zero, counts.nan, counts.infinite) == (2, 1, 2)
@@ -92,7 +92,7 @@ def test_every_point_of_a_layer(device: torch.device) -> None:
         model(x).square().sum().backward()
         monitor.step()
     sample = monitor.samples[0]
-    assert {(counts.layer, counts.point) for counts in sample.points} == set(seen)
+    assert {(counts.layer, counts.point) for counts in sample} == set(seen)
     for (layer, point), value in seen.items():
         spec = getattr(nearest, point)
         assert told(sample[layer, point]) == direct(value, spec(value), spec.format)
@@ -105,7 +105,7 @@ def test_gradients_of_their_own_and_reused_operands() -> None:
     with Monitor(model) as monitor:
         model(torch.randn(4, 32)).sum().backward()
         monitor.step()
-    assert [counts.point for counts in monitor.samples[0].points if counts.layer == "2"] == ["act", "weight", "grad", "grad_w"]
+    assert [counts.point for counts in monitor.samples[0] if counts.layer == "2"] == ["act", "weight", "grad", "grad_w"]
 
 
 def matrices(x: Tensor, spec: Quantizer, dim: int) -> tuple[Tensor, Tensor]:

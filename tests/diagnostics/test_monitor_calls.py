@@ -51,7 +51,7 @@ def test_products_are_counted_under_the_names_of_their_parameters() -> None:
     sample = monitor.samples[1]
     both = {("", point) for point in ("act", "grad")}
     single = {(name, point) for name in ("w", "table.weight", "layer") for point in ("act", "weight", "grad")}
-    assert {(counts.layer, counts.point) for counts in sample.points} == both | single
+    assert {(counts.layer, counts.point) for counts in sample} == both | single
     for name, weight in (("w", model.w), ("table.weight", model.table.weight), ("layer", model.layer.weight)):
         exact = (qsim.quantize(weight.detach(), "e3m2") == weight).float().mean()
         assert sample[name, "weight"].shares["exact"] == pytest.approx(float(exact))
@@ -71,4 +71,4 @@ def test_products_with_a_layers_weight_are_the_layers() -> None:
 
     model = qsim.convert(Tied(), POINTS)
     monitor, _ = watched(model, torch.randn(2, 4))
-    assert [(counts.layer, counts.point) for counts in monitor.samples[0].points] == [("layer", name) for name in ("act", "weight", "grad")]
+    assert [(counts.layer, counts.point) for counts in monitor.samples[0]] == [("layer", name) for name in ("act", "weight", "grad")]

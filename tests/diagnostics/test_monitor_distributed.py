@@ -51,7 +51,7 @@ def _ddp(device: torch.device) -> dict[str, Any]:
         ends.append([parameter.detach().cpu().clone() for parameter in model.parameters()])
     assert monitor is not None
     monitor.close()
-    elements = {(counts.layer, counts.point): counts.elements for counts in monitor.samples[-1].points}
+    elements = {(counts.layer, counts.point): counts.elements for counts in monitor.samples[-1]}
     return {"ends": ends, "steps": [sample.step for sample in monitor.samples], "elements": elements}
 
 
@@ -79,7 +79,7 @@ def _tensor_parallel(device: torch.device, kind: str, parallel: bool) -> dict[st
         model(x).square().sum().backward()
         monitor.step()
     names = ("elements", "saturated", "underflowed", "exact")
-    return {(counts.layer, counts.point): [getattr(counts, name) for name in names] for counts in monitor.samples[0].points}
+    return {(counts.layer, counts.point): [getattr(counts, name) for name in names] for counts in monitor.samples[0]}
 
 
 @pytest.mark.parametrize("kind", POINTS)

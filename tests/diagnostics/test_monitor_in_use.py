@@ -44,7 +44,7 @@ def test_training_gives_the_same_bits(points: str) -> None:
             optimizer.zero_grad()
         if monitor is not None:
             assert [sample.step for sample in monitor.samples] == list(range(0, 5, every))
-            assert all(len(sample.points) >= 6 for sample in monitor.samples)
+            assert all(len(sample) >= 6 for sample in monitor.samples)
             monitor.close()
         ends.append((losses, [value.clone() for value in model.state_dict().values()], torch.get_rng_state()))
     for losses, state, generator in ends[1:]:
@@ -75,7 +75,7 @@ def test_units_that_round_every_operator_do_not_see_the_monitor(rounding: str) -
     assert monitor is not None
     assert cancelled is not None
     monitor.close()
-    assert len(monitor.samples[1].points) == 8
+    assert len(monitor.samples[1]) == 8
     assert len(cancelled.updates) == 8
 
 
@@ -163,7 +163,7 @@ def test_a_backward_pass_after_its_step_is_not_counted() -> None:
         monitor.step()
         y.sum().backward()
         monitor.step()
-    assert {counts.point for counts in monitor.samples[0].points} == {"act", "weight"}
+    assert {counts.point for counts in monitor.samples[0]} == {"act", "weight"}
 
 
 def test_copies_of_a_watched_model_are_not_watched() -> None:
@@ -173,7 +173,7 @@ def test_copies_of_a_watched_model_are_not_watched() -> None:
         pickle.loads(pickle.dumps(model))(torch.randn(2, 32))
         with pytest.warns(RuntimeWarning, match="no layer rounded anything in step 0; compiled code"):
             monitor.step()
-    assert monitor.samples[0].points == ()
+    assert monitor.samples[0].records == ()
 
 
 def test_compiled_code_is_refused_or_left_alone() -> None:
@@ -217,7 +217,7 @@ def test_a_watched_model_inside_of_compiled_code_is_not_seen() -> None:
             with pytest.warns(RuntimeWarning, match=f"no layer rounded anything in step {step}"):
                 monitor.step()
     assert count.frame_count == 1
-    assert monitor.samples[0].points == ()
+    assert monitor.samples[0].records == ()
 
 
 def test_models_that_cannot_be_watched() -> None:

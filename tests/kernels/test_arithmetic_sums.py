@@ -15,6 +15,8 @@ import qsim
 from qsim import Stochastic
 from qsim.accumulators import Accumulator, Aligned, BlockScaled, Promoted, Rounded, TwoStep, resolve
 from qsim.formats import format as resolve_format
+from qsim_kernels import arithmetic
+from qsim_kernels.meanings import python as meaning
 from qsim_kernels.meanings.torch import float_sums
 from qsim_kernels.numbers.carrier import DOUBLE, bits_that_matter, double_bits, grid_bits, used_bits
 from qsim_kernels.numbers.sums import (

@@ -33,10 +33,10 @@ def _quiet() -> Iterator[None]:
 class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
     """A converted model; records its losses."""
 
-    def __init__(self) -> None:
+    def __init__(self, points: Any = NOISY) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.model = qsim.convert(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)), NOISY)
+        self.model = qsim.convert(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)), points)
         self.losses: list[float] = []
 
     def training_step(self, batch: list[Tensor], index: int) -> Tensor:
@@ -48,12 +48,14 @@ class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
         return qsim.optim.AdamW(self.model.parameters(), lr=1e-2, update="stochastic", seed=5)
 
 
-def fit(module: Module, folder: Path, epochs: int, precision: Any = "32-true", **options: Any) -> Any:
+def fit(module: Module, folder: Path, epochs: int, precision: Any = "32-true", callbacks: Any = (), **options: Any) -> Any:
     torch.manual_seed(1)
     x = torch.randn(32, 16)
     batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :4].argmax(1)), 8)
     silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=epochs, default_root_dir=folder, precision=precision, **silent)
+    trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=epochs, default_root_dir=folder, precision=precision, callbacks=[*callbacks], **silent
+    )
     trainer.fit(module, batches, **options)
     return trainer
 
@@ -75,3 +77,44 @@ def test_a_checkpoint_has_the_weights_and_the_optimizer(tmp_path: Path) -> None:
     assert resumed.global_step == trainer.global_step
     assert all(map(same_bits, module.parameters(), again.parameters()))
     assert all(map(same_bits, map(module.model, [torch.ones(2, 16)]), map(again.model, [torch.ones(2, 16)])))
+
+
+class Reached(pl.Callback):  # type: ignore[misc, name-defined]
+    """Interrupts a run after a step, and writes its checkpoint."""
+
+    def __init__(self, step: int, path: Path) -> None:
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+            trainer.should_stop = True
+
+
+# A loader begins again with an epoch, which has 4 steps.
+@pytest.mark.parametrize("stop", [4, 12, 20])
+def test_a_schedule_goes_on_to_the_bit_inside_each_phase(stop: int, tmp_path: Path) -> None:
+    from qsim.lightning import ScheduleCallback
+
+    # Its weights are rounded stochastically, by a seed that the checkpoint has; its activations are not.
+    noisy = FivePoint("e4m3", Quantizer("e4m3", "stochastic"), grad="e5m2")
+
+    def scheduled() -> Any:
+        updates = qsim.Schedule({0: {"update": "stochastic"}, 10: {"update": "kahan"}})
+        return ScheduleCallback(qsim.Schedule({0: "bf16", 0.25: noisy, 0.75: "bf16"}), updates)
+
+    whole, half, again = (Module(FivePoint()) for _ in range(3))
+    path = tmp_path / "state.ckpt"
+    fit(whole, tmp_path, 6, callbacks=[scheduled()])
+    fit(half, tmp_path, 6, callbacks=[scheduled(), Reached(stop, path)])
+    fit(again, tmp_path, 6, callbacks=[scheduled()], ckpt_path=str(path))
+    assert len(half.losses) == stop
+    assert again.losses == whole.losses[stop:]
+    assert all(map(same_bits, whole.parameters(), again.parameters()))
+
+
+def test_a_schedule_needs_a_last_step(tmp_path: Path) -> None:
+    from qsim.lightning import ScheduleCallback
+
+    with pytest.raises(ValueError, match="ScheduleCallback: the Trainer has no last step: give it max_steps or max_epochs"):
+        fit(Module(), tmp_path, -1, callbacks=[ScheduleCallback(qsim.Schedule({0: "bf16"}))])

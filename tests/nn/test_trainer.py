@@ -26,12 +26,12 @@ def model() -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, vocab_size=40, attn_implementation="qsim"))
 
 
-def trainer(model: Any, folder: Path, **options: Any) -> Any:
+def trainer(model: Any, folder: Path, callbacks: Any = (), **options: Any) -> Any:
     given = {"per_device_train_batch_size": 4, "max_steps": 8, "learning_rate": 1e-2, "use_cpu": True, "seed": 3}
     silent = {"report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
     arguments = transformers.TrainingArguments(str(folder), **{**given, **silent, **options})
     optimizer = qsim.optim.AdamW(model.parameters(), lr=1e-2, update="stochastic", seed=5)
-    return transformers.Trainer(model, arguments, train_dataset=TEXTS, optimizers=(optimizer, None))
+    return transformers.Trainer(model, arguments, train_dataset=TEXTS, optimizers=(optimizer, None), callbacks=[*callbacks])
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -82,3 +82,55 @@ def test_an_interrupted_run_goes_on_to_the_bit(tmp_path: Path) -> None:
     assert qsim.nn.conversion(resumed) == qsim.nn.conversion(whole)
     trainer(resumed, tmp_path / "again", **saving).train(resume_from_checkpoint=str(checkpoint))
     assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
+
+
+PHASES: dict[int | float, Any] = {0: "bf16", 0.25: "nvfp4", 0.75: "bf16"}
+
+
+def scheduled(phases: dict[int | float, Any] = PHASES) -> Any:
+    from qsim.hugging_face import ScheduleCallback
+
+    return ScheduleCallback(qsim.Schedule(phases), qsim.Schedule({0: {"update": "stochastic"}, 5: {"update": "kahan"}}))
+
+
+def formats(model: Any) -> set[str]:
+    return {str(points.act.format.bits) for _, _, points in qsim.nn.conversion(model).changed if points.act is not None}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: Any) -> tuple[Any, Path]:
+    """A model after a run with a schedule, and the folder of its checkpoints."""
+    folder, own = tmp_path_factory.mktemp("whole"), model()
+    trainer(own, folder, [scheduled()], save_strategy="steps", save_steps=1).train()
+    return own, folder
+
+
+@pytest.mark.parametrize(("stop", "bits"), [(1, {"16"}), (2, {"4", "16"}), (4, {"4", "16"}), (7, {"16"})])
+@pytest.mark.parametrize("loaded", [True, False], ids=["from_pretrained", "a new model"])
+def test_a_schedule_goes_on_to_the_bit_inside_each_phase(
+    stop: int, bits: set[str], loaded: bool, whole: tuple[Any, Path], tmp_path: Path
+) -> None:
+    own, folder = whole
+    checkpoint = folder / f"checkpoint-{stop}"
+    saved = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="qsim")
+    assert formats(saved) == bits
+    resumed = saved if loaded else model()
+    trainer(resumed, tmp_path, [scheduled()]).train(resume_from_checkpoint=str(checkpoint))
+    assert all(map(torch.equal, own.parameters(), resumed.parameters()))
+    assert qsim.nn.conversion(resumed) == qsim.nn.conversion(own)
+
+
+def test_a_compiled_model_follows_a_schedule(tmp_path: Path) -> None:
+    def weights(**options: Any) -> list[torch.Tensor]:
+        own = model()
+        trainer(own, tmp_path, [scheduled({0: "bf16", 1: "fp8_hybrid", 2: "bf16"})], max_steps=3, **options).train()
+        return list(own.parameters())
+
+    assert all(map(torch.equal, weights(), weights(**COMPILED)))
+
+
+def test_a_callback_takes_schedules() -> None:
+    from qsim.hugging_face import ScheduleCallback
+
+    with pytest.raises(TypeError, match=r"ScheduleCallback: schedule must be a qsim\.Schedule, got 'nvfp4'"):
+        ScheduleCallback("nvfp4")  # type: ignore[arg-type]

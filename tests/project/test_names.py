@@ -15,6 +15,7 @@ SHARED = {
     "Quantizer": "the module of QPyTorch, in `qsim.compat.qtorch`, has QPyTorch's name",
     "ReportWriter": STUDY,
     "Run": STUDY,
+    "ScheduleCallback": "one for each trainer, in the module that is named after it",
     "Settings": STUDY,
 }
 

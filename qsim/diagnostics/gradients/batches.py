@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -14,14 +14,14 @@ from qsim.diagnostics.gradients.errors import ALL_WEIGHTS, draws_bits
 from qsim.diagnostics.gradients.points import NAMES, in_use, quantizer_of
 from qsim.diagnostics.gradients.range_checks import check_range
 from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding_variance, sampling, squared_bias
-from qsim.diagnostics.gradients.text import flat_row, in_percent
+from qsim.diagnostics.gradients.text import in_percent
 from qsim.formats import Float
 from qsim.nn.converting.layers import Layer, check_layer
 from qsim.nn.modules import resolve_points
 from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
-from qsim.text.columns import aligned
+from qsim.text.records import Records, Values
 
 Points = FivePoint | Recipe | str | Mapping[str, Any] | None
 
@@ -45,9 +45,9 @@ class BatchFactor:
         >>> model = qsim.convert(torch.nn.Linear(8, 4), qsim.FivePoint())
         >>> points = qsim.FivePoint(act_bwd=qsim.Quantizer("e5m0", "stochastic"))
         >>> found = qsim.diagnostics.batch_for(model, lambda model, x: model(x).square().mean(), list(torch.randn(32, 16, 8)), points)
-        >>> [factor.layer for factor in found.factors]
+        >>> [factor.layer for factor in found]
         ['(the model)', 'all weights']
-        >>> found.factors[-1].rounding.value > 0
+        >>> found[-1].rounding.value > 0
         True
     """
 
@@ -61,16 +61,16 @@ class BatchFactor:
 
 
 @dataclass(frozen=True)
-class BatchFactors:
-    """The factors by which the batch must grow; prints as a table.
+class BatchFactors(Records[BatchFactor]):
+    """The factors by which the batch must grow, for each layer and for all weights; prints as a table.
 
     Attributes:
-        factors: One for each layer, followed by that of all weights.
+        records: One for each layer, followed by that of all weights.
         points: The points at which the model rounds.
-        like: The points for comparison.
-        bound: `4**k` if `points` has `k` mantissa bits fewer than `like` wherever the two differ (Theorem 1), else `None`. This is the
-            effect of steps twice as wide for numbers spread evenly between two neighbours; for given numbers it can be somewhat more or
-            less. If both operands of ∇W are rounded to very few bits, the product of their errors adds to it.
+        compared_with: The points for comparison.
+        bound: `4**k` if `points` has `k` mantissa bits fewer than those for comparison wherever the two differ (Theorem 1), else `None`.
+            This is the effect of steps twice as wide for numbers spread evenly between two neighbours; for given numbers it can be somewhat
+            more or less. If both operands of ∇W are rounded to very few bits, the product of their errors adds to it.
         level: The confidence level of the intervals.
 
     Example:
@@ -79,35 +79,41 @@ class BatchFactors:
         >>> model = qsim.convert(torch.nn.Linear(8, 4), qsim.FivePoint())
         >>> points = qsim.FivePoint(act_bwd=qsim.Quantizer("e5m0", "stochastic"))
         >>> found = qsim.diagnostics.batch_for(model, lambda model, x: model(x).square().mean(), list(torch.randn(32, 16, 8)), points)
-        >>> found.factor == found.factors[-1].factor, found.level
+        >>> found.factor == found["all weights",].factor, found.level
         (True, 0.95)
     """
 
-    factors: tuple[BatchFactor, ...]
     points: str
-    like: str
+    compared_with: str
     bound: float | None
     level: float
+
+    COLUMNS: ClassVar[Values] = dict(
+        zip(
+            ("layer", "batch ×", "sampling", "rounding", "like", "|bias|²", "|gradient|²"),
+            (f.name for f in fields(BatchFactor)),
+            strict=True,
+        )
+    )
+    KEY: ClassVar[tuple[str, ...]] = ("layer",)
+    NAME: ClassVar[str] = "factors"
+    LOSSES: ClassVar[Values] = {"factor": lambda factor: factor.factor.value}
 
     @property
     def factor(self) -> Estimate:
         """The factor of all weights together."""
-        return self.factors[-1].factor
+        return self[-1].factor
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The factors as plain strings and numbers for JSON; the ends of an interval are `…_low` and `…_high`."""
-        common = {"points": self.points, "compared_with": self.like, "bound": self.bound, "level": self.level}
-        return [flat_row(asdict(factor)) | common for factor in self.factors]
+    def totals(self) -> BatchFactors:
+        """The factor of all weights together."""
+        return self[-1:]
 
-    def __str__(self) -> str:
-        """The table, and the bias that a larger batch does not remove."""
-        rows = [(f.layer, *map(str, (f.factor, f.sampling, f.rounding, f.like, f.bias, f.gradient))) for f in self.factors]
-        titles = ("layer", "batch ×", "sampling", "rounding", "like", "|bias|²", "|gradient|²")
-        lines = [aligned([titles, *rows]), f"points: {self.points}", f"like: {self.like}"]
+    def _below(self) -> list[str]:
+        lines = [f"points: {self.points}", f"like: {self.compared_with}"]
         lines.append(f"squared norms, with intervals of {in_percent(self.level)}; batch × is (sampling + rounding) / like")
         if self.bound is not None:
             lines.append(f"Theorem 1: at most {self.bound:g} times, 4 for each mantissa bit, to leading order")
-        return "\n".join([*lines, _of_bias(self.factors[-1])])
+        return [*lines, _of_bias(self[-1])]
 
 
 def _of_bias(factor: BatchFactor) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
@@ -14,26 +14,29 @@ from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, c
 from qsim.diagnostics.gradients.error import GradientError
 from qsim.diagnostics.gradients.points import NAMES, alone, in_use, quantizer_of
 from qsim.diagnostics.gradients.statistics import Moments, rounding_variance, sampling, squared_bias
-from qsim.diagnostics.gradients.text import flat_row, in_percent
+from qsim.diagnostics.gradients.text import in_percent
 from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
-from qsim.text.columns import aligned
+from qsim.text.records import Records, Values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: The row of all weights together, and the two rows that are not points: everything rounded, and nothing.
 ALL_WEIGHTS, ALL, NONE = "all weights", "all", "none"
-#: The parts of an error.
-PARTS = ("bias", "sampling", "rounding")
+
+
+def _relative(name: str) -> Callable[[GradientError], float]:
+    """A function that returns a part of an error relative to the squared gradient, whose estimate can be negative if it is almost zero."""
+    return lambda error: float(getattr(error, name).value / max(error.gradient.value, sys.float_info.min))
 
 
 @dataclass(frozen=True)
-class GradientErrors:
-    """Bias and variance of gradients; prints as a table.
+class GradientErrors(Records[GradientError]):
+    """Bias and variance of gradients, for each layer and point; prints as a table.
 
     Attributes:
-        errors: One for each layer and point.
+        records: The errors.
         batches: Number of batches.
         draws: Number of draws per batch.
         level: The confidence level of the intervals.
@@ -43,61 +46,31 @@ class GradientErrors:
         >>> _ = torch.manual_seed(0)
         >>> model = qsim.convert(torch.nn.Linear(8, 4), qsim.FivePoint(weight="e4m1", weight_bwd="same"))
         >>> found = qsim.diagnostics.gradient_error(model, lambda model, x: model(x).square().mean(), list(torch.randn(8, 16, 8)))
-        >>> found.batches, [error.point for error in found.errors if error.layer == "all weights"]
+        >>> found.batches, [error.point for error in found.filter(layer="all weights")]
         (8, ['none', 'weight', 'weight_bwd', 'all'])
     """
 
-    errors: tuple[GradientError, ...]
     batches: int
     draws: int
     level: float
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The errors as plain strings and numbers for JSON; the ends of an interval are `…_low` and `…_high`."""
-        return [flat_row(asdict(error)) | {"batches": self.batches, "draws": self.draws, "level": self.level} for error in self.errors]
+    COLUMNS: ClassVar[Values] = dict(
+        zip(("layer", "point", "|bias|²", "sampling", "rounding", "|gradient|²"), (f.name for f in fields(GradientError)), strict=True)
+    )
+    NAME: ClassVar[str] = "errors"
+    LOSSES: ClassVar[Values] = {name: _relative(name) for name in ("bias", "sampling", "rounding")}
 
     def of(self, point: str, layer: str = ALL_WEIGHTS) -> GradientError:
-        """The error of a layer at a point.
+        """The error at a point, of all weights or of a layer: `found[layer, point]`."""
+        return self[layer, point]
 
-        Raises:
-            KeyError: If it does not exist.
-        """
-        for error in self.errors:
-            if (error.layer, error.point) == (layer, point):
-                return error
-        known = [sorted({getattr(error, name) for error in self.errors}) for name in ("layer", "point")]
-        raise KeyError(f"no error of layer {layer!r} at point {point!r}: layers are {known[0]}, points {known[1]}")
+    def totals(self) -> GradientErrors:
+        """The errors of all weights together."""
+        return self.filter(layer=ALL_WEIGHTS)
 
-    def worst(self, by: str) -> tuple[GradientError, ...]:
-        """The errors, from largest to smallest relative to the squared gradient of their layer.
-
-        Args:
-            by: `"bias"`, `"sampling"` or `"rounding"`.
-
-        Raises:
-            ValueError: If it is none of these.
-        """
-        if by not in PARTS:
-            raise ValueError(f"by: must be one of {', '.join(PARTS)}; got {by!r}")
-        # The squared gradient of a layer with almost no gradient can have a negative estimate.
-        return tuple(sorted(self.errors, key=lambda e: -getattr(e, by).value / max(e.gradient.value, sys.float_info.min)))
-
-    def table(self, by: str | None = None, rows: int | None = None) -> str:
-        """The errors as a human-readable table.
-
-        Args:
-            by: The sort key; see `worst`. In the order of the model by default.
-            rows: Number of rows; all by default.
-        """
-        errors = (self.errors if by is None else self.worst(by))[:rows]
-        cells = [(e.layer, e.point, *map(str, (e.bias, e.sampling, e.rounding, e.gradient))) for e in errors]
-        titles = ("layer", "point", "|bias|²", "sampling", "rounding", "|gradient|²")
-        note = f"squared norms, with intervals of {in_percent(self.level)}, from {self.batches} batches, each drawn {self.draws} times"
-        return f"{aligned([titles, *cells])}\n{note}"
-
-    def __str__(self) -> str:
-        """The whole table."""
-        return self.table()
+    def _below(self) -> list[str]:
+        measured = f"{self.batches} batches, each drawn {self.draws} times"
+        return [f"squared norms, with intervals of {in_percent(self.level)}, from {measured}"]
 
     def plot(self, ax: Axes | None = None, layer: str = ALL_WEIGHTS) -> Axes:
         """Draw a layer's squared bias and both variances as bars, for each point, relative to its squared gradient.
@@ -108,7 +81,7 @@ class GradientErrors:
         """
         from qsim.diagnostics.gradients.figure import bars
 
-        return bars([error for error in self.errors if error.layer == self.of(NONE, layer).layer], ax)
+        return bars(self.filter(layer=self.of(NONE, layer).layer), ax)
 
 
 def gradient_error(

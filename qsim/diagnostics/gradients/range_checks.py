@@ -91,7 +91,7 @@ def _unscaled(drawn: Gradients, weights: MeasuredWeights, points: Sequence[FiveP
         watch.close()
     sample = PendingSample(0, collector, lambda source: Label(str(source.layer), POINTS[source.point], ""), ()).read()
     found = []
-    for counts in sample.points:
+    for counts in sample:
         quantizer = quantizer_of(points[int(counts.layer)], counts.point) if counts.point in GRADIENTS else None
         if quantizer is not None and quantizer.scale is None:
             counts = replace(counts, layer=weights.names[int(counts.layer)])

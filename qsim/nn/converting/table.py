@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -12,25 +12,41 @@ from qsim.nn.converting.layers import Layer, is_conv1d, layers
 from qsim.nn.modules import FivePointModule, Linear
 from qsim.recipes.five_point import FivePoint
 from qsim.scaling import PerBlock, PerTile
-from qsim.text.blocks import shared_names
-from qsim.text.columns import aligned
+from qsim.text.records import Records, Values
 
 _KEPT = "kept in high precision: its points round nothing"
 _KEPT_BY = "kept in high precision by the recipe {}"
 
 
 @dataclass(frozen=True)
-class Conversion:
-    """The result of a conversion, layer by layer; prints as a table.
+class LayerState:
+    """A layer after a conversion.
 
     Attributes:
-        changed: The name, the kind and the points of each layer that rounds.
-        calls: The name of each other module that rounds, the products that it rounds if it computes any, and their points. `qsim.coverage`
-            shows which it computes.
-        left: The name of each layer that does not, and the reason: a recipe keeps it in high precision, it was not chosen, its class is
-            unknown to `convert`, it is a module that multiplies by its own weights, or it is Hugging Face's attention with its two
-            products.
-        notes: The name of each layer whose points are not quite those that were given, and the difference.
+        name: The names of the layer or module.
+        kind: The kind of a layer that rounds; `calls` for a module that rounds its own products; `left alone`; or `note`.
+        points: The points; `None` if it does not round, and for a note.
+        remark: The products of a module that rounds its own; the reason why a layer was left alone; a note.
+    """
+
+    name: str
+    kind: str
+    points: FivePoint | None
+    remark: str = ""
+
+    @property
+    def text(self) -> str:
+        """The points and the remark in one line."""
+        return ": ".join(part for part in (self.remark, "" if self.points is None else str(self.points)) if part)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state in plain values."""
+        return {"name": self.name, "kind": self.kind, "points": self.points and str(self.points), "remark": self.remark}
+
+
+@dataclass(frozen=True)
+class Conversion(Records[LayerState]):
+    """The result of a conversion, layer by layer; prints as a table.
 
     Example:
         >>> import torch, qsim
@@ -40,50 +56,71 @@ class Conversion:
         (['0'], (('1', 'not chosen'),))
     """
 
-    changed: tuple[tuple[str, str, FivePoint], ...]
-    calls: tuple[tuple[str, str, FivePoint], ...]
-    left: tuple[tuple[str, str], ...]
-    notes: tuple[tuple[str, str], ...] = ()
+    COLUMNS: ClassVar[Values] = {"layer": "name", "kind": "kind", "points": "text"}
+    HAS_TITLES: ClassVar[bool] = False
+    KEY: ClassVar[tuple[str, ...]] = ("name",)
+    NAME: ClassVar[str] = "layers"
 
     @property
-    def rounding(self) -> set[str]:
-        """The names of the layers and modules that round."""
-        return {name for name, _, _ in (*self.changed, *self.calls)}
+    def changed(self) -> tuple[tuple[str, str, FivePoint], ...]:
+        """The name, the kind and the points of each layer that rounds."""
+        return tuple((state.name, state.kind, state.points) for state in self if state.points is not None and state.kind != "calls")
 
-    def states(self) -> dict[str, tuple[str, str]]:
-        """The kind of each layer, and its points or why it has none."""
-        found = {name: (kind, str(points)) for name, kind, points in self.changed}
-        found |= {name: ("calls", f"{products}: {points}") for name, products, points in self.calls}
-        return found | {name: ("layer", reason) for name, reason in self.left}
+    @property
+    def calls(self) -> tuple[tuple[str, str, FivePoint], ...]:
+        """The name of each other module that rounds, the products that it rounds if it computes any, and their points.
 
-    def __str__(self) -> str:
-        """The table; layers of repeated blocks share a row, with `*` for the numbers of the blocks, if it is the same for all of them."""
-        rows = [(name, kind, str(points)) for name, kind, points in self.changed]
-        rows += [(name, "calls", f"{products}: {points}") for name, products, points in self.calls]
-        rows += [(name, "left alone", reason) for name, reason in self.left]
-        rows += [(name, "note", note) for name, note in self.notes]
-        facts: dict[str, tuple[tuple[str, str], ...]] = {}
-        for name, kind, text in rows:
-            facts[name] = (*facts.get(name, ()), (kind, text))
-        shown = shared_names(facts)
-        named = ((*shown[name], kind, text) for name, kind, text in rows)
-        merged = dict.fromkeys((name, f"{kind} × {count}" if count > 1 else kind, text) for name, count, kind, text in named)
-        return aligned([*merged]) or "no layer that could round"
+        `qsim.coverage` shows which it computes.
+        """
+        return tuple((state.name, state.remark, state.points) for state in self if state.points is not None and state.kind == "calls")
+
+    @property
+    def left(self) -> tuple[tuple[str, str], ...]:
+        """The name of each layer that does not round, and the reason.
+
+        A recipe keeps it in high precision, it was not chosen, its class is unknown to `convert`, it is a module that multiplies by its own
+        weights, or it is Hugging Face's attention with its two products.
+        """
+        return tuple((state.name, state.remark) for state in self.filter(kind="left alone"))
+
+    @property
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """The name of each layer whose points are not quite those that were given, and the difference."""
+        return tuple((state.name, state.remark) for state in self.filter(kind="note"))
+
+    def states(self) -> dict[str, LayerState]:
+        """The state of each layer, without notes."""
+        return {state.name: state for state in self if state.kind != "note"}
+
+    def _blocks(self) -> Conversion:
+        """Layers of repeated blocks share a row, with `*` for the numbers of the blocks, if it is the same for all of them."""
+        shared = (replace(state, kind=f"{state.kind} × {count}") if count > 1 else state for state, count in self.by_block())
+        return replace(self, records=tuple(shared))
+
+    def _above(self) -> list[str]:
+        return [] if self else ["no layer that could round"]
 
 
 @dataclass(frozen=True)
-class Changes:
-    """The changes of a conversion, layer by layer; prints as a table.
+class Change:
+    """The change of a layer: its kind, what it had before, and what it has now."""
 
-    Attributes:
-        rows: The name of each layer, its kind, what it had before, and what it has now.
-    """
+    name: str
+    kind: str
+    before: str
+    after: str
 
-    rows: tuple[tuple[str, str, str, str], ...]
 
-    def __str__(self) -> str:
-        """The table of the layers that are different now."""
-        return aligned([(name, kind, before, "→", after) for name, kind, before, after in self.rows]) or "nothing changed"
+@dataclass(frozen=True)
+class Changes(Records[Change]):
+    """The changes of a conversion, layer by layer; prints as a table."""
+
+    COLUMNS: ClassVar[Values] = {"layer": "name", "kind": "kind", "before": "before", "→": lambda change: "→", "after": "after"}
+    HAS_TITLES: ClassVar[bool] = False
+    KEY: ClassVar[tuple[str, ...]] = ("name",)
+
+    def _above(self) -> list[str]:
+        return [] if self else ["nothing changed"]
 
 
 def changes(before: Conversion, after: Conversion) -> Conversion | Changes:
@@ -99,8 +136,8 @@ def changes(before: Conversion, after: Conversion) -> Conversion | Changes:
     if not before.changed and not before.calls:
         return after
     old, new = before.states(), after.states()
-    differ = [name for name in new if name in old and old[name] != new[name]]
-    return Changes(tuple((name, (new if name in after.rounding else old)[name][0], old[name][1], new[name][1]) for name in differ))
+    differ = [(old[name], state) for name, state in new.items() if name in old and old[name] != state]
+    return Changes(tuple(Change(now.name, (now if now.points else was).kind, was.text, now.text) for was, now in differ))
 
 
 def conversion(model: nn.Module) -> Conversion:
@@ -115,15 +152,15 @@ def conversion(model: nn.Module) -> Conversion:
     for layer in layers(model):
         reason, own = reason_left(layer), call_points(layer.module)
         if own is not None and layer.obstacle:
-            calls.append((layer.title, layer.calls or "products of activations", own.points))
+            calls.append(LayerState(layer.title, "calls", own.points, layer.calls or "products of activations"))
         elif reason is not None:
-            left.append((layer.title, reason))
+            left.append(LayerState(layer.title, "left alone", None, reason))
         else:
             assert isinstance(layer.module, FivePointModule)  # only these round
-            changed.append((layer.title, type(layer.module).__name__, layer.module.points))
-            found = (vars(layer.module).get("_without"), uneven_blocks(layer.module))
-            notes += [(layer.title, note) for note in found if note]
-    return Conversion(tuple(changed), tuple(calls), tuple(left), tuple(notes))
+            changed.append(LayerState(layer.title, type(layer.module).__name__, layer.module.points))
+            remarks = (vars(layer.module).get("_without"), uneven_blocks(layer.module))
+            notes += [LayerState(layer.title, "note", None, remark) for remark in remarks if remark]
+    return Conversion((*changed, *calls, *left, *notes))
 
 
 def uneven_blocks(module: Any) -> str:

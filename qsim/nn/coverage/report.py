@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from qsim.text.blocks import shared_names
-from qsim.text.columns import aligned
 from qsim.text.percentages import percent
+from qsim.text.records import Records, Values
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,11 @@ class CountedProduct:
 
 
 @dataclass(frozen=True)
-class Coverage:
+class Coverage(Records[CountedProduct]):
     """All products that a model computed in one run; prints as a table.
 
     Attributes:
-        products: The products, in the order of their first calls.
+        records: The products, in the order of their first calls.
         never_called: The names of the layers that have points and were not called.
         opaque: Operators of other packages that ran. They may multiply inside, which is not counted.
 
@@ -60,79 +58,70 @@ class Coverage:
         >>> found = qsim.coverage(model, torch.ones(3, 4))
         >>> found.multiply_adds, found.share, found.never_called
         (48, 0.5, ())
+        >>> [(product.operator, product.points) for product in found.filter(direction="forward")]
+        [('addmm', ('act=e4m3', 'weight=e4m3'))]
     """
 
-    products: tuple[CountedProduct, ...]
     never_called: tuple[str, ...]
     opaque: tuple[str, ...]
+
+    COLUMNS: ClassVar[Values] = {
+        "module": lambda product: product.module or "(the model)",
+        "pass": "direction",
+        "operator": lambda product: f"{product.operator} ({product.by})" if product.by else product.operator,
+        "operands": lambda product: ", ".join("×".join(map(str, shape)) or "scalar" for shape in product.shapes),
+        "calls": "calls",
+        "multiply-adds": lambda product: f"{product.multiply_adds:,}",
+        "rounded at": lambda product: "; ".join(part for part in (", ".join(product.points), product.reason) if part),
+    }
+    RIGHT: ClassVar[tuple[str, ...]] = ("calls", "multiply-adds")
+    KEY: ClassVar[tuple[str, ...]] = ("module", "direction", "operator")
+    NAME: ClassVar[str] = "products"
+    LOSSES: ClassVar[Values] = {"unrounded": lambda product: product.multiply_adds * bool(product.reason), "multiply_adds": "multiply_adds"}
+
+    @property
+    def products(self) -> tuple[CountedProduct, ...]:
+        """The products."""
+        return self.records
 
     @property
     def multiply_adds(self) -> int:
         """The multiply-adds of all products."""
-        return sum(product.multiply_adds for product in self.products)
+        return sum(product.multiply_adds for product in self)
 
     @property
     def share(self) -> float:
         """The share of the multiply-adds whose operands were all rounded."""
-        return self._share(lambda product: not product.reason)
+        return self.filter(reason="").multiply_adds / self.multiply_adds
 
     @property
     def partial_share(self) -> float:
         """The share of the multiply-adds in products with a rounded and an unrounded operand."""
-        return self._share(lambda product: bool(product.points and product.reason))
+        return self.filter(lambda product: bool(product.points and product.reason)).multiply_adds / self.multiply_adds
 
-    def _share(self, counts: Callable[[CountedProduct], bool]) -> float:
-        return sum(product.multiply_adds for product in self.products if counts(product)) / self.multiply_adds
+    def aggregates(self) -> dict[str, Any]:
+        """The multiply-adds, and both shares."""
+        return {"multiply_adds": self.multiply_adds, "share": self.share, "partial_share": self.partial_share}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in plain values, for JSON."""
-        shares = {"multiply_adds": self.multiply_adds, "share": self.share, "partial_share": self.partial_share}
-        lists = {"never_called": list(self.never_called), "opaque": list(self.opaque)}
-        return shares | lists | {"products": [_plain(asdict(product)) for product in self.products]}
+        return self.aggregates() | {"never_called": [], "opaque": []} | super().to_dict()
 
     def headline(self) -> str:
         """The shares in one line."""
         shares = f"both operands rounded: {percent(self.share)}, one of them: {percent(self.partial_share)}"
         return f"{self.multiply_adds:,} multiply-adds; {shares}"
 
-    def table(self) -> str:
-        """A line with the shares, a row for each product, and what the rows do not show.
+    def _blocks(self) -> Coverage:
+        """Modules of repeated blocks that compute the same products share them, with the calls of all."""
+        shared = (
+            replace(product, calls=count * product.calls, multiply_adds=count * product.multiply_adds) for product, count in self.by_block()
+        )
+        return replace(self, records=tuple(shared))
 
-        Modules of repeated blocks share their rows, with `*` for the numbers of the blocks, if all of them compute the same products.
-        """
-        products = [*dict.fromkeys(self._by_block())]
-        width = max(len(f"{product.multiply_adds:,}") for product in products)
-        rows = [("module", "pass", "operator", "operands", "calls", "multiply-adds", "rounded at")]
-        rows += [
-            (
-                product.module or "(the model)",
-                product.direction,
-                f"{product.operator} ({product.by})" if product.by else product.operator,
-                ", ".join("×".join(map(str, shape)) or "scalar" for shape in product.shapes),
-                str(product.calls),
-                f"{product.multiply_adds:>{width},}",
-                "; ".join(part for part in (", ".join(product.points), product.reason) if part),
-            )
-            for product in products
-        ]
+    def _above(self) -> list[str]:
+        return [self.headline()]
+
+    def _below(self) -> list[str]:
         notes = {"never called": self.never_called, "operators that may multiply inside, not counted": self.opaque}
-        lines = [f"{note}: {', '.join(names)}" for note, names in notes.items() if names]
-        return "\n".join([self.headline(), aligned(rows), *lines])
-
-    def _by_block(self) -> Iterator[CountedProduct]:
-        """The products under the names of the table's rows, with the calls of all blocks that share a name."""
-        facts: dict[str, frozenset[CountedProduct]] = {}
-        for product in self.products:
-            facts[product.module] = facts.get(product.module, frozenset()) | {replace(product, module="")}
-        shown = shared_names(facts)
-        for product in self.products:
-            name, count = shown[product.module]
-            yield replace(product, module=name, calls=count * product.calls, multiply_adds=count * product.multiply_adds)
-
-    def __str__(self) -> str:
-        return self.table()
-
-
-def _plain(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts with lists in place of tuples, as JSON returns them."""
-    return facts | {"shapes": [list(shape) for shape in facts["shapes"]], "points": list(facts["points"])}
+        return [f"{note}: {', '.join(names)}" for note, names in notes.items() if names]

@@ -230,5 +230,5 @@ def _gradient_of_input(layer: nn.Linear, x: Tensor, y: Tensor, points: FivePoint
 
 
 def _of_weights(layer: nn.Linear, batches: list[tuple[Tensor, Tensor]], run: Run) -> dict[str, Any]:
-    found = measured_factors(layer, loss, batches, run.points, None, run.draws, run.seed).factors[-1]
+    found = measured_factors(layer, loss, batches, run.points, None, run.draws, run.seed)[-1]
     return {"squared_bias": found.bias.value, "sampling": found.sampling.value, "squared_gradient": found.gradient.value}

@@ -45,8 +45,8 @@ def test_the_factor_is_the_ratio_of_variances(model: nn.Linear, generator: torch
     rounding = sum(exact.lemma_3(x, c, True, True) for x, c in pairs) / 6
     found = [batch_for(model, exact.linear_loss, batches, BACKWARD, draws=3, seed=seed) for seed in range(41)]
     # In full precision nothing is random: the denominator is known as a fraction, so that the ratio has no bias either.
-    assert found[0].factors[0].like.value == pytest.approx(float(sampling), rel=1e-12)
-    measured = torch.tensor([[own.factor.value, own.factors[0].rounding.value] for own in found], dtype=torch.float64)
+    assert found[0][0].like.value == pytest.approx(float(sampling), rel=1e-12)
+    measured = torch.tensor([[own.factor.value, own[0].rounding.value] for own in found], dtype=torch.float64)
     check_means(measured, torch.tensor([float((sampling + rounding) / sampling), float(rounding)], dtype=torch.float64))
 
 
@@ -77,12 +77,12 @@ def test_rounding_of_weights_counts_as_bias_not_as_variance(model: nn.Linear, ge
     points = qsim.FivePoint(weight=exact.STOCHASTIC)
     batches = exact.batches(64, generator)
     found = batch_for(model, exact.square_loss, batches, points)
-    of_all = found.factors[-1]
+    of_all = found[-1]
     assert of_all.rounding.value == 0.0, "one rounding of the weights serves all samples and draws"
     assert of_all.bias.low > 0
     assert "no batch size removes the bias: " in str(found)
     exact_one = batch_for(model, exact.square_loss, batches, None)
-    assert exact_one.factors[-1].bias.value == 0.0
+    assert exact_one[-1].bias.value == 0.0
     assert "no bias found" in str(exact_one)
 
 
@@ -91,7 +91,7 @@ def test_a_recipe_spares_the_first_and_the_last_layer(generator: torch.Generator
     recipe = qsim.Recipe("middle", stochastic(1), first=1, last=1)
     batches = [torch.randn(8, 8, generator=generator) for _ in range(4)]
     found = batch_for(net, lambda model, x: model(x).square().mean(), batches, recipe)
-    rounding = {factor.layer: factor.rounding.value for factor in found.factors}
+    rounding = {factor.layer: factor.rounding.value for factor in found}
     assert rounding["2"] == 0.0
     assert rounding["1"] > 0
     assert rounding["0"] > 0, "its gradient comes through the layer that rounds"
