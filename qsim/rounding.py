@@ -21,7 +21,7 @@ Example:
     down [0.0, -0.5, 1.0]
     odd [0.5, -0.5, 1.5]
     >>> rounding.NAMED["odd"] is ODD, rounding.DEFAULT_BITS, get_args(rounding.Overflow)
-    (True, 32, ('saturate', 'nonfinite'))
+    (True, 32, ('saturate', 'nonfinite', 'format'))
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import difflib
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from qsim.formats import Format
 from qsim.text.parsing import read_call
 from qsim_kernels.numbers.grid import Mode, Rule, spell
 
@@ -47,11 +48,14 @@ __all__ = [
     "Stochastic",
     "TOWARD_ZERO",
     "UP",
+    "overflow_in",
     "resolve",
 ]
 
-#: How numbers beyond the largest value are handled.
-Overflow = Literal["saturate", "nonfinite"]
+#: How numbers beyond the largest value are handled, wherever qsim rounds: `"saturate"` sends them to the largest value, infinities too;
+#: `"nonfinite"` makes them infinite, or NaN in formats without infinities; `"format"` does what the format itself does: infinities if it
+#: has them, else saturation. See "Overflow" in the documentation's Numerics for the defaults.
+Overflow = Literal["saturate", "nonfinite", "format"]
 
 #: Default number of random bits of stochastic rounding.
 DEFAULT_BITS = 32
@@ -63,7 +67,7 @@ class Rounding:
 
     Attributes:
         mode: The kernels' constant for the rounding.
-        spelling: The rounding with each overflow mode as text, the form that operators take.
+        spelling: The rounding with `"saturate"` and with `"nonfinite"` as text, the form that operators take.
 
     Example:
         >>> import qsim
@@ -77,7 +81,7 @@ class Rounding:
     spelling: dict[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spelling", {overflow: spell(self.rule(overflow)) for overflow in get_args(Overflow)})
+        object.__setattr__(self, "spelling", {overflow: spell(self.rule(overflow)) for overflow in ("saturate", "nonfinite")})
 
     def rule(self, overflow: str) -> Rule:
         """The rounding and an overflow mode, as parameters for the kernels.
@@ -206,4 +210,17 @@ def resolve(rounding: str | Rounding) -> Rounding:
 def check_overflow(overflow: str) -> None:
     """Raise an error for an unknown overflow mode."""
     if overflow not in get_args(Overflow):
-        raise ValueError(f"overflow must be 'saturate' or 'nonfinite', got {overflow!r}")
+        raise ValueError(f"overflow must be 'saturate', 'nonfinite' or 'format', got {overflow!r}")
+
+
+def overflow_in(format: Format, overflow: str) -> Literal["saturate", "nonfinite"]:
+    """An overflow mode in a format: `"format"` becomes one of the other two.
+
+    Example:
+        >>> import qsim
+        >>> [qsim.rounding.overflow_in(qsim.format(name), "format") for name in ("bf16", "e5m2", "e4m3", "e2m1", "int8")]
+        ['nonfinite', 'nonfinite', 'saturate', 'saturate', 'saturate']
+    """
+    if overflow == "format":
+        return "nonfinite" if format.has_inf else "saturate"
+    return "saturate" if overflow == "saturate" else "nonfinite"

@@ -157,7 +157,9 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
             group: The group.
             first: Number of its first parameter in the optimizer.
         """
-        group["weight"], group["state"] = settings.name_of_format(group["weight"]), settings.name_of_format(group["state"])
+        if "weight" in group:
+            raise TypeError(f"the format of weights is the option format=, got weight={group['weight']!r}")
+        group["format"], group["state"] = settings.name_of_format(group["format"]), settings.name_of_format(group["state"])
         group["update"] = settings.name_of_update(group["update"])
         group["state_rounding"] = settings.name_of_rounding(group["state_rounding"])
         if group["seed"] is not None:
@@ -223,7 +225,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
 
 
 def _setting_options(group: dict[str, Any]) -> Options:
-    return group["weight"], group["update"], group["state"], group["state_rounding"], group["arithmetic"]
+    return tuple(group[name] for name in ("format", "update", "state", "state_rounding", "arithmetic", "overflow"))
 
 
 def _number(lr: float | Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.random import random_bits
+from qsim.random import Noise, random_bits
 from support.refusing import refused
 
 VALUES = [0.3, -1.7, 1e6, -0.0]
@@ -51,12 +51,14 @@ def run(operation: str, x: Any, out: Tensor, options: dict[str, Any]) -> Tensor:
         ({"format": torch.float64}, ValueError, "no format matches torch.float64"),
         ({"rounding": "nearst"}, ValueError, "unknown rounding 'nearst': did you mean 'nearest'? Allowed are nearest, nearest_away, "),
         ({"rounding": 0}, TypeError, "rounding must be a name or a Rounding, got 0"),
-        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate' or 'nonfinite', got 'wrap'"),
-        ({"offset": -1}, ValueError, "offset must not be negative, got -1"),
-        ({"offset": -1, "rounding": "nearest"}, ValueError, "offset must not be negative, got -1"),
+        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'nonfinite' or 'format', got 'wrap'"),
+        ({"seed": Noise(0, offset=-1)}, ValueError, "offset must not be negative, got -1"),
+        ({"seed": Noise(offset=-1), "rounding": "nearest"}, ValueError, "offset must not be negative, got -1"),
         ({"seed": 1, "generator": torch.Generator()}, ValueError, "give seed= or generator=, not both"),
         ({"seed": 1, "generator": torch.Generator(), "rounding": "nearest"}, ValueError, "give seed= or generator=, not both"),
-        ({"stream": None}, TypeError, "stream must be an int, got None"),
+        ({"seed": Noise(1), "generator": torch.Generator()}, ValueError, "give seed= or generator=, not both"),
+        ({"seed": Noise(0, stream=None)}, TypeError, "stream must be an int, got None"),
+        ({"seed": Noise("1")}, TypeError, "seed must be an int or a 0-d int64 tensor, got '1'"),
         ({"seed": "1"}, TypeError, "seed must be an int or a 0-d int64 tensor, got '1'"),
         ({"seed": True}, TypeError, "seed must be an int or a 0-d int64 tensor, got True"),
         ({"seed": 2**63}, ValueError, f"seed must fit 64 signed bits, got {2**63}"),
@@ -339,7 +341,7 @@ def test_threshold_quantize(step: Any, threshold: Any, error: type[Exception], m
     [
         ({"format": "e4m33"}, ValueError, "unknown format 'e4m33': did you mean 'e4m3'?"),
         ({"rounding": "nearst"}, ValueError, "unknown rounding 'nearst': did you mean 'nearest'?"),
-        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate' or 'nonfinite', got 'wrap'"),
+        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'nonfinite' or 'format', got 'wrap'"),
         ({"scale": 2.0}, TypeError, "scale must be one of qsim.scaling's, got 2.0"),
     ],
 )

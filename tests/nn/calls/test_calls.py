@@ -142,7 +142,7 @@ def test_bilinear_layers() -> None:
     by_weight = torch.stack([rounded(x, w.mT) for w in layer.weight], 1)
     expected = functional.matmul(by_weight, y.unsqueeze(-1), NEAREST).squeeze(-1) + layer.bias
     torch.testing.assert_close(layer(x, y), expected)
-    assert qsim.coverage(layer, x, y).share == 1
+    assert qsim.coverage(layer, (x, y)).share == 1
 
 
 # What is not rounded.
