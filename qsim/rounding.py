@@ -21,7 +21,7 @@ Example:
     down [0.0, -0.5, 1.0]
     odd [0.5, -0.5, 1.5]
     >>> rounding.NAMED["odd"] is ODD, rounding.DEFAULT_BITS, get_args(rounding.Overflow)
-    (True, 32, ('saturate', 'nonfinite', 'format'))
+    (True, 32, ('saturate', 'saturate_symmetric', 'nonfinite', 'format'))
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Literal, get_args
 
 from qsim.formats import Format
 from qsim.text.parsing import read_call
-from qsim_kernels.numbers.grid import Mode, Rule, spell
+from qsim_kernels.numbers.grid import Mode, Overflow as OverflowRule, Rule, spell
 
 __all__ = [
     "DEFAULT_BITS",
@@ -53,9 +53,10 @@ __all__ = [
 ]
 
 #: How numbers beyond the largest value are handled, wherever qsim rounds: `"saturate"` sends them to the largest value, infinities too;
-#: `"nonfinite"` makes them infinite, or NaN in formats without infinities; `"format"` does what the format itself does: infinities if it
-#: has them, else saturation. See "Overflow" in the documentation's Numerics for the defaults.
-Overflow = Literal["saturate", "nonfinite", "format"]
+#: `"saturate_symmetric"` does the same, and below zero to its negative, so that integers end at -127 instead of -128; `"nonfinite"` makes
+#: them infinite, or NaN in formats without infinities; `"format"` does what the format itself does: infinities if it has them, else
+#: saturation. See "Overflow" in the documentation's Numerics for the defaults.
+Overflow = Literal["saturate", "saturate_symmetric", "nonfinite", "format"]
 
 #: Default number of random bits of stochastic rounding.
 DEFAULT_BITS = 32
@@ -67,7 +68,7 @@ class Rounding:
 
     Attributes:
         mode: The kernels' constant for the rounding.
-        spelling: The rounding with `"saturate"` and with `"nonfinite"` as text, the form that operators take.
+        spelling: The rounding with each overflow mode but `"format"` as text, the form that operators take.
 
     Example:
         >>> import qsim
@@ -81,15 +82,15 @@ class Rounding:
     spelling: dict[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spelling", {overflow: spell(self.rule(overflow)) for overflow in ("saturate", "nonfinite")})
+        object.__setattr__(self, "spelling", {overflow: spell(self.rule(overflow)) for overflow in get_args(Overflow)[:-1]})
 
     def rule(self, overflow: str) -> Rule:
         """The rounding and an overflow mode, as parameters for the kernels.
 
         Args:
-            overflow: `"saturate"` or `"nonfinite"`.
+            overflow: `"saturate"`, `"saturate_symmetric"` or `"nonfinite"`.
         """
-        return Rule(int(self.mode), 0, False, overflow == "saturate")
+        return Rule(int(self.mode), 0, False, int(OverflowRule[overflow.upper()]))
 
     @property
     def is_stochastic(self) -> bool:
@@ -160,7 +161,7 @@ class Stochastic(Rounding):
         self.__post_init__()
 
     def rule(self, overflow: str) -> Rule:  # noqa: D102 (documented above)
-        return Rule(int(self.mode), self.bits or DEFAULT_BITS, self.correction, overflow == "saturate")
+        return Rule(int(self.mode), self.bits or DEFAULT_BITS, self.correction, int(OverflowRule[overflow.upper()]))
 
     def __repr__(self) -> str:
         given = [f"bits={self.bits}"] if self.bits is not None else []
@@ -210,11 +211,12 @@ def resolve(rounding: str | Rounding) -> Rounding:
 def check_overflow(overflow: str) -> None:
     """Raise an error for an unknown overflow mode."""
     if overflow not in get_args(Overflow):
-        raise ValueError(f"overflow must be 'saturate', 'nonfinite' or 'format', got {overflow!r}")
+        *others, last = map(repr, get_args(Overflow))
+        raise ValueError(f"overflow must be {', '.join(others)} or {last}, got {overflow!r}")
 
 
-def overflow_in(format: Format, overflow: str) -> Literal["saturate", "nonfinite"]:
-    """An overflow mode in a format: `"format"` becomes one of the other two.
+def overflow_in(format: Format, overflow: str) -> Overflow:
+    """An overflow mode in a format: `"format"` becomes `"nonfinite"` or `"saturate"`.
 
     Example:
         >>> import qsim
@@ -223,4 +225,4 @@ def overflow_in(format: Format, overflow: str) -> Literal["saturate", "nonfinite
     """
     if overflow == "format":
         return "nonfinite" if format.has_inf else "saturate"
-    return "saturate" if overflow == "saturate" else "nonfinite"
+    return overflow  # type: ignore[return-value]  # one of the others

@@ -33,8 +33,8 @@ class Rounded(Accumulator):
         rounding: A name or a `Rounding`.
         product: A format to which each product is rounded before it is added: a separate multiplication and addition.
         order: `"sequential"`; `"pairwise"`, a balanced tree of sums; or `"kahan"`, which carries along what each addition loses.
-        overflow: `"format"`: infinities where the format has them, and saturation elsewhere; or `"saturate"` or `"nonfinite"`, see
-            `qsim.rounding.Overflow`. Kept as one of these two. Products saturate where the sum does, or their format has no infinities.
+        overflow: `"format"`: infinities where the format has them, and saturation elsewhere; or another mode of
+            `qsim.rounding.Overflow`. Kept as one of these. Products saturate where the sum does, or their format has no infinities.
 
     Example:
         >>> import torch, qsim
@@ -114,8 +114,8 @@ class Rounded(Accumulator):
             smallest_exponent(fmt)  # raises for operands that are too wide
         grid = rule = None
         if self.product is not None:
-            overflow = "saturate" if self.overflow == "saturate" else "format"
-            grid, rule = self.product.grid, self.rounding.rule(_rounding.overflow_in(self.product, overflow))
+            overflow = _rounding.overflow_in(self.product, "format") if self.overflow == "nonfinite" else self.overflow
+            grid, rule = self.product.grid, self.rounding.rule(overflow)
         return sums.RoundedSum(
             self.format.grid,
             self.rounding.rule(self.overflow),

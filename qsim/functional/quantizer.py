@@ -32,7 +32,7 @@ class Quantizer:
         scale: How values are scaled before rounding: one of the kinds in `qsim.scaling`, its `repr`, or `"tensor"`; `None` for no scaling.
         transform: Applied before scaling and rounding, along the dimension of the blocks or the last one: a `qsim.transforms.Hadamard`, or
             its `repr`. A call undoes it after rounding; in a layer it cancels in the product of two operands.
-        overflow: `"saturate"`, `"nonfinite"` or `"format"`, see `qsim.rounding.Overflow`; `None` is the usual one of what is rounded:
+        overflow: A mode of `qsim.rounding.Overflow`; `None` is the usual one of what is rounded:
             operands saturate, gradients without a scale overflow, so that loss scaling notices, and optimizers follow the format.
         clip_gradient: Make the gradient zero where a value is beyond the format's range.
         redraw: When stochastic rounding draws again in a layer: `"call"`, at every call; `"step"`, only when a step has changed the tensor,

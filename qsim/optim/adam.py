@@ -49,8 +49,8 @@ class Adam(LowPrecisionOptimizer):
         arithmetic: `"float32"`, or `"format"`: every operation is rounded to nearest in the weights' format, the last one according to
             `update`: Algorithms 4 and 5 of *Revisiting BFloat16 Training*.
         overflow: `"format"`: weights and moments beyond the largest value become infinities where their format has them, and saturate
-            elsewhere; or `"saturate"` or `"nonfinite"`, see `qsim.rounding.Overflow`. A weight that is infinite before becomes NaN where it
-            cannot stay infinite.
+            elsewhere; or another mode of `qsim.rounding.Overflow`. A weight that is infinite before becomes NaN where it cannot stay
+            infinite.
         seed: The seed of all random bits. By default it is drawn from torch's generator when the optimizer is created, so separate
             optimizers round with independent noise; in a distributed run all processes with the same weights use the draw of the first of
             them, from the first step that needs it. It is stored in the group.

@@ -9,7 +9,7 @@ import torch
 
 from qsim.formats import Format, format as resolve_format, holders, name_of
 from qsim.functional.arguments import cannot_hold
-from qsim.rounding import NAMED, Rounding, Stochastic, check_overflow, overflow_in
+from qsim.rounding import NAMED, NEAREST, Overflow, Rounding, Stochastic, check_overflow, overflow_in
 from qsim.scaling import block_formats
 from qsim.scaling.block_formats import Block
 from qsim.text.parsing import read_call
@@ -19,7 +19,7 @@ from qsim_kernels.numbers.grid import Mode, Rule, read, spell
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 #: Weights' format, update, moments' format, their rounding, arithmetic, overflow: the first arguments of `setting`.
-Options = tuple[str | None, str, str | None, str, str, str]
+Options = tuple[str | None, str, str | None, str, str, Overflow]
 
 UPDATES = ("stochastic", "kahan", "nearest")
 STATE_ROUNDINGS = ("nearest", "stochastic")
@@ -98,7 +98,7 @@ def _name(rounding: str | Rounding, argument: str, plain: tuple[str, ...]) -> st
 
 @lru_cache(maxsize=256)
 def setting(
-    format: str | None, update: str, state: str | None, state_rounding: str, arithmetic: str, overflow: str, dtype: torch.dtype
+    format: str | None, update: str, state: str | None, state_rounding: str, arithmetic: str, overflow: Overflow, dtype: torch.dtype
 ) -> UpdateSetting:
     """The setting for parameters of a dtype.
 
@@ -108,7 +108,7 @@ def setting(
         state: The moments' format, by default the parameters' dtype's own.
         state_rounding: "nearest", "stochastic" or "Stochastic(…)".
         arithmetic: "float32" or "format".
-        overflow: "format", "nonfinite" or "saturate".
+        overflow: A mode of `qsim.rounding.Overflow`.
         dtype: The parameters' dtype.
 
     Raises:
@@ -166,11 +166,11 @@ def _check_arithmetic(arithmetic: str, weights: Format, state: str | None, state
         )
 
 
-def _rule(fmt: Format, rounding: str, overflow: str) -> Rule:
+def _rule(fmt: Format, rounding: str, overflow: Overflow) -> Rule:
     """A rounding of float32 numbers."""
     overflow = overflow_in(fmt, overflow)
     stochastic = Stochastic() if rounding == "stochastic" else read_call(rounding, {"Stochastic": Stochastic})
     if not isinstance(stochastic, Stochastic) or fmt == resolve_format(torch.float32):
         # Rounding to float32 changes nothing.
-        return Rule(int(Mode.NEAREST), 0, False, overflow == "saturate")
+        return NEAREST.rule(overflow)
     return stochastic.rule(overflow)

@@ -101,7 +101,10 @@ def test_names_are_the_table_of_units() -> None:
         (lambda: Rounded("fp16", chunk=True), "Rounded: chunk must be an int, got True"),
         (lambda: Rounded("fp16", rounding="nearby"), "unknown rounding 'nearby': did you mean 'nearest'?"),
         (lambda: Rounded("fp16", order="tree"), "order must be one of 'sequential', 'pairwise', 'kahan', got 'tree'"),  # type: ignore[arg-type]
-        (lambda: Rounded("fp16", overflow="wrap"), "overflow must be 'saturate', 'nonfinite' or 'format', got 'wrap'"),  # type: ignore[arg-type]
+        (
+            lambda: Rounded("fp16", overflow="wrap"),
+            "overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'",
+        ),  # type: ignore[arg-type]
         (
             lambda: Rounded("fp16", 16, product="fp16"),
             "product= is for chunk=1: within a chunk a matrix unit adds exact products",

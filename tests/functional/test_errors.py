@@ -51,7 +51,7 @@ def run(operation: str, x: Any, out: Tensor, options: dict[str, Any]) -> Tensor:
         ({"format": torch.float64}, ValueError, "no format matches torch.float64"),
         ({"rounding": "nearst"}, ValueError, "unknown rounding 'nearst': did you mean 'nearest'? Allowed are nearest, nearest_away, "),
         ({"rounding": 0}, TypeError, "rounding must be a name or a Rounding, got 0"),
-        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'nonfinite' or 'format', got 'wrap'"),
+        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'"),
         ({"seed": Noise(0, offset=-1)}, ValueError, "offset must not be negative, got -1"),
         ({"seed": Noise(offset=-1), "rounding": "nearest"}, ValueError, "offset must not be negative, got -1"),
         ({"seed": 1, "generator": torch.Generator()}, ValueError, "give seed= or generator=, not both"),
@@ -341,7 +341,7 @@ def test_threshold_quantize(step: Any, threshold: Any, error: type[Exception], m
     [
         ({"format": "e4m33"}, ValueError, "unknown format 'e4m33': did you mean 'e4m3'?"),
         ({"rounding": "nearst"}, ValueError, "unknown rounding 'nearst': did you mean 'nearest'?"),
-        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'nonfinite' or 'format', got 'wrap'"),
+        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'"),
         ({"scale": 2.0}, TypeError, "scale must be one of qsim.scaling's, got 2.0"),
     ],
 )

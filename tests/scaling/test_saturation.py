@@ -15,7 +15,7 @@ from qsim.formats import E2M1, E4M3, E5M2, Fixed, Format, Int
 from qsim.functional.arguments import spelling
 from qsim.scaling import NAMED, Given, PerAxis, PerBlock, PerTensor, PerTile, Scaling
 from qsim.transforms import Hadamard
-from qsim_kernels.numbers.grid import Grid, Rule, read
+from qsim_kernels.numbers.grid import Grid, Overflow, Rule, read
 from qsim_kernels.numbers.scales import ElementRounding, Restore, read_scales
 from qsim_kernels.ops.scaled import Implementation
 from qsim_kernels.triton.device.saturation import Clamp, clamp_of_tiles
@@ -156,7 +156,7 @@ def test_the_code_of_an_infinity_stays_one() -> None:
 
 
 def test_an_unknown_overflow_is_refused_by_decode() -> None:
-    with pytest.raises(ValueError, match="overflow must be 'saturate', 'nonfinite' or 'format', got 'wrap'"):
+    with pytest.raises(ValueError, match="overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'"):
         qsim.decode(torch.tensor([1], dtype=torch.uint8), "e2m1", overflow="wrap")  # type: ignore[arg-type]
 
 
@@ -218,7 +218,8 @@ def test_kernels_clamp_only_where_a_product_can_overflow(format: str, dtype: tor
     spelt, how = spelling(block.element, "nearest", "saturate"), block.along(-1).spelling(block.element)
     elements = ElementRounding(read(Grid, spelt.grid), read(Rule, spelt.rule), Restore.ALL)
     assert clamp_of_tiles(read_scales(*how), elements, block.outer is not None, dtype, target) == due
-    for without in (elements._replace(restore=Restore.NOTHING), elements._replace(rule=elements.rule._replace(saturate=False))):
+    outward = elements.rule._replace(overflow=Overflow.NONFINITE)
+    for without in (elements._replace(restore=Restore.NOTHING), elements._replace(rule=outward)):
         assert clamp_of_tiles(read_scales(*how), without, block.outer is not None, dtype, target) == Clamp.NEVER
 
 

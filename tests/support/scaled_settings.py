@@ -96,7 +96,7 @@ def setting(number: int, shapes: list[tuple[int, ...]]) -> ScaledSetting:
     turn: tuple[int, ...] = ()
     if draw.random() < 0.4:
         turn = Hadamard(draw.choice([4, 16, 32, 64]), seed=3).turn(shape, draw.randrange(len(shape)))
-    spelt = spelling(draw.choice(FORMATS), draw.choice(ROUNDINGS), draw.choice(["saturate", "nonfinite"]))
+    spelt = spelling(draw.choice(FORMATS), draw.choice(ROUNDINGS), draw.choice(["saturate", "saturate_symmetric", "nonfinite"]))
     target = draw.choice([torch.float32, torch.bfloat16])
     return ScaledSetting(scaling, values(draw, shape, dtype), turn, spelt, draw.choice([0, 0, 8, 5]), target, draw.choice([0, 1, 2]))
 

@@ -54,7 +54,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         keep: Functions that stay in full precision, forward and backward: names (`"softmax"`, `"layer_norm"`) or torch's functions. A name
             means all forms of a function: `add` is also `+`, `+=` and `torch.Tensor.add_`.
         overflow: `"format"`: infinities beyond the largest value, like torch's own dtypes, where the format has them, and saturation
-            elsewhere; or `"saturate"` or `"nonfinite"`, see `qsim.rounding.Overflow`.
+            elsewhere; or another mode of `qsim.rounding.Overflow`.
         generator: The source of each operator's seed; by default torch's own, so that `torch.manual_seed` makes a run
             reproducible and activation checkpointing repeats its noise. In a distributed run each rank then has its own noise. Optimizer
             steps of replicas must round identically: give all ranks generators in the same state for them.
