@@ -10,17 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from qsim import accumulators, formats, nn, random, recipes, rounding, scaling, transforms
-from qsim.formats import Fixed, Float, Format, Int, PowerOfTwo, format
-from qsim.functional import decode, encode, quantize, quantize_, threshold_quantize
-from qsim.functional.backends import Backend, backends
+from qsim.formats import Fixed, Float, Int, format
+from qsim.functional import decode, encode, quantize, quantize_
 from qsim.functional.matmul import matmul
 from qsim.functional.quantizer import Quantizer
-from qsim.functional.scaled_codes import ScaledCodes
 from qsim.nn import convert, revert
 from qsim.nn.converting import serving as _serving
 from qsim.recipes.five_point import FivePoint
-from qsim.recipes.recipe import Recipe
-from qsim.rounding import Rounding, Stochastic
+from qsim.rounding import Stochastic
 from qsim.scaling.block_formats import Block
 from qsim.text.files import FileError
 
@@ -33,22 +30,15 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 __all__ = [
-    "Backend",
     "Block",
     "FileError",
     "FivePoint",
     "Fixed",
     "Float",
-    "Format",
     "Int",
-    "PowerOfTwo",
     "Quantizer",
-    "Recipe",
-    "Rounding",
-    "ScaledCodes",
     "Stochastic",
     "accumulators",
-    "backends",
     "checkpoints",
     "convert",
     "coverage",
@@ -71,7 +61,6 @@ __all__ = [
     "rounding",
     "save",
     "scaling",
-    "threshold_quantize",
     "transforms",
 ]
 
@@ -84,6 +73,17 @@ _LATER_FUNCTIONS = {
     "fpu": "functional.fpu",
     "load": "checkpoints",
     "save": "checkpoints",
+}
+#: Names that were here before 1.0 and where they are now, for error messages.
+_MOVED = {
+    "Backend": "diagnostics",
+    "Format": "formats",
+    "PowerOfTwo": "formats",
+    "Recipe": "recipes",
+    "Rounding": "rounding",
+    "ScaledCodes": "functional",
+    "backends": "diagnostics",
+    "threshold_quantize": "functional",
 }
 
 
@@ -100,7 +100,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _LATER_FUNCTIONS:
         return getattr(importlib.import_module(f"{__name__}.{_LATER_FUNCTIONS[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = f": it is qsim.{_MOVED[name]}.{name}" if name in _MOVED else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -72,7 +72,7 @@ class Rounding:
 
     Example:
         >>> import qsim
-        >>> isinstance(qsim.rounding.NEAREST, qsim.Rounding), isinstance(qsim.Stochastic(bits=6), qsim.Rounding)
+        >>> isinstance(qsim.rounding.NEAREST, qsim.rounding.Rounding), isinstance(qsim.Stochastic(bits=6), qsim.rounding.Rounding)
         (True, True)
         >>> qsim.Stochastic().is_stochastic, qsim.rounding.UP.is_stochastic
         (True, False)

@@ -8,9 +8,11 @@ from qsim.diagnostics.gradients.error import GradientError
 from qsim.diagnostics.gradients.errors import GradientErrors, gradient_error
 from qsim.diagnostics.gradients.statistics import Estimate
 from qsim.diagnostics.monitor import Monitor
+from qsim.functional.backends import Backend, backends
 
 __all__ = [
     "Advice",
+    "Backend",
     "BatchFactor",
     "BatchFactors",
     "CancelledUpdates",
@@ -21,6 +23,7 @@ __all__ = [
     "Monitor",
     "Problem",
     "Sample",
+    "backends",
     "batch_for",
     "cancelled_updates",
     "gradient_error",

@@ -155,7 +155,7 @@ def decode(
     if scale is None:
         plain = check_codes(codes, spelt.format, packed)
     elif given is None:
-        raise TypeError(f"decode: codes under scales are qsim.ScaledCodes, got {type(codes).__name__}")
+        raise TypeError(f"decode: codes under scales are qsim.functional.ScaledCodes, got {type(codes).__name__}")
     else:
         plain = check_scaled_codes(given, spelt.format, scale, packed)
     if scale is None or given is None:

@@ -28,10 +28,10 @@ class Recipe:
 
     Example:
         >>> import qsim
-        >>> recipe = qsim.Recipe("half", qsim.FivePoint(act="e4m3"), last=1)
+        >>> recipe = qsim.recipes.Recipe("half", qsim.FivePoint(act="e4m3"), last=1)
         >>> print(recipe)
         half: act=e4m3; high precision: the last layer
-        >>> qsim.Recipe.from_dict(recipe.to_dict()) == recipe
+        >>> qsim.recipes.Recipe.from_dict(recipe.to_dict()) == recipe
         True
     """
 

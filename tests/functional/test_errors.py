@@ -107,7 +107,7 @@ def sparse(layout: torch.layout) -> Tensor:
 def test_inputs_of_another_kind(operation: str, bad: Any, message: str, out: Tensor) -> None:
     with refused(TypeError, f"{operation.split()[0]}: {message}", untouched=(out,)):
         if operation == "threshold_quantize":
-            qsim.threshold_quantize(bad, 1.0, 0.5)
+            qsim.functional.threshold_quantize(bad, 1.0, 0.5)
         else:
             run(operation, bad, out, {})
 
@@ -265,7 +265,7 @@ def test_codes_are_not_read_where_there_are_none() -> None:
     assert qsim.decode(codes[:0], "e2m1").shape == (0, 3)
 
 
-class OwnFormat(qsim.Format):
+class OwnFormat(qsim.formats.Format):
     """A format that a user wrote, with values but without the grid and the codes that kernels need."""
 
     bits = 4
@@ -274,7 +274,7 @@ class OwnFormat(qsim.Format):
         return (0.0, 1.0)
 
 
-class OwnRounding(qsim.Rounding):
+class OwnRounding(qsim.rounding.Rounding):
     """A rounding that a user wrote, without any of the modes."""
 
     def __init__(self) -> None:
@@ -333,7 +333,7 @@ def test_roundings_of_other_classes(use: Callable[[Any], Any]) -> None:
 )
 def test_threshold_quantize(step: Any, threshold: Any, error: type[Exception], message: str, x: Tensor) -> None:
     with refused(error, f"threshold_quantize: {message}", untouched=(x,)):
-        qsim.threshold_quantize(x, step, threshold)
+        qsim.functional.threshold_quantize(x, step, threshold)
 
 
 @pytest.mark.parametrize(

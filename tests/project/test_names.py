@@ -12,6 +12,7 @@ SHARED = {
     "Findings": STUDY,
     "Implementation": "every module of operators has its own, under the same name, on a backend that is imported when it first runs",
     "Quantizer": "the module of QPyTorch, in `qsim.compat.qtorch`, has QPyTorch's name",
+    "Noise": "the random bits of a call, for users and in Triton kernels, which draw them",
     "ReportWriter": STUDY,
     "Run": STUDY,
     "Settings": STUDY,

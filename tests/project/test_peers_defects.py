@@ -127,7 +127,7 @@ def test_fixed_point_ties_depend_on_the_device() -> None:
 
 
 @pytest.mark.parametrize("fmt", [Int(8), Fixed(8, 4), Fixed(16, 12), E4M3, E2M1], ids=repr)
-def test_stochastic_rounding_moves_values_of_the_format(fmt: qsim.Format) -> None:
+def test_stochastic_rounding_moves_values_of_the_format(fmt: qsim.formats.Format) -> None:
     """QPyTorch's fixed point; torchao's int8."""
     values = torch.tensor(fmt.values()).repeat(1 + 2**16 // len(fmt.values()))
     for how in (Stochastic(), Stochastic(1), Stochastic(8, correction=True), Stochastic(32, correction=True)):

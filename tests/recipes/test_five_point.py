@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import qsim
-from qsim import FivePoint, Fixed, Float, Int, PowerOfTwo, Quantizer, Stochastic, scaling
-from qsim.formats import E2M1, E4M3, E5M2, Format
+from qsim import FivePoint, Fixed, Float, Int, Quantizer, Stochastic, scaling
+from qsim.formats import E2M1, E4M3, E5M2, Format, PowerOfTwo
 from qsim.functional.quantizer import is_stochastic
 from qsim.rounding import NAMED as ROUNDINGS
 from support.catalogue import NAMED, VARIETY
@@ -220,7 +220,7 @@ def test_unknown_points_are_named_with_the_known_ones() -> None:
         (
             {"format": "e4m3", "round": "up"},
             TypeError,
-            "FivePoint: act has no 'round'; a point has format, rounding, scale, transform, overflow",
+            "FivePoint: act has no 'round'; a point has format, rounding, scale, transform, over",
         ),
         ({"rounding": "up"}, TypeError, "FivePoint: act needs a format, got {'rounding': 'up'}"),
         ({"format": "e4m3", "clip_gradient": "no"}, TypeError, "FivePoint: act: .*clip_gradient must be True or False, got 'no'"),

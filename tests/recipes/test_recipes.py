@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import qsim
-from qsim import Block, FivePoint, Float, Int, Quantizer, Recipe, recipes
+from qsim import Block, FivePoint, Float, Int, Quantizer, recipes
 from qsim.accumulators import Promoted
 from qsim.cli import main
 from qsim.nn import functional
+from qsim.recipes import Recipe
 from qsim.recipes.named import SHOWN_IN
 from qsim.scaling import Delayed, PerBlock, PerRow, PerTensor, PerTile, Scaling
 from qsim.transforms import Hadamard

@@ -48,5 +48,5 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "encode": lambda x: qsim.encode(x, "e4m3", rounding="stochastic", seed=3),
     "decode": lambda x: qsim.decode(qsim.encode(x, "e5m2"), "e5m2", dtype=torch.float16),
     "packed": lambda x: qsim.encode(x.t().contiguous(), "e2m1", packed=True, check=False),
-    "threshold": lambda x: qsim.threshold_quantize(x, 0.25, 0.5),
+    "threshold": lambda x: qsim.functional.threshold_quantize(x, 0.25, 0.5),
 }

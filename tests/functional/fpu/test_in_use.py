@@ -255,7 +255,7 @@ QSIMS: dict[str, Callable[[Tensor], Tensor]] = {
     "transform": lambda x: qsim.Quantizer("e4m3", transform="Hadamard(16)")(x),
     "codes": lambda x: qsim.decode(qsim.encode(x, "mxfp4"), "mxfp4"),
     "in place": lambda x: qsim.quantize_(x.clone(), Float(7, 15)),
-    "threshold_quantize": lambda x: qsim.threshold_quantize(x, 0.3, 0.2),
+    "threshold_quantize": lambda x: qsim.functional.threshold_quantize(x, 0.3, 0.2),
 }
 
 

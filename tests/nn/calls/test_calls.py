@@ -214,7 +214,7 @@ def test_recipes_keep_a_head_that_is_a_table_in_high_precision() -> None:
     def calls(m: Any, x: Tensor) -> Tensor:
         return F.linear(F.linear(m.one(m.two(x)), m.w), m.table.weight)
 
-    recipe = qsim.Recipe("ends", NEAREST, first=0, last=1)
+    recipe = qsim.recipes.Recipe("ends", NEAREST, first=0, last=1)
     model = made(calls, recipe, one=nn.Linear(4, 4), two=nn.Linear(4, 4), table=nn.Embedding(6, 4))
     found = {product.reason for product in qsim.coverage(model, inputs()).products}
     assert found == {"", "left alone: kept in high precision by the recipe ends", "not a layer: mm on the parameter table.weight"}

@@ -86,7 +86,7 @@ def test_reasons() -> None:
     assert ("2", "left alone: not chosen") in found
     qsim.revert(model)
     assert reasons(qsim.coverage(model, torch.randn(2, 4))) == {(str(i), "no layer with points") for i in range(3)}
-    ends = qsim.Recipe("ends", ALL, first=1, last=0)
+    ends = qsim.recipes.Recipe("ends", ALL, first=1, last=0)
     found = reasons(qsim.coverage(qsim.convert(model, ends), torch.randn(2, 4)))
     assert found == {("0", "left alone: kept in high precision by the recipe ends"), ("1", ""), ("2", "")}
 
