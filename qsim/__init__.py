@@ -9,7 +9,7 @@ Example:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qsim import accumulators, formats, nn, random, recipes, rounding, scaling, transforms
+from qsim import accumulators, formats, functional, nn, random, recipes, rounding, scaling, transforms
 from qsim.formats import Fixed, Float, Int, format
 from qsim.functional import decode, encode, quantize, quantize_
 from qsim.functional.matmul import matmul
@@ -49,6 +49,7 @@ __all__ = [
     "format",
     "formats",
     "fpu",
+    "functional",
     "load",
     "matmul",
     "nn",
