@@ -18,7 +18,7 @@ from torch import nn
 import qsim
 from qsim import FivePoint, Quantizer
 
-SETTINGS: dict[str, FivePoint | qsim.Recipe | None] = {
+SETTINGS: dict[str, FivePoint | qsim.recipes.Recipe | None] = {
     "float32": None,
     "e4m3": FivePoint("e4m3", "e4m3", "same", "same", "e4m3"),
     "e4m3, nonfinite": FivePoint("e4m3", "e4m3", "same", "same", Quantizer("e4m3", overflow="nonfinite")),
@@ -30,7 +30,7 @@ SETTINGS: dict[str, FivePoint | qsim.Recipe | None] = {
 }
 
 
-def trained(points: FivePoint | qsim.Recipe | None, seed: int, steps: int = 300, growth_interval: int = 10) -> tuple[float, float]:
+def trained(points: FivePoint | qsim.recipes.Recipe | None, seed: int, steps: int = 300, growth_interval: int = 10) -> tuple[float, float]:
     """Train a perceptron on digits; return its test accuracy and the last loss scale."""
     torch.manual_seed(seed)
     data = load_digits()

@@ -20,7 +20,8 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 import qsim
-from qsim import Fixed, Float, Format
+from qsim import Fixed, Float
+from qsim.formats import Format
 
 ERROR_PROBABILITY = 1e-9
 EXAMPLES, COPIES = 60, 20_000

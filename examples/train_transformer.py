@@ -51,7 +51,7 @@ def entropy(text: Tensor) -> float:
     return -(shares * shares.log())[shares > 0].sum().item()
 
 
-def train(recipe: qsim.Recipe | None, text: Tensor, steps: int) -> tuple[float, int]:
+def train(recipe: qsim.recipes.Recipe | None, text: Tensor, steps: int) -> tuple[float, int]:
     """Train; return the mean loss of the last ten steps, and the number of layers that round."""
     torch.manual_seed(0)
     model = Transformer()

@@ -9,18 +9,15 @@ Example:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qsim import accumulators, formats, nn, random, recipes, rounding, scaling, transforms
-from qsim.formats import Fixed, Float, Format, Int, PowerOfTwo, format
-from qsim.functional import decode, encode, quantize, quantize_, threshold_quantize
-from qsim.functional.backends import Backend, backends
+from qsim import accumulators, formats, functional, nn, random, recipes, rounding, scaling, transforms
+from qsim.formats import Fixed, Float, Int, format
+from qsim.functional import decode, encode, quantize, quantize_
 from qsim.functional.matmul import matmul
 from qsim.functional.quantizer import Quantizer
-from qsim.functional.scaled_codes import ScaledCodes
 from qsim.nn import convert, revert
 from qsim.nn.converting import serving as _serving
 from qsim.recipes.five_point import FivePoint
-from qsim.recipes.recipe import Recipe
-from qsim.rounding import Rounding, Stochastic
+from qsim.rounding import Stochastic
 from qsim.scaling.block_formats import Block
 from qsim.text.files import FileError
 
@@ -34,23 +31,16 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 __all__ = [
-    "Backend",
     "Block",
     "FileError",
     "FivePoint",
     "Fixed",
     "Float",
-    "Format",
     "Int",
-    "PowerOfTwo",
     "Quantizer",
-    "Recipe",
-    "Rounding",
-    "ScaledCodes",
     "Schedule",
     "Stochastic",
     "accumulators",
-    "backends",
     "checkpoints",
     "convert",
     "coverage",
@@ -61,6 +51,7 @@ __all__ = [
     "format",
     "formats",
     "fpu",
+    "functional",
     "load",
     "matmul",
     "nn",
@@ -74,7 +65,6 @@ __all__ = [
     "rounding",
     "save",
     "scaling",
-    "threshold_quantize",
     "transforms",
 ]
 
@@ -88,6 +78,17 @@ _LATER_FUNCTIONS = {
     "fpu": "functional.fpu",
     "load": "checkpoints",
     "save": "checkpoints",
+}
+#: Names that were here before 1.0 and where they are now, for error messages.
+_MOVED = {
+    "Backend": "diagnostics",
+    "Format": "formats",
+    "PowerOfTwo": "formats",
+    "Recipe": "recipes",
+    "Rounding": "rounding",
+    "ScaledCodes": "functional",
+    "backends": "diagnostics",
+    "threshold_quantize": "functional",
 }
 
 
@@ -104,7 +105,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _LATER_FUNCTIONS:
         return getattr(importlib.import_module(f"{__name__}.{_LATER_FUNCTIONS[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = f": it is qsim.{_MOVED[name]}.{name}" if name in _MOVED else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

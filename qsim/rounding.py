@@ -21,7 +21,7 @@ Example:
     down [0.0, -0.5, 1.0]
     odd [0.5, -0.5, 1.5]
     >>> rounding.NAMED["odd"] is ODD, rounding.DEFAULT_BITS, get_args(rounding.Overflow)
-    (True, 32, ('saturate', 'saturate_symmetric', 'nonfinite'))
+    (True, 32, ('saturate', 'saturate_symmetric', 'nonfinite', 'format'))
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import difflib
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from qsim.formats import Format
 from qsim.text.parsing import read_call
 from qsim_kernels.numbers.grid import Mode, Overflow as OverflowRule, Rule, spell
 
@@ -47,11 +48,15 @@ __all__ = [
     "Stochastic",
     "TOWARD_ZERO",
     "UP",
+    "overflow_in",
     "resolve",
 ]
 
-#: How numbers beyond the largest value are handled.
-Overflow = Literal["saturate", "saturate_symmetric", "nonfinite"]
+#: How numbers beyond the largest value are handled, wherever qsim rounds: `"saturate"` sends them to the largest value, infinities too;
+#: `"saturate_symmetric"` does the same, and below zero to its negative, so that integers end at -127 instead of -128; `"nonfinite"` makes
+#: them infinite, or NaN in formats without infinities; `"format"` does what the format itself does: infinities if it has them, else
+#: saturation. See "Overflow" in the documentation's Numerics for the defaults.
+Overflow = Literal["saturate", "saturate_symmetric", "nonfinite", "format"]
 
 #: Default number of random bits of stochastic rounding.
 DEFAULT_BITS = 32
@@ -63,11 +68,11 @@ class Rounding:
 
     Attributes:
         mode: The kernels' constant for the rounding.
-        spelling: The rounding with each overflow mode as text, the form that operators take.
+        spelling: The rounding with each overflow mode but `"format"` as text, the form that operators take.
 
     Example:
         >>> import qsim
-        >>> isinstance(qsim.rounding.NEAREST, qsim.Rounding), isinstance(qsim.Stochastic(bits=6), qsim.Rounding)
+        >>> isinstance(qsim.rounding.NEAREST, qsim.rounding.Rounding), isinstance(qsim.Stochastic(bits=6), qsim.rounding.Rounding)
         (True, True)
         >>> qsim.Stochastic().is_stochastic, qsim.rounding.UP.is_stochastic
         (True, False)
@@ -77,7 +82,7 @@ class Rounding:
     spelling: dict[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spelling", {overflow: spell(self.rule(overflow)) for overflow in get_args(Overflow)})
+        object.__setattr__(self, "spelling", {overflow: spell(self.rule(overflow)) for overflow in get_args(Overflow)[:-1]})
 
     def rule(self, overflow: str) -> Rule:
         """The rounding and an overflow mode, as parameters for the kernels.
@@ -208,3 +213,16 @@ def check_overflow(overflow: str) -> None:
     if overflow not in get_args(Overflow):
         *others, last = map(repr, get_args(Overflow))
         raise ValueError(f"overflow must be {', '.join(others)} or {last}, got {overflow!r}")
+
+
+def overflow_in(format: Format, overflow: str) -> Overflow:
+    """An overflow mode in a format: `"format"` becomes `"nonfinite"` or `"saturate"`.
+
+    Example:
+        >>> import qsim
+        >>> [qsim.rounding.overflow_in(qsim.format(name), "format") for name in ("bf16", "e5m2", "e4m3", "e2m1", "int8")]
+        ['nonfinite', 'nonfinite', 'saturate', 'saturate', 'saturate']
+    """
+    if overflow == "format":
+        return "nonfinite" if format.has_inf else "saturate"
+    return overflow  # type: ignore[return-value]  # one of the others

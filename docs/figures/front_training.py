@@ -32,7 +32,7 @@ def losses(update: str | None) -> list[float]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    options = {} if update is None else {"update": update, "weight": "bf16", "seed": 0}
+    options = {} if update is None else {"update": update, "format": "bf16", "seed": 0}
     optimizer = qsim.optim.SGD(model.parameters(), lr=0.05, **options)
     found = []
     for step in range(STEPS):

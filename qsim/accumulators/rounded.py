@@ -33,8 +33,8 @@ class Rounded(Accumulator):
         rounding: A name or a `Rounding`.
         product: A format to which each product is rounded before it is added: a separate multiplication and addition.
         order: `"sequential"`; `"pairwise"`, a balanced tree of sums; or `"kahan"`, which carries along what each addition loses.
-        overflow: `"nonfinite"`, `"saturate"` or `"saturate_symmetric"`; by default the first where the format has infinities or NaN, and
-            otherwise the second. Products saturate where the sum does, or where their format has neither.
+        overflow: `"format"`: infinities where the format has them, and saturation elsewhere; or another mode of
+            `qsim.rounding.Overflow`. Kept as one of these. Products saturate where the sum does, or their format has no infinities.
 
     Example:
         >>> import torch, qsim
@@ -59,19 +59,18 @@ class Rounded(Accumulator):
         rounding: str | Rounding = "nearest",
         product: str | torch.dtype | Format | None = None,
         order: Order = "sequential",
-        overflow: Overflow | None = None,
+        overflow: Overflow = "format",
     ) -> None:
         of_sum, how = resolve_format(format), _rounding.resolve(rounding)
         of_product = None if product is None else resolve_format(product)
-        if overflow is not None:
-            _rounding.check_overflow(overflow)
+        _rounding.check_overflow(overflow)
         for name, value in {
             "format": of_sum,
             "chunk": _checked_chunk(chunk),
             "rounding": how,
             "product": of_product,
             "order": order,
-            "overflow": overflow or _usual_overflow(of_sum),
+            "overflow": _rounding.overflow_in(of_sum, overflow),
         }.items():
             object.__setattr__(self, name, value)
         if order not in get_args(Order):
@@ -91,7 +90,7 @@ class Rounded(Accumulator):
             rounding=("stochastic" if rounding == "Stochastic()" else rounding, "nearest"),
             product=(None if self.product is None else brief(self.product), None),
             order=(self.order, "sequential"),
-            overflow=(self.overflow, _usual_overflow(self.format)),
+            overflow=(self.overflow, _rounding.overflow_in(self.format, "format")),
         )
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -115,7 +114,7 @@ class Rounded(Accumulator):
             smallest_exponent(fmt)  # raises for operands that are too wide
         grid = rule = None
         if self.product is not None:
-            overflow = _usual_overflow(self.product) if self.overflow == "nonfinite" else self.overflow
+            overflow = _rounding.overflow_in(self.product, "format") if self.overflow == "nonfinite" else self.overflow
             grid, rule = self.product.grid, self.rounding.rule(overflow)
         return sums.RoundedSum(
             self.format.grid,
@@ -126,10 +125,6 @@ class Rounded(Accumulator):
             int(sums.Order[self.order.upper()]),
             *lows,
         )
-
-
-def _usual_overflow(fmt: Format) -> Overflow:
-    return "nonfinite" if fmt.has_inf or fmt.has_nan else "saturate"
 
 
 def _checked_chunk(chunk: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qsim.nn.examples import inputs_of
 from qsim.nn.product import observers
 from qsim.nn.product.grouped_rounding import GroupedSite
 from qsim.nn.product.sites import Site
@@ -45,7 +46,7 @@ def input_amaxes(model: nn.Module, layers: Mapping[str, nn.Module], parameters: 
         parameters: The names of parameters by which modules multiply outside of layers; the inputs of these products count, too.
         example: A tuple of inputs, a dictionary of inputs by keyword, or one input.
     """
-    args, kwargs = ((), example) if isinstance(example, Mapping) else (example if isinstance(example, tuple) else (example,), {})
+    args, kwargs = inputs_of(example)
     found: dict[str, Tensor] = {}
 
     def note(name: str, x: Tensor) -> None:

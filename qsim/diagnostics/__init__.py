@@ -9,10 +9,12 @@ from qsim.diagnostics.gradients.errors import GradientErrors, gradient_error
 from qsim.diagnostics.gradients.statistics import Estimate
 from qsim.diagnostics.monitor import Monitor
 from qsim.diagnostics.updates import UpdateCounts, Updates
+from qsim.functional.backends import Backend, backends
 from qsim.text.records import Records
 
 __all__ = [
     "Advice",
+    "Backend",
     "BatchFactor",
     "BatchFactors",
     "CancelledUpdates",
@@ -26,6 +28,7 @@ __all__ = [
     "Sample",
     "UpdateCounts",
     "Updates",
+    "backends",
     "batch_for",
     "cancelled_updates",
     "gradient_error",

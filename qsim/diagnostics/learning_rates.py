@@ -48,7 +48,7 @@ def needed_rate(optimizer: torch.optim.Optimizer, group: dict[str, Any], paramet
 
 def _format(optimizer: torch.optim.Optimizer, group: dict[str, Any], weight: Tensor) -> Format:
     """The format of a group's weights."""
-    own = optimizer.weight.format if isinstance(optimizer, Quantized) and optimizer.weight is not None else group.get("weight")
+    own = optimizer.weight.format if isinstance(optimizer, Quantized) and optimizer.weight is not None else group.get("format")
     return resolve_format(weight.dtype if own is None else own)
 
 

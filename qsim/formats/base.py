@@ -49,7 +49,7 @@ class Format:
 
     Example:
         >>> import qsim
-        >>> [isinstance(qsim.format(name), qsim.Format) for name in ("e4m3", "int8", "bf16")]
+        >>> [isinstance(qsim.format(name), qsim.formats.Format) for name in ("e4m3", "int8", "bf16")]
         [True, True, True]
         >>> qsim.format("e2m1").bits, qsim.format("e2m1").max
         (4, 6.0)

@@ -165,7 +165,7 @@ class PowerOfTwo(Format):
 
     Example:
         >>> import qsim
-        >>> scale = qsim.PowerOfTwo(8)
+        >>> scale = qsim.formats.PowerOfTwo(8)
         >>> scale.smallest == 2.0**-127 and scale.max == 2.0**127
         True
     """

@@ -14,7 +14,6 @@ from qsim.formats import Format, format as resolve_format, holders
 from qsim.formats.base import shortest
 from qsim.formats.dtypes import FLOATS
 from qsim.functional.tracing import refuse_tracing
-from qsim.random import seeds, streams
 from qsim.rounding import Rounding
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
@@ -53,7 +52,7 @@ def spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: 
 def _spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: str) -> Spelling:
     fmt, chosen = resolve_format(format), rounding.resolve(how)
     rounding.check_overflow(overflow)
-    return Spelling(fmt, *fmt.spelling, chosen.spelling[overflow], chosen.is_stochastic, holders(fmt))
+    return Spelling(fmt, *fmt.spelling, chosen.spelling[rounding.overflow_in(fmt, overflow)], chosen.is_stochastic, holders(fmt))
 
 
 _known_spelling = lru_cache(maxsize=4096)(_spelling)
@@ -132,21 +131,3 @@ def _reach(x: Tensor) -> tuple[int | torch.SymInt, int | torch.SymInt]:
     first = x.storage_offset()
     last = first + sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
     return first * x.element_size(), (last + 1) * x.element_size()
-
-
-def draw_seed(
-    is_stochastic: bool, seed: int | Tensor | None, generator: torch.Generator | None, stream: int, offset: int, device: torch.device
-) -> tuple[Tensor | None, int]:
-    """The seed of one call, if it needs one, and its stream; checks all that says which random bits are meant.
-
-    What is drawn from torch's own generator may be the same on all ranks of a distributed run, so each takes streams of its own.
-    """
-    if (stream != 0 or offset != 0) and not torch.compiler.is_compiling():
-        seeds.check_index(stream, offset)
-    if is_stochastic and seed is None and generator is None:
-        return seeds.drawn(device), streams.rank_stream(stream)
-    if is_stochastic:
-        return seeds.seed_tensor(seed, generator, device), stream
-    if seed is not None or generator is not None:
-        seeds.check_source(seed, generator, device)
-    return None, stream

@@ -21,7 +21,7 @@ class Backend(NamedTuple):
 
     Example:
         >>> import qsim
-        >>> runs, why = qsim.backends()["cpu"]
+        >>> runs, why = qsim.diagnostics.backends()["cpu"]
         >>> "Numba" in why
         True
     """
@@ -38,9 +38,9 @@ def backends() -> dict[str, Backend]:
 
     Example:
         >>> import qsim
-        >>> qsim.backends()["cpu"].runs in ("numba", "torch")
+        >>> qsim.diagnostics.backends()["cpu"].runs in ("numba", "torch")
         True
-        >>> qsim.backends()["others"]
+        >>> qsim.diagnostics.backends()["others"]
         Backend(runs='torch', why='plain torch operators run on every device')
     """
     return {"cpu": _cpu(), "cuda": _cuda(), "others": Backend("torch", "plain torch operators run on every device")}

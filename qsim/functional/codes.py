@@ -9,10 +9,11 @@ from torch import Tensor
 
 from qsim.formats import Format
 from qsim.functional import packing
-from qsim.functional.arguments import check_input, draw_seed, refuse_dtype
+from qsim.functional.arguments import check_input, refuse_dtype
 from qsim.functional.resolving import resolved
 from qsim.functional.scaled_codes import ScaledCodes, check_codable, check_codes, check_scaled_codes, decode_scaled, encode_scaled
 from qsim.functional.tracing import not_scriptable, refuse_tracing
+from qsim.random.noise import Noise, draw
 from qsim.rounding import Overflow, Rounding
 from qsim.scaling import Scaling
 from qsim.scaling.block_formats import Block
@@ -28,9 +29,7 @@ class _How(TypedDict, total=False):
     overflow: Overflow
     dim: int | None
     generator: torch.Generator | None
-    seed: int | Tensor | None
-    stream: int
-    offset: int
+    seed: int | Tensor | Noise | None
     packed: bool
     check: bool
 
@@ -61,9 +60,7 @@ def encode(
     scale: Scaling | str | None = None,
     dim: int | None = None,
     generator: torch.Generator | None = None,
-    seed: int | Tensor | None = None,
-    stream: int = 0,
-    offset: int = 0,
+    seed: int | Tensor | Noise | None = None,
     packed: bool = False,
     check: bool = True,
 ) -> Tensor | ScaledCodes:
@@ -78,8 +75,6 @@ def encode(
         dim: See `quantize`.
         generator: See `quantize`.
         seed: See `quantize`.
-        stream: See `quantize`.
-        offset: See `quantize`.
         packed: Put two 4-bit codes into a byte, or four 6-bit codes into three, along the last dimension, the first in the lowest bits.
         check: If the format has no NaN, check that `x` contains none, which waits for the device. Without the check a NaN gets the code of
             the largest value. With scales the check is not needed: the NaN is in the scale.
@@ -107,10 +102,10 @@ def encode(
         check_codable(spelt, scale, x, overflow, packed)
     elif packed:
         packing.check_packing(spelt.format, x.shape)
-    drawn, stream = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+    number, stream, offset = noise = draw(spelt.is_stochastic, seed, generator, x.device)
     if scale is not None:
-        return encode_scaled(x, spelt, scale, drawn, stream, offset, overflow, packed)
-    codes: Tensor = torch.ops.qsim.encode.default(x, drawn, spelt.grid, spelt.rule, spelt.coding, stream, offset, check)
+        return encode_scaled(x, spelt, scale, noise, overflow, packed)
+    codes: Tensor = torch.ops.qsim.encode.default(x, number, spelt.grid, spelt.rule, spelt.coding, stream, offset, check)
     return packing.pack(codes, spelt.format.bits) if packed else codes
 
 
@@ -160,7 +155,7 @@ def decode(
     if scale is None:
         plain = check_codes(codes, spelt.format, packed)
     elif given is None:
-        raise TypeError(f"decode: codes under scales are qsim.ScaledCodes, got {type(codes).__name__}")
+        raise TypeError(f"decode: codes under scales are qsim.functional.ScaledCodes, got {type(codes).__name__}")
     else:
         plain = check_scaled_codes(given, spelt.format, scale, packed)
     if scale is None or given is None:

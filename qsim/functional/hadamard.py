@@ -116,9 +116,12 @@ def _inverted(x: Tensor, transform: Hadamard, dim: int) -> Tensor:
     """The inverse: Sylvester's matrix and the signs are their own inverses, so the signs are applied after it instead of before it."""
     turn = transform.turn(x.shape, dim)
     plain = Turn(*turn)._replace(signs=-1)
-    signs = x.new_tensor(signs_of(Turn(*turn)), dtype=torch.promote_types(x.dtype, torch.float32))
-    along = signs.repeat(-(-plain.length // plain.size))[: plain.length]
-    return torch.ops.qsim.hadamard.default(x, plain) * along.view(-1, *[1] * (x.dim() - 1 - dim))  # type: ignore[no-any-return]
+    turned = torch.ops.qsim.hadamard.default(x, plain)
+    # Signs are changed as bits: `qsim.fpu` would round a product.
+    bits = torch.int64 if turned.dtype == torch.float64 else torch.int32
+    flips = x.new_tensor([torch.iinfo(bits).min if sign < 0 else 0 for sign in signs_of(Turn(*turn))], dtype=bits)
+    along = flips.repeat(-(-plain.length // plain.size))[: plain.length].view(-1, *[1] * (x.dim() - 1 - dim))
+    return (turned.view(bits) ^ along).view(turned.dtype)  # type: ignore[no-any-return]
 
 
 def resolve(transform: str | Hadamard | None) -> Hadamard | None:

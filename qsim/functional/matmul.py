@@ -17,8 +17,8 @@ from qsim.accumulators.names import sum_text, text_takes
 from qsim.formats import Float, Format, format as resolve_format, name_of
 from qsim.functional import quantize
 from qsim.functional.applying import applied, not_a_view
-from qsim.functional.arguments import draw_seed
 from qsim.functional.tracing import is_readable, not_scriptable, refuse_tracing
+from qsim.random.noise import Noise, draw
 from qsim_kernels.ops.accumulate import OPERANDS
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
@@ -36,9 +36,7 @@ def matmul(
     check: bool = True,
     chip: Chip = "auto",
     generator: torch.Generator | None = None,
-    seed: int | Tensor | None = None,
-    stream: int = 0,
-    offset: int = 0,
+    seed: int | Tensor | Noise | None = None,
 ) -> Tensor:
     """Multiply matrices, or batches of them, and add as an accumulator does.
 
@@ -55,9 +53,7 @@ def matmul(
         chip: Whether an H100 or H200 may multiply itself, where it has the accumulator's bits: `"auto"`, where it can; `"never"`; or
             `"require"`, which raises an error if it cannot. Each kind of product is first compared with the emulator, once.
         generator: The generator from which stochastic rounding draws its seed; torch's CPU generator by default.
-        seed: The seed itself, an int or a 0-d int64 tensor.
-        stream: Which of the seed's streams of random bits to use; see `qsim.quantize`.
-        offset: Index of the first random number.
+        seed: The seed itself, an int or a 0-d int64 tensor; or a `qsim.random.Noise`, whose offset is the index of the first random number.
 
     Returns:
         The product in float32, or in float64 where float32 does not hold the accumulator's format.
@@ -79,12 +75,12 @@ def matmul(
     _check_operands(a, b)
     chosen = _resolved(accumulate)
     how = _spelled(chosen, a, b, formats, check)
-    drawn, stream = draw_seed(chosen.is_stochastic, seed, generator, stream, offset, a.device)
+    number, stream, offset = draw(chosen.is_stochastic, seed, generator, a.device)
     ops = operators(a, b)
     is_recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     if ops is DISPATCHED or is_recorded or forward_ad._current_level >= 0:
-        return applied(Accumulated, ops)(a, b, drawn, how, stream, offset, chip)  # type: ignore[no-any-return]
-    return accumulated(ops, a, b, drawn, how, stream, offset, chip=chip)
+        return applied(Accumulated, ops)(a, b, number, how, stream, offset, chip)  # type: ignore[no-any-return]
+    return accumulated(ops, a, b, number, how, stream, offset, chip=chip)
 
 
 def _resolved(accumulate: Accumulator | str) -> Accumulator:

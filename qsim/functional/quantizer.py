@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,11 +11,15 @@ from torch import Tensor
 from qsim import rounding as _rounding
 from qsim.formats import Format, name_of
 from qsim.functional import quantize
-from qsim.functional.arguments import Spelling, check_input, spelling
+from qsim.functional.arguments import Spelling, check_input, check_out, spelling
 from qsim.functional.hadamard import Hadamard, resolve as resolve_transform
+from qsim.random.noise import Noise
 from qsim.rounding import NEAREST, Overflow, Rounding, Stochastic
 from qsim.scaling import Scaling, block_formats, resolve as resolve_scale
 from qsim.scaling.block_formats import Block
+
+#: When a stochastic point of a layer draws again.
+Redraw = Literal["auto", "call", "step"]
 
 
 @dataclass(frozen=True)
@@ -25,28 +29,32 @@ class Quantizer:
     Args:
         format: A name, a torch dtype or a `Format`; kept as a `Format`. For a block format, its element format and its scale are kept.
         rounding: A name or a `Rounding`; kept as a `Rounding`.
-        overflow: `"saturate"`; `"saturate_symmetric"`; `"nonfinite"`; or `None`, the usual one: values saturate, except gradients that a
-            layer rounds without a scale. They overflow to infinity, or to NaN in a format without one, so that loss scaling notices.
-        clip_gradient: Make the gradient zero where a value is beyond the format's range.
         scale: How values are scaled before rounding: one of the kinds in `qsim.scaling`, its `repr`, or `"tensor"`; `None` for no scaling.
-        transform: Applied before scaling and rounding: a `qsim.transforms.Hadamard`, or its `repr`. It is not undone: in a product of two
-            operands it cancels.
+        transform: Applied before scaling and rounding, along the dimension of the blocks or the last one: a `qsim.transforms.Hadamard`, or
+            its `repr`. A call undoes it after rounding; in a layer it cancels in the product of two operands.
+        overflow: A mode of `qsim.rounding.Overflow`; `None` is the usual one of what is rounded:
+            operands saturate, gradients without a scale overflow, so that loss scaling notices, and optimizers follow the format.
+        clip_gradient: Make the gradient zero where a value is beyond the format's range.
+        redraw: When stochastic rounding draws again in a layer: `"call"`, at every call; `"step"`, only when a step has changed the tensor,
+            which is possible for weights; `"auto"`, per step for weights and per call for everything else. A quantizer that is called
+            itself always draws again.
 
     Example:
         >>> import torch, qsim
         >>> spec = qsim.Quantizer("e4m1", rounding="stochastic")
         >>> spec
-        Quantizer(format=Float(4, 1), rounding=Stochastic(), overflow=None, clip_gradient=False, scale=None, transform=None)
+        Quantizer(format=Float(4, 1), rounding=Stochastic(), scale=None, transform=None, overflow=None, clip_gradient=False, redraw='auto')
         >>> spec(torch.tensor([1.0, 1.5, 2.0]))
         tensor([1.0000, 1.5000, 2.0000])
     """
 
     format: Format
     rounding: Rounding
-    overflow: Overflow | None = None
-    clip_gradient: bool = False
     scale: Scaling | None = None
     transform: Hadamard | None = None
+    overflow: Overflow | None = None
+    clip_gradient: bool = False
+    redraw: Redraw = "auto"
 
     #: The arguments for the operators, computed once for all calls. Not a field, because it follows from the fields.
     spelt: ClassVar[Spelling]
@@ -60,11 +68,14 @@ class Quantizer:
         transform: str | Hadamard | None = None,
         overflow: Overflow | None = None,
         clip_gradient: bool = False,
+        redraw: Redraw = "auto",
     ) -> None:
         if overflow is not None:
             _rounding.check_overflow(overflow)
         if not isinstance(clip_gradient, bool):
             raise TypeError(f"Quantizer: clip_gradient must be True or False, got {clip_gradient!r}")
+        if redraw not in get_args(Redraw):
+            raise ValueError(f"Quantizer: redraw must be {', '.join(map(repr, get_args(Redraw)))}, got {redraw!r}")
         element, scaling = block_formats.resolve(format), resolve_scale(scale)
         if isinstance(element, Block):
             if scaling is not None:
@@ -81,6 +92,7 @@ class Quantizer:
         object.__setattr__(self, "clip_gradient", clip_gradient)
         object.__setattr__(self, "scale", scaling)
         object.__setattr__(self, "transform", turning)
+        object.__setattr__(self, "redraw", redraw)
         object.__setattr__(self, "spelt", spelling(self.format, self.rounding, self.usual_overflow))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,8 +104,8 @@ class Quantizer:
 
     @property
     def usual_overflow(self) -> Overflow:
-        """The overflow mode wherever no layer decides otherwise."""
-        return self.overflow or "saturate"
+        """The overflow mode wherever no layer or optimizer decides otherwise: `"saturate"` or `"nonfinite"`."""
+        return _rounding.overflow_in(self.format, self.overflow or "saturate")
 
     def as_gradient(self) -> Quantizer:
         """The rounding of a gradient: without a scale it overflows, unless this quantizer says that it saturates."""
@@ -113,27 +125,42 @@ class Quantizer:
         found |= {"overflow": self.overflow} if self.overflow is not None else {}
         found |= {"clip_gradient": self.clip_gradient}
         found |= {"scale": repr(self.scale)} if self.scale is not None else {}
-        return found | ({"transform": repr(self.transform)} if self.transform is not None else {})
+        found |= {"transform": repr(self.transform)} if self.transform is not None else {}
+        return found | ({"redraw": self.redraw} if self.redraw != "auto" else {})
 
     def __call__(
         self,
         x: Tensor,
         *,
         generator: torch.Generator | None = None,
-        seed: int | Tensor | None = None,
-        stream: int = 0,
-        offset: int = 0,
+        seed: int | Tensor | Noise | None = None,
         dtype: torch.dtype | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Round a tensor; the arguments are those of `quantize`.
 
-        A transform is applied along the dimension of the blocks, or along the last one.
+        With a transform, its elements are those that are rounded, and the result, transformed back, is rounded to `dtype`.
         """
-        if self.transform is not None:
-            check_input("quantize", x)
-            dtype = x.dtype if dtype is None and out is None else dtype
-            x = self.transform.wide(x, getattr(self.scale, "dim", -1))
+        if self.transform is None:
+            return self._round(x, generator, seed, dtype, out)
+        check_input("quantize", x)
+        if out is not None:
+            check_out(x, out, dtype)
+            dtype = out.dtype
+        dim = getattr(self.scale, "dim", -1)
+        rounded = self._round(self.transform.wide(x, dim), generator, seed, None, None)
+        result = self.transform.inverse(rounded, dim).to(x.dtype if dtype is None else dtype)
+        return result if out is None else out.copy_(result)
+
+    def _round(
+        self,
+        x: Tensor,
+        generator: torch.Generator | None,
+        seed: int | Tensor | Noise | None,
+        dtype: torch.dtype | None,
+        out: Tensor | None,
+    ) -> Tensor:
+        """Round a tensor's own elements."""
         return quantize(
             x,
             self.format,
@@ -143,8 +170,6 @@ class Quantizer:
             scale=self.scale,
             generator=generator,
             seed=seed,
-            stream=stream,
-            offset=offset,
             dtype=dtype,
             out=out,
         )
@@ -180,6 +205,7 @@ def short(point: Quantizer, name: str = "") -> str:
     details += [point.usual_overflow] if point.usual_overflow != usual else []
     details += ["clip_gradient"] if facts["clip_gradient"] else []
     details += [f"after hadamard({point.transform.size})"] if point.transform is not None else []
+    details += [f"drawn per {point.redraw}"] if point.redraw != "auto" else []
     return " ".join([_name(point, facts["format"]), *details])
 
 

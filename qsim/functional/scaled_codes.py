@@ -12,9 +12,10 @@ from qsim.functional import packing
 from qsim.functional.arguments import Spelling, refuse_dtype, spelling
 from qsim.functional.scaled import quantize_scaled
 from qsim.functional.tracing import is_readable
+from qsim.rounding import overflow_in
 from qsim.scaling import Scaling
 from qsim_kernels.numbers.encoding import code_dtype
-from qsim_kernels.numbers.scales import Restore
+from qsim_kernels.numbers.scales import Noise, Restore
 from qsim_kernels.ops.direct import operators
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.scaling import saturated, under_whole
@@ -57,7 +58,7 @@ def check_codable(spelt: Spelling, scaling: Scaling, x: Tensor, overflow: str, p
     scaling.tiles(x.shape)
     if _are_coded(scaling) and not scaling.format.has_nan:
         raise ValueError(f"encode: {scaling.format!r} has no code of NaN, the scale of what is not finite; choose scales that have")
-    if overflow == "nonfinite" and not fmt.has_nan:
+    if overflow_in(fmt, overflow) == "nonfinite" and not fmt.has_nan:
         raise ValueError(f"encode: overflow={overflow!r} makes NaN of what overflows, for which {fmt!r} has no code")
     if wide not in spelt.holders:
         refuse_dtype(spelt, wide, "encode: what x is divided in")
@@ -65,12 +66,10 @@ def check_codable(spelt: Spelling, scaling: Scaling, x: Tensor, overflow: str, p
         packing.check_packing(fmt, x.shape)
 
 
-def encode_scaled(
-    x: Tensor, spelt: Spelling, scaling: Scaling, seed: Tensor | None, stream: int, offset: int, overflow: str, packed: bool
-) -> ScaledCodes:
+def encode_scaled(x: Tensor, spelt: Spelling, scaling: Scaling, noise: Noise, overflow: str, packed: bool) -> ScaledCodes:
     """The codes of what `quantize_scaled` gives, element by element and scale by scale; the arguments are its, and two of `encode`."""
     fmt, narrowest = spelt.format, spelt.holders[0]
-    elements, scales, outer = quantize_scaled(operators(x), x.detach(), spelt, scaling, (seed, stream, offset), narrowest, Restore.NOTHING)
+    elements, scales, outer = quantize_scaled(operators(x), x.detach(), spelt, scaling, noise, narrowest, Restore.NOTHING)
     codes = _codes(elements, spelling(fmt, "nearest", overflow))
     assert scales is not None  # no scale was multiplied in
     scales = scales.view(scaling.counts(x.shape))

@@ -38,7 +38,7 @@ def threshold_quantize(x: Tensor, step: float | Tensor, threshold: float | Tenso
 
     Example:
         >>> import torch, qsim
-        >>> qsim.threshold_quantize(torch.tensor([0.3, 0.5, -0.5]), step=1.0, threshold=0.5)
+        >>> qsim.functional.threshold_quantize(torch.tensor([0.3, 0.5, -0.5]), step=1.0, threshold=0.5)
         tensor([0., 1., 0.])
     """
     if has_torch_function_unary(x):

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from qsim.formats import Format
-from qsim.functional.arguments import check_input, check_out, draw_seed, overlaps, refuse_dtype
+from qsim.functional.arguments import check_input, check_out, overlaps, refuse_dtype
 from qsim.functional.resolving import resolved
 from qsim.functional.scaled import quantize_scaled, scale_layout
 from qsim.functional.straight_through import rounded, rounded_under_scales
 from qsim.functional.tracing import not_scriptable
+from qsim.random.noise import Noise, draw
 from qsim.rounding import Overflow, Rounding
 from qsim.scaling import Scaling
 from qsim.scaling.block_formats import Block
@@ -27,9 +28,7 @@ def quantize(
     scale: Scaling | str | None = None,
     dim: int | None = None,
     generator: torch.Generator | None = None,
-    seed: int | Tensor | None = None,
-    stream: int = 0,
-    offset: int = 0,
+    seed: int | Tensor | Noise | None = None,
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -42,15 +41,14 @@ def quantize(
             `"odd"`, `"stochastic"`, or `Stochastic(bits, correction)`.
         overflow: `"saturate"` sends everything beyond the largest value to it, infinities too. `"saturate_symmetric"` does the same below
             zero, so that integers end at -127 instead of -128, like symmetric clipping in hardware; -128 itself becomes -127. `"nonfinite"`
-            gives infinities, or NaN where the format has none.
+            gives infinities, or NaN where the format has none. `"format"` gives infinities where the format has them, and saturates
+            elsewhere. See `qsim.rounding.Overflow`.
         clip_gradient: Make the gradient zero where `x` is beyond the largest or the smallest value.
         scale: Values are divided by it before rounding and multiplied by it afterwards: one of the kinds in `qsim.scaling`, or `"tensor"`.
         dim: The dimension along which a block format's blocks run; the last one by default. Tiles are always in the last two.
         generator: The generator from which stochastic rounding draws its seed; torch's CPU generator by default.
-        seed: The seed itself, an int or a 0-d int64 tensor.
-        stream: Which of the seed's streams of random bits to use. Where neither `seed` nor `generator` is given, each rank of a distributed
-            run uses its own streams; give all ranks the same seed or generators in the same state to share noise.
-        offset: Logical index of the first element, where `x` is a piece of a larger tensor.
+        seed: The seed itself, an int or a 0-d int64 tensor; or a `qsim.random.Noise`, which also selects a stream of random bits and the
+            index of the first element, where `x` is a piece of a larger tensor.
         dtype: The result's dtype; `x`'s by default. It must hold every value of the format. With scales it need not hold a value times its
             scale: the product is rounded to the dtype, and one beyond its largest value becomes that value, or an infinity with
             `overflow="nonfinite"`.
@@ -80,17 +78,17 @@ def quantize(
     if target not in spelt.holders:
         refuse_dtype(spelt, target, "out" if out is not None else "x" if dtype is None else "dtype")
     layout = None if scale is None else scale_layout(scale, spelt.format, x.shape)
-    drawn = None
-    if spelt.is_stochastic or seed is not None or generator is not None or stream != 0 or offset != 0:
-        drawn, stream = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+    needs_noise = spelt.is_stochastic or seed is not None or generator is not None
+    noise = draw(spelt.is_stochastic, seed, generator, x.device) if needs_noise else (None, 0, 0)
     if scale is not None:
-        values = rounded_under_scales(ops, x, spelt, scale, layout, (drawn, stream, offset), target)
+        values = rounded_under_scales(ops, x, spelt, scale, layout, noise, target)
         return values if out is None else out.copy_(values)
+    number, stream, offset = noise
     if out is not None:
-        torch.ops.qsim.quantize_out.default(x, drawn, spelt.grid, spelt.rule, stream, offset, out)
+        torch.ops.qsim.quantize_out.default(x, number, spelt.grid, spelt.rule, stream, offset, out)
         return out
     limits = (spelt.format.min, spelt.format.max) if clip_gradient else None
-    return rounded(ops, x, spelt, drawn, stream, offset, target, limits)
+    return rounded(ops, x, spelt, number, stream, offset, target, limits)
 
 
 @not_scriptable
@@ -103,9 +101,7 @@ def quantize_(
     scale: Scaling | str | None = None,
     dim: int | None = None,
     generator: torch.Generator | None = None,
-    seed: int | Tensor | None = None,
-    stream: int = 0,
-    offset: int = 0,
+    seed: int | Tensor | Noise | None = None,
 ) -> Tensor:
     """Round every element in place; see `quantize` for the arguments.
 
@@ -132,8 +128,8 @@ def quantize_(
         raise ValueError("quantize_: several elements of x share one place in memory (an expanded tensor); use quantize")
     if scale is not None:
         scale.tiles(x.shape)
-    drawn, stream = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+    number, stream, offset = noise = draw(spelt.is_stochastic, seed, generator, x.device)
     if scale is not None:
-        return x.copy_(quantize_scaled(ops, x, spelt, scale, (drawn, stream, offset), x.dtype)[0])
-    torch.ops.qsim.quantize_.default(x, drawn, spelt.grid, spelt.rule, stream, offset)
+        return x.copy_(quantize_scaled(ops, x, spelt, scale, noise, x.dtype)[0])
+    torch.ops.qsim.quantize_.default(x, number, spelt.grid, spelt.rule, stream, offset)
     return x

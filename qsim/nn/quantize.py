@@ -18,6 +18,7 @@ from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import Site
 from qsim.random import places, seeds, streams
+from qsim.random.noise import Noise
 from qsim_kernels.ops.direct import operators
 
 
@@ -83,11 +84,11 @@ def _resolve(name: str, point: Point) -> Quantizer | None:
 
 def _rounded(x: Tensor, point: Quantizer, observer: Observer | None) -> Tensor:
     if observer is None:
-        return point(x, stream=_FORWARD)
+        return point(x, seed=Noise(stream=_FORWARD))
     # The seed and the stream that the quantizer itself would use.
     stream = streams.rank_stream(_FORWARD)
     seed = seeds.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
-    result = point(x, seed=seed, stream=stream)
+    result = point(x, seed=Noise(seed, stream))
     observer.rounds(Site("forward", point, stream, places.WHOLE, OWN), x.detach(), seed)
     return result
 

@@ -11,9 +11,18 @@ Example:
 """
 
 from qsim.optim.adam import Adam, AdamW
-from qsim.optim.noise import update_key
+from qsim.optim.noise import update_noise
 from qsim.optim.quantized import Quantized
 from qsim.optim.sgd import SGD
 from qsim.optim.stochastic import StochasticAdamW, adamw_stochastic_bf16_, copy_fp32_to_bf16_stochastic_
 
-__all__ = ["SGD", "Adam", "AdamW", "Quantized", "StochasticAdamW", "adamw_stochastic_bf16_", "copy_fp32_to_bf16_stochastic_", "update_key"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Quantized",
+    "StochasticAdamW",
+    "adamw_stochastic_bf16_",
+    "copy_fp32_to_bf16_stochastic_",
+    "update_noise",
+]

@@ -11,7 +11,7 @@ from torch import Tensor
 from qsim.functional import quantize
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, reject_differentiable
 from qsim.optim.settings import UpdateSetting
-from qsim.rounding import Rounding
+from qsim.rounding import Overflow, Rounding
 from qsim.text.warning import warn
 from qsim_kernels.numbers import updates
 from qsim_kernels.numbers.grid import Grid, Mode, Rule, read, spell
@@ -23,8 +23,6 @@ class Adam(LowPrecisionOptimizer):
     The same arguments and states as `torch.optim.Adam`, plus the arguments after `*`. Between reading and writing, arithmetic is float32,
     in an order that is part of the contract: a step gives the same bits on every device, in any number of processes and for any sharding
     (Algorithm 1 of *Stochastic Rounding for LLM Training*). On a GPU at most three launches update all parameters of a group and a dtype.
-
-    Overflow becomes an infinity if the format has one; otherwise a finite weight saturates, and an infinite one becomes NaN.
 
     Args:
         params: Parameters in bfloat16, float16 or float32, groups of them, or named ones. Gradients may have any float dtype.
@@ -41,7 +39,7 @@ class Adam(LowPrecisionOptimizer):
             step, which then does not wait for the device, and gradients cannot be clipped in between. `None` is `True` for gradients in
             float16, which a scaler does not unscale, and `False` otherwise.
         decoupled_weight_decay: Whether weights decay separately from the update, as in AdamW; otherwise the decay is added to the gradient.
-        weight: The weights' format, by default their dtype's own.
+        format: The weights' format, by default their dtype's own.
         update: `"stochastic"`, `"kahan"`, `"nearest"`, or a `qsim.Stochastic` with its number of random bits.
         state: The moments' format, by default the parameters' dtype's own. They are kept in that dtype if it holds the format. The second
             moment of small gradients is 0 in float16, and updates grow without bound: parameters in float16 need `"fp32"` or `"bf16"`.
@@ -50,6 +48,9 @@ class Adam(LowPrecisionOptimizer):
             unit; this raises a warning, also for other formats.
         arithmetic: `"float32"`, or `"format"`: every operation is rounded to nearest in the weights' format, the last one according to
             `update`: Algorithms 4 and 5 of *Revisiting BFloat16 Training*.
+        overflow: `"format"`: weights and moments beyond the largest value become infinities where their format has them, and saturate
+            elsewhere; or another mode of `qsim.rounding.Overflow`. A weight that is infinite before becomes NaN where it cannot stay
+            infinite.
         seed: The seed of all random bits. By default it is drawn from torch's generator when the optimizer is created, so separate
             optimizers round with independent noise; in a distributed run all processes with the same weights use the draw of the first of
             them, from the first step that needs it. It is stored in the group.
@@ -90,11 +91,12 @@ class Adam(LowPrecisionOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
-        weight: FormatLike | None = None,
+        format: FormatLike | None = None,
         update: str | Rounding = "stochastic",
         state: FormatLike | None = None,
         state_rounding: str | Rounding = "nearest",
         arithmetic: str = "float32",
+        overflow: Overflow = "format",
         seed: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -108,11 +110,12 @@ class Adam(LowPrecisionOptimizer):
             "amsgrad": amsgrad,
             "maximize": maximize,
             "decoupled_weight_decay": decoupled_weight_decay,
-            "weight": weight,
+            "format": format,
             "update": update,
             "state": state,
             "state_rounding": state_rounding,
             "arithmetic": arithmetic,
+            "overflow": overflow,
             "seed": seed,
         }
         super().__init__(params, defaults, generator)
@@ -159,7 +162,28 @@ class Adam(LowPrecisionOptimizer):
 
 
 class AdamW(Adam):
-    """`Adam` with decoupled weight decay: `torch.optim.AdamW` with rounded updates. The arguments are `Adam`'s.
+    """`Adam` with decoupled weight decay: `torch.optim.AdamW` with rounded updates.
+
+    Args:
+        params: See `Adam`.
+        lr: See `Adam`.
+        betas: See `Adam`.
+        eps: See `Adam`.
+        weight_decay: The decay of weights, separate from the update.
+        amsgrad: See `Adam`.
+        foreach: See `Adam`.
+        maximize: See `Adam`.
+        capturable: See `Adam`.
+        differentiable: See `Adam`.
+        fused: See `Adam`.
+        format: See `Adam`.
+        update: See `Adam`.
+        state: See `Adam`.
+        state_rounding: See `Adam`.
+        arithmetic: See `Adam`.
+        overflow: See `Adam`.
+        seed: See `Adam`.
+        generator: See `Adam`.
 
     Example:
         >>> import torch, qsim
@@ -179,11 +203,27 @@ class AdamW(Adam):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
-        **options: Any,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        format: FormatLike | None = None,
+        update: str | Rounding = "stochastic",
+        state: FormatLike | None = None,
+        state_rounding: str | Rounding = "nearest",
+        arithmetic: str = "float32",
+        overflow: Overflow = "format",
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
     ) -> None:
-        if not options.pop("decoupled_weight_decay", True):
-            raise ValueError("AdamW's weight decay is decoupled; qsim.optim.Adam has decoupled_weight_decay=False")
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=True, **options)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad,
+            foreach=foreach, maximize=maximize, capturable=capturable, differentiable=differentiable, fused=fused,
+            decoupled_weight_decay=True, format=format, update=update, state=state, state_rounding=state_rounding,
+            arithmetic=arithmetic, overflow=overflow, seed=seed, generator=generator,
+        )  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

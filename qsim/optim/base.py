@@ -85,7 +85,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         States are kept, and converted if their format changes; the compensations of Kahan summation end with it.
 
         Args:
-            **options: `weight`, `update`, `state`, `state_rounding` and `arithmetic`, as the optimizer takes them.
+            **options: `format`, `update`, `state`, `state_rounding`, `arithmetic` and `overflow`, as the optimizer takes them.
 
         Raises:
             ValueError: If options are unknown, incompatible, or do not fit a parameter.
@@ -93,8 +93,8 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         Example:
             >>> import torch, qsim
             >>> optimizer = qsim.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, update="nearest")
-            >>> optimizer.set_options(update="stochastic", weight="bf16")
-            >>> optimizer.param_groups[0]["update"], optimizer.param_groups[0]["weight"]
+            >>> optimizer.set_options(update="stochastic", format="bf16")
+            >>> optimizer.param_groups[0]["update"], optimizer.param_groups[0]["format"]
             ('stochastic', 'bf16')
         """
         for group, checked in zip(self.param_groups, self.checked_options(**options), strict=True):
@@ -190,7 +190,9 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
             group: The group.
             first: Number of its first parameter in the optimizer.
         """
-        group["weight"], group["state"] = settings.name_of_format(group["weight"]), settings.name_of_format(group["state"])
+        if "weight" in group:
+            raise TypeError(f"the format of weights is the option format=, got weight={group['weight']!r}")
+        group["format"], group["state"] = settings.name_of_format(group["format"]), settings.name_of_format(group["state"])
         group["update"] = settings.name_of_update(group["update"])
         group["state_rounding"] = settings.name_of_rounding(group["state_rounding"])
         if group["seed"] is not None:
@@ -256,12 +258,11 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
 
 
 #: The options that say how a group is rounded.
-_ROUNDING = ("weight", "update", "state", "state_rounding", "arithmetic")
+_ROUNDING = ("format", "update", "state", "state_rounding", "arithmetic", "overflow")
 
 
 def _setting_options(group: dict[str, Any]) -> Options:
-    weight, update, state, state_rounding, arithmetic = (group[name] for name in _ROUNDING)
-    return weight, update, state, state_rounding, arithmetic
+    return tuple(group[name] for name in _ROUNDING)
 
 
 def _number(lr: float | Tensor) -> Tensor:

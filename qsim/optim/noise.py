@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from qsim.random import philox, streams
+from qsim.random.noise import Noise
 
 
 class StepNoise(NamedTuple):
@@ -23,8 +24,8 @@ class StepNoise(NamedTuple):
         return streams.stream("Quantized", role, number, self.step, evaluation) if self.seed is not None else 0
 
 
-def update_key(seed: int, step: int, number: int) -> dict[str, int]:
-    """The seed and the stream of the random bits with which an optimizer here rounds a new weight, for `qsim.fpu` or `qsim.quantize`.
+def update_noise(seed: int, step: int, number: int) -> Noise:
+    """The random bits with which an optimizer here rounds a new weight, for `qsim.fpu` or `qsim.quantize`.
 
     Args:
         seed: The optimizer's seed.
@@ -35,15 +36,15 @@ def update_key(seed: int, step: int, number: int) -> dict[str, int]:
         >>> import torch, qsim
         >>> w = torch.nn.Parameter(torch.ones(5))
         >>> w.grad = torch.full((5,), 2.0**-9)
-        >>> how = {"rounding": "stochastic", **qsim.optim.update_key(seed=7, step=1, number=0)}
-        >>> with torch.no_grad(), qsim.fpu("bf16", **how):
+        >>> noise = qsim.optim.update_noise(seed=7, step=1, number=0)
+        >>> with torch.no_grad(), qsim.fpu("bf16", "stochastic", seed=noise):
         ...     written_out = w - w.grad
-        >>> qsim.optim.SGD([w], lr=1.0, weight="bf16", update="stochastic", seed=7).step()
+        >>> qsim.optim.SGD([w], lr=1.0, format="bf16", update="stochastic", seed=7).step()
         >>> torch.equal(w, written_out)
         True
     """
     words = philox.philox4x32(_words(step) + _words(streams.stream("optimizer", number) & ~3), _words(seed))
-    return {"seed": _signed(words[0] | words[1] << 32), "stream": _signed(words[2] | words[3] << 32)}
+    return Noise(_signed(words[0] | words[1] << 32), _signed(words[2] | words[3] << 32))
 
 
 def _words(x: int) -> tuple[int, int]:

@@ -46,7 +46,10 @@ class Quantized(DrawsSeed, SwitchesModes):
     Args:
         optimizer: The optimizer, which shares its parameter groups and state with this wrapper.
         weight: How weights are rounded: a `Quantizer`, anything `qsim.format` takes (with round-to-nearest), or `None` for no rounding.
-        grad: How gradients are rounded.
+            A quantizer's `overflow=None` follows the format: infinities where it has them, saturation elsewhere; see
+            `qsim.rounding.Overflow`.
+        grad: How gradients are rounded. They are operands of the update and saturate by default, because loss scaling has looked for
+            infinities before the step.
         state: How the optimizer's floating-point states of a parameter are rounded, or those of some names; scalars such as `step` and
             tensors in lists are left alone.
         accumulator: How the copies of the weights are rounded; `None` for no copies. They have the parameter's dtype if that holds the
@@ -92,6 +95,7 @@ class Quantized(DrawsSeed, SwitchesModes):
             raise TypeError(f"Quantized: optimizer must be a torch.optim.Optimizer, not quantized already, got {type(optimizer).__name__}")
         points = {"weight": weight, "grad": grad, "accumulator": accumulator}
         resolved = {name: checks.quantizer_of(name, point) for name, point in points.items()}
+        resolved["grad"] = checks.saturating(resolved["grad"])
         states, grad_scale = checks.states_of(state), checks.check_scale(grad_scale)
         if seed is not None:
             seed = checks.checked_seed(seed)

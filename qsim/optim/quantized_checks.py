@@ -61,6 +61,11 @@ def check_scale(scale: Any) -> float:
     return float(scale)
 
 
+def saturating(point: Quantizer | None) -> Quantizer | None:
+    """A point whose values saturate, unless its quantizer says otherwise."""
+    return point if point is None or point.overflow is not None else dataclasses.replace(point, overflow="saturate")
+
+
 def checked_seed(seed: Any) -> int:
     """A seed as a state_dict keeps it."""
     try:

@@ -7,6 +7,7 @@ from torch import Tensor
 from qsim.functional import quantize, quantize_
 from qsim.functional.quantizer import Quantizer
 from qsim.random import shards
+from qsim.random.noise import Noise
 from qsim.random.places import WHOLE, Place, narrowed, widened
 
 
@@ -38,14 +39,14 @@ def round_into(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, s
 def _round_columns(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, stream: int, place: Place) -> None:
     """Round a shard that has a piece of every row."""
     rows, offset = widened(x, place)
-    how, overflow = quantizer.rounding, quantizer.usual_overflow
-    rounded = quantize(rows, quantizer.format, rounding=how, overflow=overflow, seed=seed, stream=stream, offset=offset, dtype=out.dtype)
+    how, overflow = quantizer.rounding, quantizer.overflow or "format"
+    rounded = quantize(rows, quantizer.format, rounding=how, overflow=overflow, seed=Noise(seed, stream, offset), dtype=out.dtype)
     out.copy_(narrowed(rounded, place).reshape(x.shape))
 
 
 def _round(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, stream: int, offset: int) -> None:
-    how, overflow = quantizer.rounding, quantizer.usual_overflow
+    how, overflow = quantizer.rounding, quantizer.overflow or "format"
     if out is x:
-        quantize_(x, quantizer.format, rounding=how, overflow=overflow, seed=seed, stream=stream, offset=offset)
+        quantize_(x, quantizer.format, rounding=how, overflow=overflow, seed=Noise(seed, stream, offset))
     else:
-        quantize(x, quantizer.format, rounding=how, overflow=overflow, seed=seed, stream=stream, offset=offset, out=out)
+        quantize(x, quantizer.format, rounding=how, overflow=overflow, seed=Noise(seed, stream, offset), out=out)

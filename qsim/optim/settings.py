@@ -9,7 +9,7 @@ import torch
 
 from qsim.formats import Format, format as resolve_format, holders, name_of
 from qsim.functional.arguments import cannot_hold
-from qsim.rounding import NAMED, NEAREST, Rounding, Stochastic
+from qsim.rounding import NAMED, NEAREST, Overflow, Rounding, Stochastic, check_overflow, overflow_in
 from qsim.scaling import block_formats
 from qsim.scaling.block_formats import Block
 from qsim.text.parsing import read_call
@@ -18,8 +18,8 @@ from qsim_kernels.numbers.grid import Mode, Rule, read, spell
 #: The dtypes that parameters may have.
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-#: Weights' format, update, moments' format, their rounding, arithmetic: the first arguments of `setting`.
-Options = tuple[str | None, str, str | None, str, str]
+#: Weights' format, update, moments' format, their rounding, arithmetic, overflow: the first arguments of `setting`.
+Options = tuple[str | None, str, str | None, str, str, Overflow]
 
 UPDATES = ("stochastic", "kahan", "nearest")
 STATE_ROUNDINGS = ("nearest", "stochastic")
@@ -71,7 +71,7 @@ def name_of_format(fmt: str | torch.dtype | Format | None) -> str | None:
     if fmt is None:
         return None
     if isinstance(fmt, (Block, str)) and isinstance(block_formats.resolve(fmt), Block):
-        raise ValueError(f"optimizers round element by element: weight and state are formats without scales, got {fmt!r}")
+        raise ValueError(f"optimizers round element by element: format and state are formats without scales, got {fmt!r}")
     found = resolve_format(fmt)
     return name_of(found)
 
@@ -97,34 +97,38 @@ def _name(rounding: str | Rounding, argument: str, plain: tuple[str, ...]) -> st
 
 
 @lru_cache(maxsize=256)
-def setting(weight: str | None, update: str, state: str | None, state_rounding: str, arithmetic: str, dtype: torch.dtype) -> UpdateSetting:
+def setting(
+    format: str | None, update: str, state: str | None, state_rounding: str, arithmetic: str, overflow: Overflow, dtype: torch.dtype
+) -> UpdateSetting:
     """The setting for parameters of a dtype.
 
     Args:
-        weight: The weights' format, their dtype's own by default.
+        format: The weights' format, their dtype's own by default.
         update: "stochastic", "kahan", "nearest" or "Stochastic(…)".
         state: The moments' format, by default the parameters' dtype's own.
         state_rounding: "nearest", "stochastic" or "Stochastic(…)".
         arithmetic: "float32" or "format".
+        overflow: A mode of `qsim.rounding.Overflow`.
         dtype: The parameters' dtype.
 
     Raises:
         ValueError: If these are incompatible.
     """
     own = resolve_format(dtype)
-    weights = own if weight is None else resolve_format(weight)
+    weights = own if format is None else resolve_format(format)
     if dtype not in holders(weights):
-        raise ValueError(_too_wide("weight", weights, f"parameters in {dtype}"))
+        raise ValueError(_too_wide("format", weights, f"parameters in {dtype}"))
+    check_overflow(overflow)
     in_format = arithmetic == "format"
     _check_arithmetic(arithmetic, weights, state, state_rounding)
     states = weights if in_format else own if state is None else resolve_format(state)
     return UpdateSetting(
         grid=weights.spelling[0],
-        rule=spell(_rule(weights, "nearest" if update == "kahan" else update)),
+        rule=spell(_rule(weights, "nearest" if update == "kahan" else update, overflow)),
         inner=(weights if in_format else own).spelling[0],
-        inner_rule=spell(_rule(weights if in_format else own, "nearest")),
+        inner_rule=spell(_rule(weights if in_format else own, "nearest", overflow)),
         state=states.spelling[0],
-        state_rule=spell(_rule(states, state_rounding)),
+        state_rule=spell(_rule(states, state_rounding, overflow)),
         in_format=in_format,
         kahan=update == "kahan",
         state_dtype=_dtype_of(states, dtype),
@@ -162,9 +166,9 @@ def _check_arithmetic(arithmetic: str, weights: Format, state: str | None, state
         )
 
 
-def _rule(fmt: Format, rounding: str) -> Rule:
-    """A rounding of float32 numbers that keeps infinities and NaN visible: overflow becomes an infinity, if the format has one."""
-    overflow = "nonfinite" if fmt.has_inf else "saturate"
+def _rule(fmt: Format, rounding: str, overflow: Overflow) -> Rule:
+    """A rounding of float32 numbers."""
+    overflow = overflow_in(fmt, overflow)
     stochastic = Stochastic() if rounding == "stochastic" else read_call(rounding, {"Stochastic": Stochastic})
     if not isinstance(stochastic, Stochastic) or fmt == resolve_format(torch.float32):
         # Rounding to float32 changes nothing.

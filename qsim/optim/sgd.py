@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, check_real, reject_differentiable
 from qsim.optim.settings import UpdateSetting
-from qsim.rounding import Rounding
+from qsim.rounding import Overflow, Rounding
 from qsim_kernels.numbers import updates
 from qsim_kernels.numbers.grid import spell
 
@@ -33,11 +33,12 @@ class SGD(LowPrecisionOptimizer):
         differentiable: See `Adam`.
         fused: See `Adam`.
         decoupled_weight_decay: See `Adam`.
-        weight: See `Adam`.
+        format: See `Adam`.
         update: See `Adam`.
         state: The momentum's format, by default the parameters' dtype's own.
         state_rounding: See `Adam`.
         arithmetic: See `Adam`.
+        overflow: See `Adam`.
         seed: See `Adam`.
         generator: See `Adam`.
 
@@ -72,11 +73,12 @@ class SGD(LowPrecisionOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
-        weight: FormatLike | None = None,
+        format: FormatLike | None = None,
         update: str | Rounding = "stochastic",
         state: FormatLike | None = None,
         state_rounding: str | Rounding = "nearest",
         arithmetic: str = "float32",
+        overflow: Overflow = "format",
         seed: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -90,11 +92,12 @@ class SGD(LowPrecisionOptimizer):
             "nesterov": nesterov,
             "maximize": maximize,
             "decoupled_weight_decay": decoupled_weight_decay,
-            "weight": weight,
+            "format": format,
             "update": update,
             "state": state,
             "state_rounding": state_rounding,
             "arithmetic": arithmetic,
+            "overflow": overflow,
             "seed": seed,
         }
         super().__init__(params, defaults, generator)

@@ -120,7 +120,7 @@ def adamw_stochastic_bf16_(
         raise ValueError(f"step must be an integer of at least 1, got {step!r}")
     seed = int(seeds.seed_tensor(None, generator, params.device))
     state = settings.name_of_format(exp_avg.dtype)
-    setting = settings.setting(None, "stochastic", state, "stochastic", "float32", torch.bfloat16)
+    setting = settings.setting(None, "stochastic", state, "stochastic", "float32", "format", torch.bfloat16)
     algorithm = spelt(beta1, beta2, eps, weight_decay, decoupled=True, maximize=False, amsgrad=False)
     steps = torch.tensor(step - 1, device=params.device)
     torch.ops.qsim.update_.default(

@@ -8,8 +8,8 @@ The behaviour of layers follows from that, and matters when you measure noise:
 - Each call of a layer draws one seed for its inputs and gradients from torch's own generator, as dropout does. So a model with points and
   one without draw different data orders afterwards: give the data loader its own generator.
 - A weight's seed follows from its values and from a seed drawn when the layer was created, converted or deep-copied. Until a step changes
-  the weight, it is rounded identically at every call. To see the spread of a weight's rounding, call `torch.manual_seed` between two calls
-  (in a distributed run the shared seed is agreed on once, and stays fixed).
+  the weight, it is rounded identically at every call. `Quantizer(…, redraw="call")` draws at every call instead, for example to see the
+  spread of a weight's rounding; each rank of a distributed run then draws its own noise.
 - Gradients use the seed of the call that they belong to: a second backward pass through the same graph repeats the first. Call the layer
   again for fresh noise.
 - Activation checkpointing calls the layer again and restores torch's generator, except with `preserve_rng_state=False`: then
@@ -23,8 +23,9 @@ Example:
     tensor([ 3, 57])
 """
 
+from qsim.random.noise import Noise
 from qsim.random.philox import philox4x32, random_bits
 from qsim.random.seeds import shared_seed
 from qsim.random.streams import stream
 
-__all__ = ["philox4x32", "random_bits", "shared_seed", "stream"]
+__all__ = ["Noise", "philox4x32", "random_bits", "shared_seed", "stream"]

@@ -106,7 +106,7 @@ def shared_seed() -> int:
     return _shared(torch.initial_seed())
 
 
-def weight_seed(weight: Tensor, stream_number: Stream, place: Place = WHOLE, ops: Operators | None = None) -> Tensor:
+def weight_seed(weight: Tensor, stream_number: Stream, place: Place = WHOLE, ops: Operators | None = None, redraws: bool = False) -> Tensor:
     """A seed for a weight's rounding that stays the same until a step changes the weight.
 
     It is computed from the shared seed, the weight's bits and their positions in the weight. So replicas with the same weight round it
@@ -118,10 +118,13 @@ def weight_seed(weight: Tensor, stream_number: Stream, place: Place = WHOLE, ops
         stream_number: Distinguishes weights that have the same values.
         place: The position of a shard. The sum of the results of all shards is the seed of the whole.
         ops: The operators for the weight, if known.
+        redraws: Whether to draw at every call instead: a draw from torch's own generator is added.
 
     Returns:
         A 0-d int64 tensor on the weight's device.
     """
+    if redraws:
+        return weight_seed(weight, stream_number, place, ops) + drawn(weight.device).to(weight.device, non_blocking=True)
     if not isinstance(stream_number, int):
         return torch.ops.qsim.weight_seed_in_graph.default(weight, *stream_number, *place)  # type: ignore[no-any-return]
     if ops is None:

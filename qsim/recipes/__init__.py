@@ -15,10 +15,12 @@ from __future__ import annotations
 from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
 from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4
 from qsim.recipes.named import NAMED, describe, listing, resolve
+from qsim.recipes.recipe import Recipe
 from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8
 
 __all__ = [
     "NAMED",
+    "Recipe",
     "deepseek_v3",
     "describe",
     "fp8_blockwise",

@@ -78,6 +78,8 @@ class FivePoint:
     is_stochastic: ClassVar[bool]
     #: Whether a point of the weight draws random bits.
     weight_is_stochastic: ClassVar[bool]
+    #: Whether a weight's random bits are drawn at every call, rather than once until a step changes the weight.
+    redraws_weight: ClassVar[bool]
     #: Whether a point has scales or a transform.
     is_scaled: ClassVar[bool]
     #: Whether the scale of a point follows from a history, which the layer must keep.
@@ -124,6 +126,8 @@ class FivePoint:
         noisy = any(map(is_stochastic, inputs)) or any(accumulator.is_stochastic for accumulator in summed)
         object.__setattr__(self, "is_stochastic", noisy)
         object.__setattr__(self, "weight_is_stochastic", any(map(is_stochastic, (self.weight, self.weight_bwd))))
+        redraws = [isinstance(point, Quantizer) and point.redraw == "call" for point in (self.weight, self.weight_bwd)]
+        object.__setattr__(self, "redraws_weight", any(redraws))
         object.__setattr__(self, "is_delayed", any(isinstance(point.scale, Delayed) for point in quantizers))
         object.__setattr__(self, "is_scaled", any(point.scale is not None or point.transform is not None for point in quantizers))
 
@@ -285,6 +289,8 @@ def _resolve(name: str, point: Any) -> Quantizer | str | None:
     if not isinstance(found, Quantizer):
         return found
     check_call(f"FivePoint: {name}", found)
+    if found.redraw == "step" and not name.startswith("weight"):
+        raise ValueError(f"FivePoint: {name}: redraw='step' is for weights, which steps change; other tensors draw at every call")
     return found.as_gradient() if name in GRADIENTS else found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
+from qsim.accumulators.chips import Chip
 from qsim.formats.base import check_integer
 from qsim.functional.quantizer import Quantizer
-from qsim.recipes.five_point import POINTS, FivePoint
+from qsim.recipes.five_point import POINTS, Accumulate, FivePoint
 from qsim.text.columns import aligned
 
 _TITLES = ("point", "format", "scale", "rounding", "after")
@@ -27,10 +28,10 @@ class Recipe:
 
     Example:
         >>> import qsim
-        >>> recipe = qsim.Recipe("half", qsim.FivePoint(act="e4m3"), last=1)
+        >>> recipe = qsim.recipes.Recipe("half", qsim.FivePoint(act="e4m3"), last=1)
         >>> print(recipe)
         half: act=e4m3; high precision: the last layer
-        >>> qsim.Recipe.from_dict(recipe.to_dict()) == recipe
+        >>> qsim.recipes.Recipe.from_dict(recipe.to_dict()) == recipe
         True
     """
 
@@ -48,6 +49,34 @@ class Recipe:
             raise TypeError(f"Recipe: points must be a FivePoint, got {self.points!r}")
         for name in ("first", "last"):
             check_integer("Recipe", name, getattr(self, name), 0, 2**31)
+
+    def with_(
+        self,
+        *,
+        first: int | None = None,
+        last: int | None = None,
+        accumulate: Accumulate | Literal["unchanged"] = "unchanged",
+        chip: Chip | None = None,
+    ) -> Recipe:
+        """The recipe with other options, those that all recipes share; what is not given stays.
+
+        Args:
+            first: Number of layers left in high precision at the beginning of the model.
+            last: Number of layers left in high precision at its end.
+            accumulate: The accumulator of all products, or three, as `FivePoint` takes them; `None` for torch's float32 sums.
+            chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
+
+        Example:
+            >>> import qsim
+            >>> recipe = qsim.recipes.hfp8().with_(first=0, last=2, accumulate="h100_bf16")
+            >>> print(recipe.first, recipe.last, str(recipe).partition("; ")[2])
+            0 2 high precision: the last 2 layers
+        """
+        options: dict[str, Any] = {} if accumulate == "unchanged" else {"accumulate": accumulate}
+        options |= {} if chip is None else {"chip": chip}
+        points = replace(self.points, **options) if options else self.points
+        first, last = self.first if first is None else first, self.last if last is None else last
+        return replace(self, points=points, first=first, last=last)
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as plain strings, numbers and dictionaries, for a configuration file."""

@@ -117,7 +117,7 @@ def int8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
         >>> import qsim
         >>> points = qsim.recipes.int8().points
         >>> print(points.weight.format, points.weight.scale, points.grad.rounding)
-        Int(8, symmetric=True) channel Stochastic()
+        Int(8, symmetric=True) rows Stochastic()
     """
     integers = Int(8, symmetric=True)
     nearest, noisy = Quantizer(integers, scale=PerRow()), Quantizer(integers, "stochastic", scale=PerRow())

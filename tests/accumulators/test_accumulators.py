@@ -17,6 +17,7 @@ from qsim import Float, Stochastic, accumulators
 from qsim.accumulators import EVIDENCE, NAMED, Accumulator, Aligned, BlockScaled, Promoted, Rounded, TwoStep, name_of, resolve
 from qsim.cli import main
 from qsim.formats import BF16, E4M3, FP16, FP32, TF32
+from qsim.random import Noise
 
 VALUES = [
     *NAMED.values(),
@@ -100,7 +101,10 @@ def test_names_are_the_table_of_units() -> None:
         (lambda: Rounded("fp16", chunk=True), "Rounded: chunk must be an int, got True"),
         (lambda: Rounded("fp16", rounding="nearby"), "unknown rounding 'nearby': did you mean 'nearest'?"),
         (lambda: Rounded("fp16", order="tree"), "order must be one of 'sequential', 'pairwise', 'kahan', got 'tree'"),  # type: ignore[arg-type]
-        (lambda: Rounded("fp16", overflow="wrap"), "overflow must be 'saturate' or 'nonfinite', got 'wrap'"),  # type: ignore[arg-type]
+        (
+            lambda: Rounded("fp16", overflow="wrap"),
+            "overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'",
+        ),  # type: ignore[arg-type]
         (
             lambda: Rounded("fp16", 16, product="fp16"),
             "product= is for chunk=1: within a chunk a matrix unit adds exact products",
@@ -132,7 +136,7 @@ def test_values_that_make_no_sense(make: Any, message: str) -> None:
 
 
 def test_formats_without_nan_saturate_unless_told_otherwise() -> None:
-    assert [Rounded(fmt).overflow for fmt in ("fp16", "e4m3", "e2m1", "int8")] == ["nonfinite", "nonfinite", "saturate", "saturate"]
+    assert [Rounded(fmt).overflow for fmt in ("fp16", "e4m3", "e2m1", "int8")] == ["nonfinite", "saturate", "saturate", "saturate"]
     a, b = torch.full((1, 4), 200.0), torch.full((4, 1), 200.0)
     # Equal values give equal results, whether the default was written out or not.
     assert Rounded("fp16", product="int8").spelled(BF16, BF16) == Rounded("fp16", product="int8", overflow="nonfinite").spelled(BF16, BF16)
@@ -284,7 +288,7 @@ def test_random_bits_follow_from_the_seed_or_the_generator() -> None:
     one, same, other = (qsim.matmul(a, b, how, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
-    assert not torch.equal(one, qsim.matmul(a, b, how, seed=1, stream=1))
+    assert not torch.equal(one, qsim.matmul(a, b, how, seed=Noise(1, 1)))
     generators = [torch.Generator().manual_seed(3) for _ in range(2)]
     assert torch.equal(*(qsim.matmul(a, b, how, generator=generator) for generator in generators))
     torch.manual_seed(5)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim import FivePoint, Recipe
+from qsim import FivePoint
+from qsim.recipes import Recipe
 from support.bounds import bernstein
 from support.comparing import same_bits
 from support.distributed_models import alike

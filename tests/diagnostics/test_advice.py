@@ -184,16 +184,16 @@ def losses(optimizer: Any, steps: int = 3, **options: Any) -> tuple[Monitor, flo
 @pytest.mark.parametrize("optimizer", [qsim.optim.AdamW, qsim.optim.SGD])
 def test_updates_that_are_all_cancelled(optimizer: Any) -> None:
     with pytest.warns(UserWarning, match=r"Monitor: step [12]: all weights: \S+ % of the updates change no weight; update='stochastic'"):
-        monitor, changed = losses(optimizer, lr=1e-4, weight="e4m3", update="nearest")
+        monitor, changed = losses(optimizer, lr=1e-4, format="e4m3", update="nearest")
     assert changed < 0.02
     (found,) = monitor.advice()
     assert (found.layer, found.point, found.outcome, found.loss_scale) == ("all weights", "update", "cancelled", None)
     assert found.learning_rate is not None
     assert found.learning_rate > 1e-3
     assert f"a learning rate of at least {found.learning_rate:.2g}" in str(found)
-    assert losses(optimizer, lr=found.learning_rate, weight="e4m3", update="nearest")[1] > 0.25
+    assert losses(optimizer, lr=found.learning_rate, format="e4m3", update="nearest")[1] > 0.25
     for update in ("stochastic", "kahan"):
-        assert not losses(optimizer, lr=1e-4, weight="e4m3", update=update)[0].advice()
+        assert not losses(optimizer, lr=1e-4, format="e4m3", update=update)[0].advice()
 
 
 def test_updates_of_torchs_optimizers(recwarn: pytest.WarningsRecorder) -> None:

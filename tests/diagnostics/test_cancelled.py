@@ -33,7 +33,7 @@ def quantized(**options: str) -> Make:
 CASES: dict[str, tuple[Make, torch.dtype, int]] = {
     "torch": (lambda params: torch.optim.SGD(params, RATE), torch.bfloat16, 0),
     "nearest": (lambda params: qsim.optim.SGD(params, RATE, update="nearest"), torch.bfloat16, 0),
-    "nearest, float32": (lambda params: qsim.optim.SGD(params, RATE, update="nearest", weight="bf16"), torch.float32, 0),
+    "nearest, float32": (lambda params: qsim.optim.SGD(params, RATE, update="nearest", format="bf16"), torch.float32, 0),
     "kahan": (lambda params: qsim.optim.SGD(params, RATE, update="kahan"), torch.bfloat16, 2),
     "rate in a tensor": (lambda params: qsim.optim.SGD(params, torch.tensor(RATE), update="nearest"), torch.bfloat16, 0),
     "quantized": (quantized(), torch.float32, 0),
@@ -137,7 +137,7 @@ def test_a_rate_of_zero_makes_no_updates() -> None:
 def test_steps_that_a_scaler_skips_have_no_updates(fused: bool | None) -> None:
     """Skipped by the step itself, which is then counted without updates, or by the scaler, which does not call the step."""
     parameter = nn.Parameter(torch.ones(3))
-    optimizer = qsim.optim.SGD([parameter], RATE, update="nearest", weight="bf16", fused=fused)
+    optimizer = qsim.optim.SGD([parameter], RATE, update="nearest", format="bf16", fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(parameter.sum()).backward()
     assert parameter.grad is not None

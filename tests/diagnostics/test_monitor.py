@@ -19,7 +19,7 @@ from support.watched import POINTS, net
 FIELDS = ("elements", "saturated", "underflowed", "exact", "nan", "zero", "infinite")
 
 
-def direct(x: Tensor, rounded: Tensor, fmt: qsim.Format) -> tuple[dict[str, int], Counter[int]]:
+def direct(x: Tensor, rounded: Tensor, fmt: qsim.formats.Format) -> tuple[dict[str, int], Counter[int]]:
     """The counts in Python's numbers, element by element."""
     found: Counter[str] = Counter(elements=x.numel())
     exponents: Counter[int] = Counter()

@@ -32,7 +32,7 @@ def test_training_gives_the_same_bits(points: str) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(50, 32), nn.Linear(32, 32), nn.Dropout(0.2), qsim.nn.Quantize("e4m3", NOISY), nn.Linear(32, 50))
         qsim.convert(model, recipes[points], embeddings=points in ("plain", "delayed"))
-        optimizer = qsim.optim.AdamW(model.parameters(), lr=1e-2, update="stochastic", weight="bf16")
+        optimizer = qsim.optim.AdamW(model.parameters(), lr=1e-2, update="stochastic", format="bf16")
         monitor = Monitor(model, every=every, optimizer=optimizer) if every else None
         losses = []
         for _ in range(5):

@@ -116,7 +116,7 @@ def test_integer_dtypes(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("fmt", EVERY, ids=repr)
 def test_values(fmt: Format) -> None:
-    assert eval(repr(fmt), vars(qsim)) == fmt
+    assert eval(repr(fmt), vars(qsim.formats)) == fmt
     assert pickle.loads(pickle.dumps(fmt)) == copy.deepcopy(fmt) == fmt
     assert hash(pickle.loads(pickle.dumps(fmt))) == hash(fmt)
     assert fmt in {fmt}
@@ -190,7 +190,7 @@ def test_any_float(exponent: int, mantissa: int, specials: str, subnormals: bool
     except ValueError as error:
         assert "no value but zero" in str(error) or "which an unsigned format lacks" in str(error)  # noqa: PT017
         return
-    assert eval(repr(fmt), vars(qsim)) == fmt
+    assert eval(repr(fmt), vars(qsim.formats)) == fmt
     if fmt.bits <= 10:
         check_facts(fmt)
 

@@ -158,6 +158,6 @@ def test_every_name_of_ml_dtypes_and_of_torchs_narrow_dtypes() -> None:
     assert len(of_ml_dtypes) > 10
     assert len(of_torch) > 5
     for name in {*of_ml_dtypes, *of_torch}:
-        assert isinstance(qsim.format(name), qsim.Format)
+        assert isinstance(qsim.format(name), qsim.formats.Format)
     for name in of_torch:
         assert qsim.format(name) == qsim.format(getattr(torch, name))

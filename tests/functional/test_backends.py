@@ -1,4 +1,4 @@
-"""`qsim.backends`: which implementation runs, and what happens if Numba is installed but cannot be imported."""
+"""`qsim.diagnostics.backends`: which implementation runs, and what happens if Numba is installed but cannot be imported."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def no_numba(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cpu_has_numba_if_it_is_installed() -> None:
     has_numba = importlib.util.find_spec("numba") is not None
-    assert qsim.backends()["cpu"].runs == ("numba" if has_numba else "torch")
+    assert qsim.diagnostics.backends()["cpu"].runs == ("numba" if has_numba else "torch")
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "HAS_NUMBA", False)
-    assert qsim.backends()["cpu"].runs == "torch"
-    assert "pip install 'qsim-torch[cpu]'" in qsim.backends()["cpu"].why
+    assert qsim.diagnostics.backends()["cpu"].runs == "torch"
+    assert "pip install 'qsim-torch[cpu]'" in qsim.diagnostics.backends()["cpu"].why
 
 
 @pytest.mark.usefixtures("no_numba")
 def test_numba_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "HAS_NUMBA", True)
-    assert qsim.backends()["cpu"] == ("torch", "Numba is installed, but cannot be used: no compiler")
+    assert qsim.diagnostics.backends()["cpu"] == ("torch", "Numba is installed, but cannot be used: no compiler")
     x = torch.linspace(-3, 3, 100)
     grid, _, rule = *qsim.format("e2m1").spelling, qsim.rounding.resolve("nearest").spelling["saturate"]
     broken = Implementation("qsim_kernels.numba", otherwise="qsim_kernels.torch")
@@ -71,11 +71,11 @@ def test_a_backend_without_a_substitute_raises_the_error() -> None:
 
 def test_amds_gpus_have_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.0")
-    assert qsim.backends()["cuda"].runs == "torch"
+    assert qsim.diagnostics.backends()["cuda"].runs == "torch"
 
 
 def test_a_gpu_is_named_if_there_is_one() -> None:
-    runs, why = qsim.backends()["cuda"]
+    runs, why = qsim.diagnostics.backends()["cuda"]
     if torch.cuda.is_available():
         assert runs == "triton"
         assert torch.cuda.get_device_name() in why

@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 
 import qsim
 from qsim.formats import BF16, E2M1, E3M2, E4M3, E5M2, E8M0, FP16, FP32, INT4, TF32, Fixed, Float, Format, Int
+from qsim.random import Noise
 from support import inputs, oracle, oracle_arrays
 from support.catalogue import ML_DTYPES, NAMED, VARIETY, sweep
 from support.oracle_arrays import Bracket, mismatches, numbers
@@ -96,8 +97,8 @@ def test_encode_draws_as_quantize_does(fmt: Format, dtype: torch.dtype) -> None:
     x = inputs.edges(fmt, dtype, 200)
     x = x[~x.isnan()]
     how = qsim.Stochastic(8)
-    codes = qsim.encode(x, fmt, rounding=how, seed=4, stream=9, offset=3)
-    values = qsim.quantize(x, fmt, rounding=how, seed=4, stream=9, offset=3, dtype=torch.float64)
+    codes = qsim.encode(x, fmt, rounding=how, seed=Noise(4, 9, 3))
+    values = qsim.quantize(x, fmt, rounding=how, seed=Noise(4, 9, 3), dtype=torch.float64)
     assert torch.equal(qsim.decode(codes, fmt, dtype=torch.float64).view(torch.int64), values.view(torch.int64))
 
 

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import qsim
 from qsim.formats import Float
+from qsim.random import Noise
 from support.calls import CALLS, noisy, points, same
 
 BACKENDS = ["aot_eager", "inductor"]
@@ -152,7 +153,7 @@ def test_numbers_that_change_at_every_step_do_not_recompile(device: torch.device
 
     def step(x: Tensor, number: int) -> Tensor:
         numbers: dict[str, Any] = {"seed": 0, name: number}
-        return qsim.quantize(x, "e4m3", rounding="stochastic", **numbers)
+        return qsim.quantize(x, "e4m3", rounding="stochastic", seed=Noise(**numbers))
 
     compiled = torch.compile(step, fullgraph=True, backend=counter)
     for number in (10, 11, 12, 1000, 2**40, 2**62):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.random import random_bits
+from qsim.random import Noise, random_bits
 from support.refusing import refused
 
 VALUES = [0.3, -1.7, 1e6, -0.0]
@@ -51,12 +51,14 @@ def run(operation: str, x: Any, out: Tensor, options: dict[str, Any]) -> Tensor:
         ({"format": torch.float64}, ValueError, "no format matches torch.float64"),
         ({"rounding": "nearst"}, ValueError, "unknown rounding 'nearst': did you mean 'nearest'? Allowed are nearest, nearest_away, "),
         ({"rounding": 0}, TypeError, "rounding must be a name or a Rounding, got 0"),
-        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'"),
-        ({"offset": -1}, ValueError, "offset must not be negative, got -1"),
-        ({"offset": -1, "rounding": "nearest"}, ValueError, "offset must not be negative, got -1"),
+        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'"),
+        ({"seed": Noise(0, offset=-1)}, ValueError, "offset must not be negative, got -1"),
+        ({"seed": Noise(offset=-1), "rounding": "nearest"}, ValueError, "offset must not be negative, got -1"),
         ({"seed": 1, "generator": torch.Generator()}, ValueError, "give seed= or generator=, not both"),
         ({"seed": 1, "generator": torch.Generator(), "rounding": "nearest"}, ValueError, "give seed= or generator=, not both"),
-        ({"stream": None}, TypeError, "stream must be an int, got None"),
+        ({"seed": Noise(1), "generator": torch.Generator()}, ValueError, "give seed= or generator=, not both"),
+        ({"seed": Noise(0, stream=None)}, TypeError, "stream must be an int, got None"),
+        ({"seed": Noise("1")}, TypeError, "seed must be an int or a 0-d int64 tensor, got '1'"),
         ({"seed": "1"}, TypeError, "seed must be an int or a 0-d int64 tensor, got '1'"),
         ({"seed": True}, TypeError, "seed must be an int or a 0-d int64 tensor, got True"),
         ({"seed": 2**63}, ValueError, f"seed must fit 64 signed bits, got {2**63}"),
@@ -105,7 +107,7 @@ def sparse(layout: torch.layout) -> Tensor:
 def test_inputs_of_another_kind(operation: str, bad: Any, message: str, out: Tensor) -> None:
     with refused(TypeError, f"{operation.split()[0]}: {message}", untouched=(out,)):
         if operation == "threshold_quantize":
-            qsim.threshold_quantize(bad, 1.0, 0.5)
+            qsim.functional.threshold_quantize(bad, 1.0, 0.5)
         else:
             run(operation, bad, out, {})
 
@@ -263,7 +265,7 @@ def test_codes_are_not_read_where_there_are_none() -> None:
     assert qsim.decode(codes[:0], "e2m1").shape == (0, 3)
 
 
-class OwnFormat(qsim.Format):
+class OwnFormat(qsim.formats.Format):
     """A format that a user wrote, with values but without the grid and the codes that kernels need."""
 
     bits = 4
@@ -272,7 +274,7 @@ class OwnFormat(qsim.Format):
         return (0.0, 1.0)
 
 
-class OwnRounding(qsim.Rounding):
+class OwnRounding(qsim.rounding.Rounding):
     """A rounding that a user wrote, without any of the modes."""
 
     def __init__(self) -> None:
@@ -331,7 +333,7 @@ def test_roundings_of_other_classes(use: Callable[[Any], Any]) -> None:
 )
 def test_threshold_quantize(step: Any, threshold: Any, error: type[Exception], message: str, x: Tensor) -> None:
     with refused(error, f"threshold_quantize: {message}", untouched=(x,)):
-        qsim.threshold_quantize(x, step, threshold)
+        qsim.functional.threshold_quantize(x, step, threshold)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +341,7 @@ def test_threshold_quantize(step: Any, threshold: Any, error: type[Exception], m
     [
         ({"format": "e4m33"}, ValueError, "unknown format 'e4m33': did you mean 'e4m3'?"),
         ({"rounding": "nearst"}, ValueError, "unknown rounding 'nearst': did you mean 'nearest'?"),
-        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'"),
+        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'"),
         ({"scale": 2.0}, TypeError, "scale must be one of qsim.scaling's, got 2.0"),
     ],
 )

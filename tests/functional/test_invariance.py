@@ -13,12 +13,13 @@ from torch import Tensor
 import qsim
 from qsim import Stochastic
 from qsim.formats import E4M3
+from qsim.random import Noise
 from qsim_kernels.torch import chunks
 from support import inputs
 from support.comparing import raw, same_bits
 
 SHAPE = (4, 6, 5, 7)
-STOCHASTIC: dict[str, Any] = {"rounding": "stochastic", "seed": 5, "stream": 3}
+STOCHASTIC: dict[str, Any] = {"rounding": "stochastic", "seed": Noise(5, 3)}
 
 #: Roundings with and without noise, for both assignments of random bits.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -213,27 +214,27 @@ def test_empty(device: torch.device, shape: tuple[int, ...], option: str) -> Non
 @pytest.mark.parametrize("bits", [None, 1, 6, 16, 17, 32])
 @pytest.mark.parametrize("offset", [0, 5, 2**32 - 500])
 def test_pieces_with_offset_make_the_whole(values: Tensor, device: torch.device, bits: int | None, offset: int) -> None:
-    how: dict[str, Any] = {"rounding": Stochastic(bits), "seed": -5, "stream": 2**40}
+    rounding = Stochastic(bits)
     flat = values.reshape(-1)
-    expected = qsim.quantize(flat, E4M3, offset=offset, **how)
-    expected_codes = qsim.encode(flat, E4M3, offset=offset, **how)
+    expected = qsim.quantize(flat, E4M3, rounding, seed=Noise(-5, 2**40, offset))
+    expected_codes = qsim.encode(flat, E4M3, rounding, seed=Noise(-5, 2**40, offset))
     x = flat.to(device)
     for cuts in ([1], [3, 4, 5], [8, 17, 400], list(range(0, 100, 7)), [839]):
         starts = [0, *(cut for cut in cuts if cut)]
         pieces = list(zip(starts, [*starts[1:], len(x)], strict=True))
-        parts = [qsim.quantize(x[a:b], E4M3, offset=offset + a, **how) for a, b in pieces]
+        parts = [qsim.quantize(x[a:b], E4M3, rounding, seed=Noise(-5, 2**40, offset + a)) for a, b in pieces]
         assert same_bits(torch.cat(parts), expected)
-        codes = [qsim.encode(x[a:b], E4M3, offset=offset + a, **how) for a, b in pieces]
+        codes = [qsim.encode(x[a:b], E4M3, rounding, seed=Noise(-5, 2**40, offset + a)) for a, b in pieces]
         assert same_bits(torch.cat(codes), expected_codes)
         in_place = x.clone()
         for a, b in pieces:
-            qsim.quantize_(in_place[a:b], E4M3, offset=offset + a, **how)
+            qsim.quantize_(in_place[a:b], E4M3, rounding, seed=Noise(-5, 2**40, offset + a))
         assert same_bits(in_place, expected)
 
 
 def test_offset_matters(device: torch.device) -> None:
     x = torch.full((256,), 1.0625, device=device)
-    draws = [qsim.quantize(x, E4M3, offset=offset, **STOCHASTIC) for offset in (0, 1, 8, 256, 2**32, 2**40)]
+    draws = [qsim.quantize(x, E4M3, "stochastic", seed=Noise(5, 3, offset)) for offset in (0, 1, 8, 256, 2**32, 2**40)]
     assert all(not torch.equal(draws[i], draws[j]) for i in range(len(draws)) for j in range(i))
 
 
@@ -262,9 +263,9 @@ def test_chunks_leave_no_trace(values: Tensor, small_chunks: Callable[[int], Non
 def test_chunks_of_the_true_size() -> None:
     count = chunks.CHUNK
     x = torch.randn(2 * count + 5)
-    whole = qsim.quantize(x, E4M3, offset=3, **STOCHASTIC)
+    whole = qsim.quantize(x, E4M3, "stochastic", seed=Noise(5, 3, 3))
     for a in (0, count - 5, 2 * count - 3):
-        assert same_bits(whole[a : a + 8], qsim.quantize(x[a : a + 8], E4M3, offset=3 + a, **STOCHASTIC))
+        assert same_bits(whole[a : a + 8], qsim.quantize(x[a : a + 8], E4M3, "stochastic", seed=Noise(5, 3, 3 + a)))
     rows = x[: 3 * (count // 2 + 1)].view(3, -1)
     assert same_bits(qsim.quantize(rows.t(), E4M3, **STOCHASTIC), qsim.quantize(rows.t().contiguous(), E4M3, **STOCHASTIC))
 
@@ -344,4 +345,6 @@ class TestMoreThanTwoToThe31Elements:
         columns = view.shape[1]
         for row, column in ((0, 0), (2, columns - 500), (2, 2**31 - 2 * columns - 100)):
             part = view[row, column : column + 500].cpu()
-            assert same_bits(result[row, column : column + 500], qsim.quantize(part, E4M3, offset=row * columns + column, **STOCHASTIC))
+            assert same_bits(
+                result[row, column : column + 500], qsim.quantize(part, E4M3, "stochastic", seed=Noise(5, 3, row * columns + column))
+            )

@@ -85,7 +85,7 @@ def test_correction_of_another_kind(correction: object) -> None:
 
 
 def test_unknown_overflow() -> None:
-    with pytest.raises(ValueError, match="overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'"):
+    with pytest.raises(ValueError, match="overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'"):
         qsim.quantize(torch.ones(3), "e4m3", overflow="wrap")  # type: ignore[arg-type]
 
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim import Block, ScaledCodes, Stochastic
+from qsim import Block, Stochastic
 from qsim.formats import BF16, E2M1, E2M3, E4M3, E5M2, E8M0, FP16, Float, Int
+from qsim.functional import ScaledCodes
+from qsim.random import Noise
 from qsim.scaling import NAMED, PerAxis, PerBlock, PerTensor, PerTile, Scaling
 from support.comparing import first_difference, same_bits
 from support.scaled_cases import DIFFERENT, SCALINGS, hard
@@ -36,9 +38,9 @@ ROUNDINGS = [
 
 def check(x: Tensor, format: Any, packed: bool = False, overflow: str = "saturate", **how: Any) -> ScaledCodes:
     """Decode the codes, and compare with `quantize`."""
-    drawn = {"rounding": how.pop("rounding", "nearest"), "overflow": overflow, "seed": 9, "stream": 4, "offset": 7}
+    drawn = {"rounding": how.pop("rounding", "nearest"), "overflow": overflow, "seed": Noise(9, 4, 7)}
     if drawn["rounding"] not in ("stochastic",) and not isinstance(drawn["rounding"], Stochastic):
-        drawn["seed"] = None
+        drawn["seed"] = Noise(None, 4, 7)
     encoded = qsim.encode(x, format, packed=packed, **how, **drawn)
     decoded = qsim.decode(encoded, format, packed=packed, overflow=overflow, dtype=x.dtype, **how)
     expected = qsim.quantize(x, format, **how, **drawn)
@@ -274,7 +276,7 @@ class TestErrors:
 
     def test_decoding_other_things(self) -> None:
         encoded = qsim.encode(torch.ones(4, 16), "mxfp4")
-        with pytest.raises(TypeError, match=r"codes under scales are qsim.ScaledCodes, got Tensor"):
+        with pytest.raises(TypeError, match=r"codes under scales are qsim.functional.ScaledCodes, got Tensor"):
             qsim.decode(encoded.codes, "mxfp4")
         with pytest.raises(TypeError, match="codes must be a tensor, got ScaledCodes"):
             qsim.decode(encoded, "e2m1")

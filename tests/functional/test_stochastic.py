@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 import qsim
 from qsim import Stochastic
 from qsim.formats import E2M1, E4M3, E5M2, E8M0, FP16, Fixed, Float, Format, holds
-from qsim.random import random_bits
+from qsim.random import Noise, random_bits
 from support import inputs, oracle
 from support.bounds import check_share, surprise
 from support.catalogue import NAMED, VARIETY
@@ -117,7 +117,7 @@ def test_every_decision_follows_from_its_bits(fmt: Format, dtype: torch.dtype) -
     for correction, overflow, bits in dealt(settings, [*NAMED, *VARIETY].index(fmt) + inputs.DTYPES.index(dtype), 2):
         how, width = Stochastic(bits, correction), bits or 32
         used = random_bits(x.numel(), width, seed=5, stream=3, offset=11).numpy()
-        got = qsim.quantize(x, fmt, rounding=how, overflow=overflow, seed=5, stream=3, offset=11, dtype=target)
+        got = qsim.quantize(x, fmt, rounding=how, overflow=overflow, seed=Noise(5, 3, 11), dtype=target)
         expected = bracket.round("stochastic", overflow, used, width, correction)
         where = mismatches(got, expected)
         assert not len(where), f"{fmt!r}, {how}, {overflow}, {dtype}: R = {used[where[:5]]}, {explain(x, got, expected, where)}"
@@ -133,7 +133,9 @@ def test_every_decision_follows_from_its_bits(fmt: Format, dtype: torch.dtype) -
 )
 def test_any_number_any_seed(x: float, fmt: Format, bits: int, correction: bool, seed: int, offset: int) -> None:
     (used,) = random_bits(1, bits, seed=seed, offset=offset).tolist()
-    got = qsim.quantize(torch.tensor(x, dtype=torch.float64), fmt, rounding=Stochastic(bits, correction), seed=seed, offset=offset).item()
+    got = qsim.quantize(
+        torch.tensor(x, dtype=torch.float64), fmt, rounding=Stochastic(bits, correction), seed=Noise(seed, offset=offset)
+    ).item()
     expected = oracle.round_exact(x, fmt, "stochastic", "saturate", used, bits, correction)
     assert (got, math.copysign(1, got)) == (expected, math.copysign(1, expected))
 

@@ -12,7 +12,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import qsim
-from qsim import Block, ScaledCodes
+from qsim import Block
+from qsim.functional import ScaledCodes
 from qsim.scaling import PerAxis, PerTensor, PerTile
 from support.comparing import same_bits
 from support.scaled_cases import hard

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim import Format
+from qsim.formats import Format
 from qsim_kernels import numba as compiled, torch as reference
 from qsim_kernels.arithmetic import rounding as definition
 from qsim_kernels.meanings import torch as meaning

@@ -8,6 +8,7 @@ import torch
 import qsim
 from qsim import Stochastic, rounding as roundings
 from qsim.formats import E2M1, E4M3, Float, Format
+from qsim.random import Noise
 from qsim_kernels import torch as reference
 from support import inputs
 from support.comparing import first_difference, same_bits
@@ -182,7 +183,7 @@ def test_sweep_over_formats_does_not_compile(monkeypatch: pytest.MonkeyPatch) ->
     def work(fmt: Format, number: int, stream: int, offset: int, count: int) -> None:
         x = torch.randn(count, device="cuda")
         qsim.quantize(x, fmt)
-        qsim.quantize(x, fmt, rounding="stochastic", seed=number, stream=stream, offset=offset)
+        qsim.quantize(x, fmt, rounding="stochastic", seed=Noise(number, stream, offset))
         if fmt.bits <= 8:  # wider codes have another dtype, which is another kernel
             qsim.decode(qsim.encode(x, fmt, check=False), fmt)
 

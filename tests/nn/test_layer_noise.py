@@ -112,3 +112,37 @@ def test_streams_of_a_pickled_layer_are_its_own() -> None:
     model = qsim.convert(nn.Sequential(nn.Linear(16, 16)), POINTS["weight"])
     qsim.convert(nn.Sequential(*[nn.Linear(16, 16) for _ in range(3)]), POINTS["weight"])
     assert alike(outcome(pickle.loads(pickle.dumps(model)), called), outcome(model, called))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_draws_per_step_or_per_call(kind: str) -> None:
+    make, run = KINDS[kind]
+    for redraw, repeats in (("auto", True), ("step", True), ("call", False)):
+        model = qsim.convert(nn.Sequential(make()), FivePoint(weight=Quantizer("e2m1", "stochastic", redraw=redraw)))
+        x = torch.arange(8 * 16).view(8, 16) * 0.017 % 1 - 0.4
+        torch.manual_seed(0)
+        first, second = run(x, model[0]), run(x, model[0])
+        assert torch.equal(first, second) is repeats, redraw
+        torch.manual_seed(0)
+        assert torch.equal(run(x, model[0]), first)  # either follows torch's seed
+
+
+def test_a_compiled_weight_draws_per_call() -> None:
+    layer = qsim.nn.Linear(16, 16, points=FivePoint(weight=Quantizer("e2m1", "stochastic", redraw="call")))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(3, 16)
+    assert not torch.equal(compiled(x), compiled(x))
+
+
+def test_when_a_point_draws_is_part_of_it() -> None:
+    spec = Quantizer("e2m1", "stochastic", redraw="call")
+    assert "redraw='call'" in repr(spec)
+    assert "redraw='auto'" in repr(NOISY)
+    assert spec != NOISY
+    assert Quantizer(**spec.to_dict()) == spec
+    assert str(FivePoint(weight=spec)) == "weight=e2m1 Stochastic() drawn per call"
+    with pytest.raises(ValueError, match="Quantizer: redraw must be 'auto', 'call', 'step', got 'always'"):
+        Quantizer("e2m1", redraw="always")  # type: ignore[arg-type]
+    for name in ("act", "act_bwd", "grad", "grad_w"):
+        with pytest.raises(ValueError, match=f"FivePoint: {name}: redraw='step' is for weights, which steps change"):
+            FivePoint(**{"grad": "e4m3", name: Quantizer("e2m1", "stochastic", redraw="step")})  # type: ignore[arg-type]

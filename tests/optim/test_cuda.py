@@ -19,7 +19,7 @@ ADAM: dict[str, Any] = {"lr": 2.0**-5, "amsgrad": True}
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "AdamW": (qsim.optim.AdamW, ADAM),
     "AdamW, Kahan": (qsim.optim.AdamW, {**ADAM, "update": "kahan", "state": "fp32"}),
-    "AdamW, E4M3": (qsim.optim.AdamW, {**ADAM, "weight": "e4m3", "state_rounding": "stochastic", "state": "bf16"}),
+    "AdamW, E4M3": (qsim.optim.AdamW, {**ADAM, "format": "e4m3", "state_rounding": "stochastic", "state": "bf16"}),
     "AdamW in the format": (qsim.optim.AdamW, {**ADAM, "arithmetic": "format", "betas": (0.9, 0.99)}),
     "SGD": (qsim.optim.SGD, {"lr": 2.0**-5, "momentum": 0.9, "weight_decay": 0.1}),
     "plain SGD, Kahan": (qsim.optim.SGD, {"lr": 2.0**-5, "update": "kahan"}),

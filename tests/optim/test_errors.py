@@ -43,7 +43,6 @@ def weight(dtype: torch.dtype = BF16) -> nn.Parameter:
         (ADAM, {"betas": (0.9, "0.999")}, TypeError, ["betas[1] must be a number", "'0.999'"]),
         (ADAM, {"eps": -1e-8}, ValueError, ["eps must be in [0, inf)", "-1e-08"]),
         (ADAM, {"weight_decay": -0.1}, ValueError, ["weight_decay must be in [0, inf)", "-0.1"]),
-        (ADAM, {"decoupled_weight_decay": False}, ValueError, ["AdamW", "decoupled", "qsim.optim.Adam"]),
         (SGD, {"momentum": -0.9}, ValueError, ["momentum must be in [0, inf)", "-0.9"]),
         (SGD, {"dampening": "no"}, TypeError, ["dampening must be a number", "'no'"]),
         (SGD, {"dampening": True}, TypeError, ["dampening must be a number", "True"]),
@@ -55,19 +54,19 @@ def weight(dtype: torch.dtype = BF16) -> nn.Parameter:
         (ADAM, {"update": "Stochastic(bits=40)"}, ValueError, ["bits"]),
         (ADAM, {"state_rounding": "kahan"}, ValueError, ["state_rounding must be 'nearest', 'stochastic'", "'kahan'"]),
         (ADAM, {"arithmetic": "bf16"}, ValueError, ["arithmetic must be 'float32' or 'format'", "'bf16'"]),
-        (ADAM, {"weight": "e4m33"}, ValueError, ["e4m33"]),
-        (ADAM, {"weight": 5}, TypeError, ["5"]),
-        (ADAM, {"weight": "fp16"}, ValueError, ["weight", "parameters in torch.bfloat16", "Float(5, 10", "float16, float32 can"]),
+        (ADAM, {"format": "e4m33"}, ValueError, ["e4m33"]),
+        (ADAM, {"format": 5}, TypeError, ["5"]),
+        (ADAM, {"format": "fp16"}, ValueError, ["format", "parameters in torch.bfloat16", "Float(5, 10", "float16, float32 can"]),
         (ADAM, {"state": qsim.Fixed(32, 16)}, ValueError, ["state: moments", "cannot hold", "Fixed(32, 16)"]),
-        (ADAM, {"weight": "fp32"}, ValueError, ["weight", "parameters in torch.bfloat16", "Float(8, 23", "float32 can"]),
+        (ADAM, {"format": "fp32"}, ValueError, ["format", "parameters in torch.bfloat16", "Float(8, 23", "float32 can"]),
         (ADAM, {"seed": 1.5}, TypeError, ["seed", "int", "1.5"]),
         (ADAM, {"seed": 2**63}, ValueError, ["seed", "64 signed bits"]),
         (ADAM, {"seed": 1, "generator": torch.Generator()}, ValueError, ["seed= or generator=, not both"]),
         (ADAM, {"generator": 7}, TypeError, ["generator must be a torch.Generator", "7"]),
         (ADAM, {"arithmetic": "format"}, ValueError, ["beta2=0.999 becomes 1", "Float(8, 7", "0.99609375", "0.997"]),
-        (ADAM, {**IN_FORMAT, "weight": "e4m3"}, ValueError, ["beta2=0.997 becomes 1", "Float(4, 3", "0.9375"]),
-        (ADAM, {**IN_FORMAT, "weight": "e4m3", "betas": (0.98, 0.9)}, ValueError, ["beta1=0.98 becomes 1", "0.9375"]),
-        (ADAM, {**IN_FORMAT, "weight": "e4m3", "betas": (0.5, 0.5)}, ValueError, ["eps=1e-08 becomes 0", "Float(4, 3", "0.001953125"]),
+        (ADAM, {**IN_FORMAT, "format": "e4m3"}, ValueError, ["beta2=0.997 becomes 1", "Float(4, 3", "0.9375"]),
+        (ADAM, {**IN_FORMAT, "format": "e4m3", "betas": (0.98, 0.9)}, ValueError, ["beta1=0.98 becomes 1", "0.9375"]),
+        (ADAM, {**IN_FORMAT, "format": "e4m3", "betas": (0.5, 0.5)}, ValueError, ["eps=1e-08 becomes 0", "Float(4, 3", "0.001953125"]),
         (ADAM, {**IN_FORMAT, "state": "fp32"}, ValueError, ["arithmetic='format'", "weights' format", "state='fp32'"]),
         (
             ADAM,
@@ -82,7 +81,7 @@ def test_options_are_refused(make: Any, options: dict[str, Any], error: type[Exc
     with refused(error, *words):
         make([weight()], **options)
     # Also those of a later group, which is then not updated.
-    if "generator" not in options and "differentiable" not in options and options.get("decoupled_weight_decay", True):
+    if "generator" not in options and "differentiable" not in options:
         optimizer = make([weight()])
         with refused(error, *words):
             optimizer.add_param_group({"params": [weight()], **options})
@@ -91,7 +90,7 @@ def test_options_are_refused(make: Any, options: dict[str, Any], error: type[Exc
 
 def test_formats_that_need_more_than_float32_computes_with() -> None:
     with refused(ValueError, "arithmetic='format'", "float32 has too few bits", "12 significant bits"):
-        ADAM([weight(torch.float32)], weight=qsim.Float(8, 11, specials="ieee"), **IN_FORMAT)
+        ADAM([weight(torch.float32)], format=qsim.Float(8, 11, specials="ieee"), **IN_FORMAT)
 
 
 @every_maker
@@ -152,7 +151,7 @@ def test_options_that_are_set_later_are_refused_before_anything_moves(make: Any)
     before = full(optimizer)
     for options, words in (
         ({"update": "up"}, ["update must be", "'up'"]),
-        ({"weight": "fp32"}, ["weight", "float32 can"]),
+        ({"format": "fp32"}, ["format", "float32 can"]),
         ({"state_rounding": "up"}, ["state_rounding must be", "'up'"]),
         ({"seed": 2**63}, ["seed", "64 signed bits"]),
     ):

@@ -144,7 +144,7 @@ def test_unscaled_gradients_can_be_clipped(make: Any) -> None:
     found = []
     for scaler in (torch.amp.GradScaler("cpu", init_scale=1024.0), torch.amp.GradScaler("cpu", enabled=False)):
         p = nn.Parameter(torch.linspace(-1, 1, 64))
-        optimizer = make([p], seed=SEED, weight="bf16")
+        optimizer = make([p], seed=SEED, format="bf16")
         if scaler.is_enabled():
             found.append(clipped(optimizer, p, scaler))
             continue

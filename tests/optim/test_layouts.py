@@ -70,7 +70,7 @@ def test_mixed_parameters_and_gradients() -> None:
 
     def move(chosen: list[int]) -> list[Tensor]:
         params = [nn.Parameter(torch.linspace(-1, 1, 17).to(dtype)) for dtype, _ in dtypes]
-        optimizer = qsim.optim.AdamW(params, lr=0.01, weight="e4m3", seed=SEED)
+        optimizer = qsim.optim.AdamW(params, lr=0.01, format="e4m3", seed=SEED)
         for number in chosen:
             params[number].grad_dtype = None
             params[number].grad = grads[number].to(dtypes[number][1])

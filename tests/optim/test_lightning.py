@@ -20,8 +20,8 @@ amp = pytest.importorskip("lightning.pytorch.plugins.precision", exc_type=Import
 
 CLIP = 2.0**-4
 MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "AdamW": lambda params, **o: qsim.optim.AdamW(params, lr=2.0**-5, weight="bf16", state="fp32", seed=7, **o),
-    "SGD": lambda params, **o: qsim.optim.SGD(params, lr=0.5, weight="bf16", seed=7, **o),
+    "AdamW": lambda params, **o: qsim.optim.AdamW(params, lr=2.0**-5, format="bf16", state="fp32", seed=7, **o),
+    "SGD": lambda params, **o: qsim.optim.SGD(params, lr=0.5, format="bf16", seed=7, **o),
     "Quantized": lambda params: qsim.optim.Quantized(torch.optim.SGD(params, 0.5), weight=qsim.Quantizer("bf16", "stochastic"), seed=7),
 }
 

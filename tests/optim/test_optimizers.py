@@ -153,7 +153,7 @@ def test_a_group_that_comes_later(make: Any) -> None:
     later = make(parameters(BF16)[:1], update="nearest")
     run(later, range(1))
     added = nn.Parameter(torch.ones(3))
-    later.add_param_group({"params": [added], "update": "kahan", "weight": FP32})
+    later.add_param_group({"params": [added], "update": "kahan", "format": FP32})
     added.grad = torch.ones(3)
     later.step()
     assert (added < 1).all()

@@ -27,7 +27,7 @@ WEIGHTS = [("bf16", torch.bfloat16, 2.0**-8), ("e4m3", torch.bfloat16, 2.0**-4),
 def after(steps: int, count: int, weight: str, dtype: torch.dtype, update: str, sign: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
     """Weights of 1 after steps that subtract 2**-12 from each, and their states, in float64."""
     w = nn.Parameter(torch.ones(count, dtype=dtype))
-    optimizer = qsim.optim.SGD([w], lr=UPDATE, weight=weight, update=update, seed=1)
+    optimizer = qsim.optim.SGD([w], lr=UPDATE, format=weight, update=update, seed=1)
     for _ in range(steps):
         w.grad = torch.full_like(w, sign)
         optimizer.step()
@@ -69,7 +69,7 @@ def test_adam(make: Any, weight: str, dtype: torch.dtype, distance: float) -> No
     moved, lr, steps = {}, distance / 16, 100
     for update in ("nearest", "kahan", "stochastic"):
         w = nn.Parameter(torch.ones(1 << 10, dtype=dtype))
-        optimizer = make([w], lr=lr, weight_decay=0.0, eps=0.0, weight=weight, state="fp32", update=update, seed=1)
+        optimizer = make([w], lr=lr, weight_decay=0.0, eps=0.0, format=weight, state="fp32", update=update, seed=1)
         for _ in range(steps):
             w.grad = torch.ones_like(w)
             optimizer.step()
@@ -118,7 +118,7 @@ def test_lemma_1_of_adam_and_of_further_steps() -> None:
     for _ in range(2):
         # Another optimizer takes the same step in float32, from the same weights and moments.
         single = nn.Parameter(w.detach().float())
-        other = qsim.optim.AdamW([single], weight="fp32", update="nearest", **options)
+        other = qsim.optim.AdamW([single], format="fp32", update="nearest", **options)
         other.load_state_dict({**other.state_dict(), "state": optimizer.state_dict()["state"]})
         w.grad = torch.randn(kinds, 1, generator=generator).expand(kinds, count).bfloat16()
         single.grad = w.grad.float()

@@ -21,7 +21,7 @@ from support.refusing import refused
 #: Everything that creates states: Kahan's compensation, products of the betas, moments in another dtype.
 OPTIONS: dict[str, dict[str, Any]] = {
     "stochastic": {"state_rounding": "stochastic"},
-    "kahan": {"update": "kahan", "weight": "e4m3", "state": "fp32"},
+    "kahan": {"update": "kahan", "format": "e4m3", "state": "fp32"},
     "six bits": {"update": qsim.Stochastic(6), "state": "e5m2"},
 }
 
@@ -211,8 +211,8 @@ def test_states_of_other_optimizers_are_refused() -> None:
 
 
 def test_options_that_do_not_fit_the_parameters_are_refused() -> None:
-    wide = ran(qsim.optim.AdamW(parameters(), weight="fp32")).state_dict()
-    refuses(ran(qsim.optim.AdamW(parameters(BF16))), wide, "weight", "bfloat16", "8, 23")
+    wide = ran(qsim.optim.AdamW(parameters(), format="fp32")).state_dict()
+    refuses(ran(qsim.optim.AdamW(parameters(BF16))), wide, "format", "bfloat16", "8, 23")
     broken = ran(qsim.optim.AdamW(parameters(BF16)))
     state = copy.deepcopy(broken.state_dict())
     state["param_groups"][0]["betas"] = (0.9, 1.0)

@@ -51,7 +51,7 @@ def optimizer_of(params: list[nn.Parameter], options: Options, **more: Any) -> t
         "weight_decay": options.weight_decay,
         "decoupled_weight_decay": options.decoupled,
         "maximize": options.maximize,
-        "weight": options.weight,
+        "format": options.weight,
         "update": options.update,
         "arithmetic": options.arithmetic,
         "state": options.state,
@@ -190,7 +190,7 @@ def test_weights_that_are_nan(carried: str, update: str) -> None:
 def test_nan_and_infinities_stay_visible(make: Any, update: str) -> None:
     for weight, dtype in CARRIED.values():
         p = nn.Parameter(torch.tensor([torch.nan, 1.0, 1.0, 1.0], dtype=DTYPES[dtype]))
-        optimizer = make([p], weight=weight, update=update)
+        optimizer = make([p], format=weight, update=update)
         for step in range(3):
             p.grad = torch.tensor([0.0, torch.nan if step == 1 else 0.0, torch.inf if step == 1 else 0.0, 0.0]).to(p)
             optimizer.step()
@@ -205,7 +205,7 @@ def test_nan_and_infinities_stay_visible(make: Any, update: str) -> None:
 def test_finite_weights_saturate_in_formats_without_infinity(update: str, device: torch.device) -> None:
     for weight, dtype, due in ((E4M3, BF16, 448.0), (E4M3, FP32, 448.0), (E5M2, FP16, torch.inf), (BF16, BF16, torch.inf)):
         p = nn.Parameter(torch.tensor([weight.max, -weight.max], dtype=DTYPES[dtype], device=device))
-        optimizer = qsim.optim.SGD([p], lr=0.5 * weight.max, weight=weight, update=update, maximize=True)
+        optimizer = qsim.optim.SGD([p], lr=0.5 * weight.max, format=weight, update=update, maximize=True)
         p.grad = torch.tensor([1.0, -1.0]).to(p)
         optimizer.step()
         assert p.tolist() == [due, -due]

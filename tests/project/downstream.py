@@ -28,4 +28,4 @@ def converted(model: nn.Module) -> nn.Module:
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """Create an optimizer whose updates round."""
-    return qsim.optim.AdamW(model.parameters(), lr=1e-3, weight="bf16", update="stochastic")
+    return qsim.optim.AdamW(model.parameters(), lr=1e-3, format="bf16", update="stochastic")

@@ -33,7 +33,7 @@ def rounds() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
     qsim.convert(model, "mxfp4")
-    optimizer = qsim.optim.AdamW(model.parameters(), lr=1e-2, weight="bf16", update="stochastic")
+    optimizer = qsim.optim.AdamW(model.parameters(), lr=1e-2, format="bf16", update="stochastic")
     parameters = [*model.parameters()]
     before = [parameter.detach().clone() for parameter in parameters]
     nn.functional.cross_entropy(model(torch.randn(8, 16)), torch.arange(8) % 4).backward()

@@ -52,7 +52,7 @@ def model() -> nn.Sequential:
 def optimized() -> list[Tensor]:
     """Three steps whose products of betas have more bits than bfloat16."""
     weight = nn.Parameter(numbers(10))
-    optimizer = qsim.optim.AdamW([weight], 0.1, (0.9, 0.99), 1e-3, weight="fp16", arithmetic="format", seed=1)
+    optimizer = qsim.optim.AdamW([weight], 0.1, (0.9, 0.99), 1e-3, format="fp16", arithmetic="format", seed=1)
     for _ in range(3):
         weight.grad = numbers(10)
         optimizer.step()

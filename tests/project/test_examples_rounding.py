@@ -49,7 +49,7 @@ def test_wrap_linear(run: RunExample) -> None:
     assert table(printed, "largest difference") == {"qsim.nn.Linear": [0], "qsim.convert": [0], "a module of one's own": [0]}
 
 
-def nearest(x: Tensor, fmt: qsim.Format) -> Tensor:
+def nearest(x: Tensor, fmt: qsim.formats.Format) -> Tensor:
     """Round to nearest by comparing with the midpoint of any two values."""
     values = torch.tensor(fmt.values(), dtype=torch.float64)
     return values[torch.bucketize(x.double(), (values[1:] + values[:-1]) / 2)]
@@ -59,7 +59,7 @@ def decibels(x: Tensor, rounded: Tensor) -> float:
     return 10 * math.log10(x.double().square().sum().item() / (rounded - x).square().sum().item())
 
 
-def under_one_scale(x: Tensor, fmt: qsim.Format) -> float:
+def under_one_scale(x: Tensor, fmt: qsim.formats.Format) -> float:
     scale = x.abs().max().double() / fmt.max
     return decibels(x, nearest(x / scale, fmt) * scale)
 

@@ -17,7 +17,7 @@ import torch
 import qsim
 from qsim import Float, Quantizer, Stochastic
 from qsim.formats import BF16, E2M1, E4M3, E5M2, FP16, FP32, Fixed, Int
-from qsim.random import random_bits
+from qsim.random import Noise, random_bits
 from support import inputs
 from support.bounds import check_share
 from support.oracle_arrays import Bracket, mismatches, numbers
@@ -127,7 +127,7 @@ def test_fixed_point_ties_depend_on_the_device() -> None:
 
 
 @pytest.mark.parametrize("fmt", [Int(8), Fixed(8, 4), Fixed(16, 12), E4M3, E2M1], ids=repr)
-def test_stochastic_rounding_moves_values_of_the_format(fmt: qsim.Format) -> None:
+def test_stochastic_rounding_moves_values_of_the_format(fmt: qsim.formats.Format) -> None:
     """QPyTorch's fixed point; torchao's int8."""
     values = torch.tensor(fmt.values()).repeat(1 + 2**16 // len(fmt.values()))
     for how in (Stochastic(), Stochastic(1), Stochastic(8, correction=True), Stochastic(32, correction=True)):
@@ -151,7 +151,7 @@ def test_every_layer_has_the_same_noise() -> None:
     """brevitas, with a fixed seed; llm.c 597, with one seed for many parameters."""
     x = torch.full((4096,), 1.0625)
     calls = [qsim.quantize(x, "e4m3", rounding="stochastic") for _ in range(4)]
-    streams = [qsim.quantize(x, "e4m3", rounding="stochastic", seed=0, stream=qsim.random.stream("layer", i)) for i in range(4)]
+    streams = [qsim.quantize(x, "e4m3", rounding="stochastic", seed=Noise(0, qsim.random.stream("layer", i))) for i in range(4)]
     for results in (calls, streams):
         for i, a in enumerate(results):
             for b in results[:i]:
@@ -259,10 +259,10 @@ def test_replicas_round_differently() -> None:
     """OneTrainer 804: with its own seed, results do not depend on earlier draws of each process."""
     x = torch.randn(1000)
     torch.manual_seed(1)
-    a = qsim.quantize(x, "bf16", rounding="stochastic", seed=9, stream=4)
+    a = qsim.quantize(x, "bf16", rounding="stochastic", seed=Noise(9, 4))
     torch.manual_seed(2)
     torch.randn(77)
-    assert torch.equal(a, qsim.quantize(x, "bf16", rounding="stochastic", seed=9, stream=4))
+    assert torch.equal(a, qsim.quantize(x, "bf16", rounding="stochastic", seed=Noise(9, 4)))
     before = torch.get_rng_state()
     qsim.quantize(x, "bf16", rounding="stochastic", seed=9)
     assert torch.equal(torch.get_rng_state(), before)
@@ -273,7 +273,7 @@ def test_shards_round_differently() -> None:
     x = torch.randn(10_001)
     whole = qsim.quantize(x, "bf16", rounding="stochastic", seed=1)
     for bounds in ([0, 5, 4096, 10_001], [0, 1, 2, 3, 9_999, 10_001]):
-        pieces = [qsim.quantize(x[a:b], "bf16", rounding="stochastic", seed=1, offset=a) for a, b in itertools.pairwise(bounds)]
+        pieces = [qsim.quantize(x[a:b], "bf16", rounding="stochastic", seed=Noise(1, offset=a)) for a, b in itertools.pairwise(bounds)]
         assert torch.equal(torch.cat(pieces), whole)
 
 

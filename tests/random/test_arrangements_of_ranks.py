@@ -56,7 +56,7 @@ def _alike(device: torch.device) -> list[Tensor]:
     net = qsim.convert(linear().to(device), WEIGHT)
     with torch.no_grad():
         copied, made = copy.deepcopy(net), filled(qsim.nn.Linear(64, 32, bias=False, points=WEIGHT).to(device))
-    optimizers = [qsim.optim.SGD(layer.parameters(), lr=2.0**-8, weight="bf16") for layer in (net, copied)]
+    optimizers = [qsim.optim.SGD(layer.parameters(), lr=2.0**-8, format="bf16") for layer in (net, copied)]
     rounded = [layer(torch.eye(64, device=device)).detach() for layer in (net, copied, made)]
     for layer, optimizer in zip((net, copied), optimizers, strict=True):
         layer.weight.grad = torch.ones_like(layer.weight)
@@ -111,7 +111,7 @@ def _laid_out(
         fully_shard(net, mesh=mesh_of(device), reshard_after_forward=True)
     elif layout == "tp":
         parallelize_module(net, mesh_of(device), {"0": ColwiseParallel(), "1": RowwiseParallel()})
-    return net, call, qsim.optim.SGD(net.parameters(), lr=2.0**-8, weight="bf16")
+    return net, call, qsim.optim.SGD(net.parameters(), lr=2.0**-8, format="bf16")
 
 
 def _stepped_in(net: nn.Module, call: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, which: range) -> list[Tensor]:
@@ -171,7 +171,7 @@ def _resumed(device: torch.device, layout: str, folder: str) -> list[Tensor]:
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     net, call, _ = _laid_out(device, layout, scale=2.0)
-    optimizer = qsim.optim.SGD(net.parameters(), lr=2.0**-8, weight="bf16")
+    optimizer = qsim.optim.SGD(net.parameters(), lr=2.0**-8, format="bf16")
     model, state = get_state_dict(net, optimizer)
     checkpoint.load({"model": model, "optimizer": state}, checkpoint_id=folder)
     set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=state)

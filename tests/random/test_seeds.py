@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import qsim
-from qsim.random import random_bits
+from qsim.random import Noise, random_bits
 
 STOCHASTIC: dict[str, Any] = {"rounding": "stochastic"}
 
@@ -129,9 +129,9 @@ def test_seed_may_be_a_tensor(x: Tensor, device: torch.device, seed: int) -> Non
 
 @pytest.mark.parametrize(("name", "number"), [("stream", 1), ("stream", -1), ("stream", 2**62), ("seed", 8), ("seed", 7 - 2**63)])
 def test_seed_and_stream_tell_draws_apart(x: Tensor, name: str, number: int) -> None:
-    options = {"seed": 7, "stream": 0, name: number}
-    assert not torch.equal(noisy(x, **options), noisy(x, seed=7))
-    assert torch.equal(noisy(x, **options), noisy(x, **options))
+    noise = Noise(**{"seed": 7, "stream": 0, name: number})
+    assert not torch.equal(noisy(x, seed=noise), noisy(x, seed=7))
+    assert torch.equal(noisy(x, seed=noise), noisy(x, seed=noise))
 
 
 @pytest.mark.gpu

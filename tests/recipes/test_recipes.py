@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import qsim
-from qsim import Block, FivePoint, Float, Int, Quantizer, Recipe, recipes
+from qsim import Block, FivePoint, Float, Int, Quantizer, recipes
 from qsim.accumulators import Promoted
 from qsim.cli import main
 from qsim.nn import functional
+from qsim.recipes import Recipe
 from qsim.recipes.named import SHOWN_IN
 from qsim.scaling import Delayed, PerBlock, PerRow, PerTensor, PerTile, Scaling
 from qsim.transforms import Hadamard
@@ -331,3 +332,17 @@ def test_grouped_convolutions_with_scales_for_channels_are_refused_when_they_are
     with pytest.raises(ValueError, match=r"convert: 0: Conv2d: .*channels .*groups.* Give this layer other points, or exclude it"):
         qsim.convert(model, recipes.int8())
     assert type(model[0]) is torch.nn.Conv2d
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_options_that_all_recipes_share(name: str) -> None:
+    recipe = ALL[name]
+    assert recipe.with_() == recipe
+    changed = recipe.with_(first=2, last=3)
+    assert (changed.first, changed.last, changed.points, changed.name) == (2, 3, recipe.points, recipe.name)
+    summed = recipe.with_(accumulate="Rounded('fp32')", chip="never")
+    assert summed.points.accumulate == qsim.accumulators.Rounded("fp32")
+    assert summed.points.chip == "never"
+    assert summed.with_(accumulate=None, chip="auto").points == recipe.with_(accumulate=None, chip="auto").points
+    with pytest.raises(ValueError, match="Recipe: last must be in"):
+        recipe.with_(last=-1)

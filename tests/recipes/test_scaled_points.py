@@ -169,7 +169,7 @@ def test_a_float64_operand_is_not_cut_to_float32() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda w: qsim.optim.AdamW([w], weight="mxfp4"),
+        lambda w: qsim.optim.AdamW([w], format="mxfp4"),
         lambda w: qsim.optim.AdamW([w], state=qsim.Block("e2m1", 32)),
         lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), weight="nvfp4"),
         lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), grad=Quantizer("e4m3", scale=PerTensor())),

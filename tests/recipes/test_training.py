@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import qsim
-from qsim import FivePoint, Recipe, recipes
+from qsim import FivePoint, recipes
+from qsim.recipes import Recipe
 from support.digits import conv, digits
 
 pytestmark = pytest.mark.slow

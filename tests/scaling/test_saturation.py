@@ -156,7 +156,7 @@ def test_the_code_of_an_infinity_stays_one() -> None:
 
 
 def test_an_unknown_overflow_is_refused_by_decode() -> None:
-    with pytest.raises(ValueError, match="overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'"):
+    with pytest.raises(ValueError, match="overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'"):
         qsim.decode(torch.tensor([1], dtype=torch.uint8), "e2m1", overflow="wrap")  # type: ignore[arg-type]
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import qsim
+from qsim.random import Noise
 from support.comparing import same_bits
 
 #: A stream by name. It is hashed outside the compiled functions, as in layers, which do so at construction.
@@ -39,7 +40,7 @@ def seeded(x: Tensor, seed: Tensor | int) -> Tensor:
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "nearest": lambda x: qsim.quantize(x, "e4m3"),
     "nonfinite": lambda x: qsim.quantize(x, "e5m2", rounding="up", overflow="nonfinite"),
-    "stochastic": lambda x: qsim.quantize(x, "e4m3", rounding="stochastic", seed=3, stream=STREAM, offset=1),
+    "stochastic": lambda x: qsim.quantize(x, "e4m3", rounding="stochastic", seed=Noise(3, STREAM, 1)),
     "six bits": lambda x: qsim.quantize(x, "int8", rounding=qsim.Stochastic(6, correction=True), seed=-3),
     "dtype": lambda x: qsim.quantize(x, "e4m3", dtype=torch.bfloat16),
     "out": lambda x: qsim.quantize(x, "e4m3", out=torch.full_like(x, 7.0)),
@@ -47,5 +48,5 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "encode": lambda x: qsim.encode(x, "e4m3", rounding="stochastic", seed=3),
     "decode": lambda x: qsim.decode(qsim.encode(x, "e5m2"), "e5m2", dtype=torch.float16),
     "packed": lambda x: qsim.encode(x.t().contiguous(), "e2m1", packed=True, check=False),
-    "threshold": lambda x: qsim.threshold_quantize(x, 0.25, 0.5),
+    "threshold": lambda x: qsim.functional.threshold_quantize(x, 0.25, 0.5),
 }

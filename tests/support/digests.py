@@ -14,6 +14,7 @@ import qsim
 from qsim import accumulators, scaling
 from qsim.formats import Format
 from qsim.formats.dtypes import holds
+from qsim.random import Noise
 from support import catalogue, inputs
 
 _NAMES = ("nearest", "nearest_away", "nearest_up", "toward_zero", "up", "down", "odd", "stochastic")
@@ -48,7 +49,7 @@ def _rounded(fmt: Format, dtype: torch.dtype, device: torch.device) -> Iterator[
     results = {"dtype": None if holds(dtype, fmt) else torch.float64}
     x = torch.cat([inputs.spread_patterns(1500, dtype, seed=fmt.bits), inputs.ordinary((1500,), dtype)]).to(device)
     for rounding, overflow in itertools.product(ROUNDINGS, ("saturate", "nonfinite")):
-        random = {"seed": 2**62 + 5, "stream": 7, "offset": 3} if "tochastic" in str(rounding) else {}
+        random = {"seed": Noise(2**62 + 5, 7, 3)} if "tochastic" in str(rounding) else {}
         yield qsim.quantize(x, fmt, rounding=rounding, overflow=overflow, **random, **results)
     finite = x[x.isfinite()]
     for rounding in ("nearest", "odd", "stochastic"):

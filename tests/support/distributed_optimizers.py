@@ -28,7 +28,7 @@ MAKERS: dict[str, Callable[[Iterable[Tensor]], torch.optim.Optimizer]] = {
     "rounded states": lambda params: AdamW(params, 2.0**-7, amsgrad=True, state_rounding="stochastic"),
     "Kahan": lambda params: AdamW(params, 2.0**-7, update="kahan", state_rounding="stochastic"),
     "groups": _in_groups,
-    "E4M3": lambda params: AdamW(params, 2.0**-5, weight="e4m3", state="e5m2", state_rounding="stochastic"),
+    "E4M3": lambda params: AdamW(params, 2.0**-5, format="e4m3", state="e5m2", state_rounding="stochastic"),
     "in the format": lambda params: AdamW(params, 2.0**-7, (0.9, 0.996), arithmetic="format"),
     "float32 states": lambda params: StochasticAdamW(params, 2.0**-7),
     "SGD": lambda params: SGD(params, 2.0**-7, momentum=0.75, weight_decay=2.0**-7, nesterov=True),

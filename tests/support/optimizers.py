@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim import Quantizer, random
+from qsim.random import Noise
 
 
 class Lion(torch.optim.Optimizer):
@@ -65,9 +66,10 @@ def rounded(x: Tensor, quantizer: Quantizer | None, seed: int, step: int, role: 
     """A tensor as rounded by a role's quantizer at a step, with the random bits that the documentation promises."""
     if quantizer is None:
         return x.clone()
-    how = {"rounding": quantizer.rounding, "overflow": quantizer.usual_overflow}
+    usual = "saturate" if role == "grad" else "format"
+    how: dict[str, Any] = {"rounding": quantizer.rounding, "overflow": quantizer.overflow or usual}
     if quantizer.rounding.is_stochastic:
-        how |= {"seed": seed, "stream": random.stream("Quantized", role, number, step, evaluation)}
+        how["seed"] = Noise(seed, random.stream("Quantized", role, number, step, evaluation))
     return qsim.quantize(x.detach(), quantizer.format, **how)
 
 

@@ -98,7 +98,7 @@ def _rounded(how: Rounded, a: Sequence[float], b: Sequence[float], lows: tuple[i
         elif how.product is None:
             terms.append(a[k] * b[k])
         else:
-            finite = how.overflow == "saturate" or not (how.product.has_inf or how.product.has_nan)
+            finite = how.overflow == "saturate" or not how.product.has_inf
             overflow = "saturate" if finite else "nonfinite"
             product = a[k] * b[k]
             terms.append(onto(product, math.copysign(0.0, product), j * each, how.product, overflow))

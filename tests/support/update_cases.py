@@ -47,7 +47,7 @@ class UpdateCase(NamedTuple):
 
     @property
     def setting(self) -> settings.Setting:
-        return settings.setting(self.weight, self.update, self.state, self.state_rounding, self.arithmetic, self.dtype)
+        return settings.setting(self.weight, self.update, self.state, self.state_rounding, self.arithmetic, "format", self.dtype)
 
     @property
     def roundings(self) -> Roundings:

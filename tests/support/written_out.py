@@ -17,7 +17,7 @@ from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.plans import plan_of
 from qsim.nn.product.setting import ProductSetting
 from qsim.nn.product.tensors import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD
-from qsim.random import seeds
+from qsim.random import Noise, seeds
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -139,7 +139,7 @@ def rounded(x: Tensor, point: Quantizer | None, seed: Tensor | None, stream: int
         return x.detach().double()
     seed = seed if point.rounding.is_stochastic else None
     stream = stream if seed is not None else 0
-    return point(x.detach(), seed=seed, stream=stream, dtype=torch.float64)
+    return point(x.detach(), seed=Noise(seed, stream), dtype=torch.float64)
 
 
 def passes(x: Tensor, point: Quantizer | None) -> Tensor | float:

@@ -17,6 +17,7 @@ from qsim.formats import Fixed, Float, Format
 from qsim.formats.base import check_flag, check_integer
 from qsim.functional import quantize
 from qsim.functional.arguments import check_input
+from qsim.random.noise import Noise
 from qsim.rounding import Rounding
 
 __all__ = ["Number", "FixedPoint", "BlockFloatingPoint", "FloatingPoint"]
@@ -139,7 +140,7 @@ class FixedPoint(Number):
         if not self.clamp:
             return self.round_to_steps(x, rounding, seed=seed, stream=stream)
         if not _is_long("FixedPoint", self.wl, x.dtype):
-            return quantize(x, self.format, rounding=rounding, seed=seed, stream=stream)
+            return quantize(x, self.format, rounding=rounding, seed=Noise(seed, stream))
         return _clamped(self.round_to_steps(x, rounding, seed=seed, stream=stream), self.limits(x.dtype))
 
     def round_to_steps(self, x: Tensor, rounding: str | Rounding, *, seed: int | Tensor | None = None, stream: int = 0) -> Tensor:
@@ -179,7 +180,7 @@ class FloatingPoint(Number):
 
     def round(self, x: Tensor, rounding: str | Rounding = "stochastic", *, seed: int | Tensor | None = None, stream: int = 0) -> Tensor:
         """Round a tensor. Finite values stay finite, infinities stay infinities."""
-        rounded = quantize(x, self.format, rounding=rounding, seed=seed, stream=stream)
+        rounded = quantize(x, self.format, rounding=rounding, seed=Noise(seed, stream))
         return torch.where(x.isinf(), x, rounded)
 
 
@@ -223,7 +224,7 @@ class BlockFloatingPoint(Number):
     def round(self, x: Tensor, rounding: str | Rounding = "stochastic", *, seed: int | Tensor | None = None, stream: int = 0) -> Tensor:  # noqa: D102 (documented above)
         check_input("BlockFloatingPoint", x)
         if not _is_long("BlockFloatingPoint", self.wl, x.dtype):
-            return quantize(x, self.format, rounding=rounding, scale=self.scale, seed=seed, stream=stream)
+            return quantize(x, self.format, rounding=rounding, scale=self.scale, seed=Noise(seed, stream))
         # In float64, because float32 cannot hold a small number divided by a large block's power of two.
         powers = self._powers(x.detach().double())
         steps = _rounded_to_steps(x.double() / powers, self.wl - 2, rounding, seed, stream)
@@ -260,7 +261,7 @@ def _rounded_to_steps(x: Tensor, fl: int, rounding: str | Rounding, seed: int | 
     # The remainder of a division by two steps is exact, and has the number's parity and no more bits than it: all sums are exact.
     # The gradient goes through the remainder.
     remainder = torch.fmod(x, 2.0 ** (1 - fl))
-    steps = quantize(remainder, _fixed(3, fl, symmetric=True), rounding=rounding, seed=seed, stream=stream)
+    steps = quantize(remainder, _fixed(3, fl, symmetric=True), rounding=rounding, seed=Noise(seed, stream))
     return torch.where(x.isinf(), x, (x - remainder).detach() + steps)
 
 

@@ -16,6 +16,7 @@ from qsim.functional.fpu.mode import RoundingMode
 from qsim.functional.fpu.names import kept_functions
 from qsim.functional.fpu.output import Output, SeedSource
 from qsim.random import seeds
+from qsim.random.noise import Noise
 from qsim.rounding import NEAREST, Overflow, Rounding
 from qsim.scaling import block_formats
 from qsim.scaling.block_formats import Block
@@ -43,7 +44,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
     - **Nested contexts**: the innermost one applies. `qsim.fpu(None)` is full precision.
     - **16-bit tensors** have been rounded by torch. If their dtype is the format and the rounding is torch's, they stay unchanged;
       otherwise they raise an error. float64 is rounded like float32.
-    - **Optimizers** are torch's: those of `qsim.optim` have their own roundings, and need `weight=` and `state=` in the unit's format.
+    - **Optimizers** are torch's: those of `qsim.optim` have their own roundings, and need `format=` and `state=` in the unit's format.
     - **Constants written for float32** may be out of range: `torch.finfo(torch.float32).min` is -inf in bfloat16.
     - **torch.compile** has no effect: compiled functions run operator by operator here.
 
@@ -52,13 +53,13 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         rounding: A name or a `Rounding`.
         keep: Functions that stay in full precision, forward and backward: names (`"softmax"`, `"layer_norm"`) or torch's functions. A name
             means all forms of a function: `add` is also `+`, `+=` and `torch.Tensor.add_`.
-        overflow: `"nonfinite"` returns infinities beyond the largest value, like torch's own dtypes, and is the default for formats with
-            infinities; the others saturate.
+        overflow: `"format"`: infinities beyond the largest value, like torch's own dtypes, where the format has them, and saturation
+            elsewhere; or another mode of `qsim.rounding.Overflow`.
         generator: The source of each operator's seed; by default torch's own, so that `torch.manual_seed` makes a run
             reproducible and activation checkpointing repeats its noise. In a distributed run each rank then has its own noise. Optimizer
             steps of replicas must round identically: give all ranks generators in the same state for them.
-        seed: A seed instead of a generator. The first operator uses this seed and `stream`, the following ones use other streams.
-        stream: See `seed`.
+        seed: A seed instead of a generator, or a `qsim.random.Noise` with a seed and a stream. The first operator uses this stream, the
+            following ones use others.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -82,24 +83,24 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         rounding: str | Rounding = NEAREST,
         keep: Iterable[str | Callable[..., Any]] | str | Callable[..., Any] = (),
         *,
-        overflow: Overflow | None = None,
+        overflow: Overflow = "format",
         generator: torch.Generator | None = None,
-        seed: int | Tensor | None = None,
-        stream: int = 0,
+        seed: int | Tensor | Noise | None = None,
     ) -> None:
         how = _rounding.resolve(rounding)
-        if overflow is not None:
-            _rounding.check_overflow(overflow)
-        seeds.check_index(stream, 0)
-        if seed is not None or generator is not None:
-            source = seed if isinstance(seed, Tensor) else generator
-            seeds.check_source(seed, generator, getattr(source, "device", torch.device("cpu")))
+        _rounding.check_overflow(overflow)
+        noise = seed if isinstance(seed, Noise) else Noise(seed)
+        seeds.check_index(noise.stream, noise.offset)
+        if noise.offset:
+            raise ValueError(f"fpu: an operator's first element has the index 0, got an offset of {noise.offset}")
+        if noise.seed is not None or generator is not None:
+            source = noise.seed if isinstance(noise.seed, Tensor) else generator
+            seeds.check_source(noise.seed, generator, getattr(source, "device", torch.device("cpu")))
         names = kept_functions(keep)
         self._output = None
         if format is not None:
             found = _resolved(format)
-            chosen = overflow or ("nonfinite" if found.has_inf else "saturate")
-            self._output = Output(found, how, chosen, SeedSource(seed, stream, generator))
+            self._output = Output(found, how, _rounding.overflow_in(found, overflow), SeedSource(noise.seed, noise.stream, generator))
         self._mode = RoundingMode(self._output)
         self._calls = WholeFunctionMode(self._mode, names)
         self._keep = names

@@ -166,8 +166,7 @@ def _try(model: nn.Module, example: Any, verbose: bool) -> None:
     """Run a converted model once; warn of layers that it never calls."""
     from qsim.nn.coverage.run import coverage  # imports torch's FLOP counter
 
-    args, kwargs = ((), example) if isinstance(example, Mapping) else (example if isinstance(example, tuple) else (example,), {})
-    found = coverage(model, *args, backward=any(parameter.requires_grad for parameter in model.parameters()), **kwargs)
+    found = coverage(model, example, backward=any(parameter.requires_grad for parameter in model.parameters()))
     if verbose:
         print(found.headline())
     if found.never_called:

@@ -11,11 +11,12 @@ from torch.utils._pytree import tree_leaves
 
 from qsim.nn.coverage.recording import Recorder
 from qsim.nn.coverage.report import Coverage
+from qsim.nn.examples import inputs_of
 from qsim.nn.product import observers
 from qsim.nn.restoring import Snapshot, generators_restored
 
 
-def coverage(model: nn.Module, *args: Any, backward: bool = True, **kwargs: Any) -> Coverage:
+def coverage(model: nn.Module, example: Any, *, backward: bool = True) -> Coverage:
     """Run a model once, and report each of its products: its multiply-adds, and the points that rounded its operands, or why none did.
 
     Whatever torch dispatches is recorded, wherever it is called: in layers with points, in layers that were left alone, through functions
@@ -28,10 +29,9 @@ def coverage(model: nn.Module, *args: Any, backward: bool = True, **kwargs: Any)
 
     Args:
         model: The model, converted or not.
-        *args: Its inputs.
+        example: Its inputs: a tuple of them, a dictionary of inputs by keyword, or one input.
         backward: Whether to compute gradients: of `.loss`, if the model returns one, and otherwise of the sum of its floating-point
             outputs, with respect to parameters and inputs that require them.
-        **kwargs: Its inputs by keyword.
 
     Raises:
         TypeError: If `model` is not a module.
@@ -52,13 +52,14 @@ def coverage(model: nn.Module, *args: Any, backward: bool = True, **kwargs: Any)
         0       backward  mm        8×3, 3×4  1      96             grad=e5m2, act_bwd=e4m3
     """
     _check(model)
+    args, kwargs = inputs_of(example)
     recorder = Recorder(model)
     snapshot = Snapshot(model)
     try:
         with generators_restored(model), observers.hold(recorder), recorder.paths.followed(), recorder:
             if backward:
                 with torch.enable_grad():
-                    _differentiate(model(*args, **kwargs), [*model.parameters(), *tree_leaves((args, kwargs))])
+                    _differentiate(model(*args, **kwargs), [*model.parameters(), *tree_leaves((args, dict(kwargs)))])
             else:
                 model(*args, **kwargs)
     finally:

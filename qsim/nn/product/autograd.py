@@ -43,7 +43,7 @@ def drawn_seeds(a: Tensor, w: Tensor, plan: ProductPlan, stream: Stream) -> tupl
     points, ops = plan.setting.points, plan.ops
     seed = seeds.drawn(a.device, ops, stream) if points.is_stochastic else None
     weight_draws = points.weight_is_stochastic and not plan.setting.two_inputs
-    return seed, seeds.weight_seed(w, stream, ops=ops) if weight_draws else None
+    return seed, seeds.weight_seed(w, stream, ops=ops, redraws=points.redraws_weight) if weight_draws else None
 
 
 def product_with_seeds(

@@ -40,7 +40,7 @@ def five_point_embedding(
     """
     check_table(weight, points)
     seed = seeds.drawn(weight.device, stream_number=stream) if draws_gradient(points) else None
-    weight_seed = seeds.weight_seed(weight, stream) if is_stochastic(points.weight) else None
+    weight_seed = seeds.weight_seed(weight, stream, redraws=points.redraws_weight) if is_stochastic(points.weight) else None
     given = (x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq, None, (None, None))
     return FivePointEmbedding.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
 

@@ -62,7 +62,7 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
     if in_rows and scale_grad_by_freq:
         raise ValueError("embedding: scale_grad_by_freq cannot be combined with a table that is distributed by rows")
     seed = agreed_seed(weight, stream) if draws_gradient(points) else None
-    weight_seed = seed_of_shares(weight, stream) if is_stochastic(points.weight) else None
+    weight_seed = seed_of_shares(weight, stream, points.redraws_weight) if is_stochastic(points.weight) else None
     rows, draws = weight.to_local(grad_placements=of_gradient), draws_of_weight(weight, of_x, of_result)
     if points.sums[2] is not None:
         draws = replace(draws, sums=summing(weight.device_mesh, (of_result, of_result, of_gradient)))

@@ -84,7 +84,7 @@ def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductS
     a, w = placed(a, layout.a), placed(w, layout.w)
     points = setting.points
     seed = agreed_seed(a, stream) if points.is_stochastic else None
-    weight_seed = seed_of_shares(w, stream) if points.weight_is_stochastic and not setting.two_inputs else None
+    weight_seed = seed_of_shares(w, stream, points.redraws_weight) if points.weight_is_stochastic and not setting.two_inputs else None
     if setting.two_inputs:
         draws = Draws(first_holder(mesh, layout.a), first_holder(mesh, layout.w), first_holder(mesh, layout.out))
     else:

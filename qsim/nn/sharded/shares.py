@@ -67,8 +67,8 @@ def agreed_seed(a: DTensor, stream: Stream) -> Tensor:
     return DTensor.from_local(drawn, mesh, [Partial("max")] * mesh.ndim, run_check=False).full_tensor()
 
 
-def seed_of_shares(w: DTensor, stream: Stream) -> Tensor:
+def seed_of_shares(w: DTensor, stream: Stream, redraws: bool = False) -> Tensor:
     """`seeds.weight_seed` of the whole weight, from the sums of its shards."""
     summands = [Partial() if how.is_shard() else Replicate() for how in w.placements]
-    seed = seeds.weight_seed(w.to_local().detach(), stream, place_of(w))
+    seed = seeds.weight_seed(w.to_local().detach(), stream, place_of(w), redraws=redraws)
     return DTensor.from_local(seed, w.device_mesh, summands, run_check=False).full_tensor()

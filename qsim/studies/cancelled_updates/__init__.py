@@ -153,7 +153,7 @@ def _optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
         for part, update in ((layers[:first], run.update), (layers[first:], KAHAN))
         if part
     ]
-    return qsim.optim.SGD(groups, lr=run.rate, momentum=run.momentum, weight=run.format, seed=run.seed)
+    return qsim.optim.SGD(groups, lr=run.rate, momentum=run.momentum, format=run.format, seed=run.seed)
 
 
 def _train(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, found: Images) -> None:

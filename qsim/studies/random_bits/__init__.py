@@ -136,7 +136,7 @@ def _of_updates(run: Run, device: torch.device) -> dict[str, Any]:
     with torch.no_grad():
         for weight in model.parameters():
             qsim.quantize_(weight, run.format)
-    optimizer = qsim.optim.SGD(model.parameters(), lr=run.rate, weight=run.format, update=run.rounding, seed=run.seed)
+    optimizer = qsim.optim.SGD(model.parameters(), lr=run.rate, format=run.format, update=run.rounding, seed=run.seed)
     with full_precision(device):
         train(model, found, optimizer, Training(run.steps, run.batch), run.seed)
         return {"accuracy": accuracy(model, found), "loss": loss_on_test(model, found)}

@@ -103,7 +103,7 @@ class DescendingWeights:
         self._optimizer: torch.optim.Optimizer = (
             torch.optim.SGD([self._weights], lr=how.rate)
             if exact
-            else qsim.optim.SGD([self._weights], lr=how.rate, weight=how.format, update=how.method, seed=how.seed)
+            else qsim.optim.SGD([self._weights], lr=how.rate, format=how.format, update=how.method, seed=how.seed)
         )
         self._order = torch.Generator().manual_seed(how.seed)
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import qsim
-from qsim import FivePoint, Recipe
+from qsim import FivePoint
 from qsim.diagnostics import Monitor
+from qsim.recipes import Recipe
 from qsim.studies.learners.training import full_precision
 from qsim.studies.plans import plan
 from qsim.studies.report import Report

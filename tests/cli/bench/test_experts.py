@@ -21,7 +21,7 @@ def test_experts_are_compared_with_torchs(capsys: pytest.CaptureFixture[str], mo
 
     def step(model: torch.nn.Module, size: ExpertsSize, *rest: object, **options: object) -> object:
         ends = torch.tensor([1, size.rows], dtype=torch.int32)
-        seen.append(qsim.coverage(model, torch.randn(size.rows, size.width), ends, backward=False).share)
+        seen.append(qsim.coverage(model, (torch.randn(size.rows, size.width), ends), backward=False).share)
         return lambda: None
 
     monkeypatch.setattr(experts, "_step", step)

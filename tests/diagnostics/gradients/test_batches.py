@@ -88,7 +88,7 @@ def test_rounding_of_weights_counts_as_bias_not_as_variance(model: nn.Linear, ge
 
 def test_a_recipe_spares_the_first_and_the_last_layer(generator: torch.Generator) -> None:
     net = qsim.convert(nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))), qsim.FivePoint())
-    recipe = qsim.Recipe("middle", stochastic(1), first=1, last=1)
+    recipe = qsim.recipes.Recipe("middle", stochastic(1), first=1, last=1)
     batches = [torch.randn(8, 8, generator=generator) for _ in range(4)]
     found = batch_for(net, lambda model, x: model(x).square().mean(), batches, recipe)
     rounding = {factor.layer: factor.rounding.value for factor in found}

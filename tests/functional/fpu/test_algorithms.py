@@ -83,7 +83,7 @@ def test_algorithms_give_the_bits_of_the_optimizers(algorithm: str, fmt: Format,
     numbers = unit.store(torch.tensor(flat, device=device)).unbind()
     starts = [unit.store(torch.randn(shape, device=device)) for shape in ((7, 9), (130,))]
     params = [nn.Parameter(x.clone()) for x in starts]
-    optimizer = optimizer_class(params, **options, weight=fmt, update=update, arithmetic="format", seed=SEED)
+    optimizer = optimizer_class(params, **options, format=fmt, update=update, arithmetic="format", seed=SEED)
     states = [{name: torch.zeros_like(x) for name in "mvc"} | {"c1": numbers[0] * 0 + 1, "c2": numbers[0] * 0 + 1} for x in starts]
     weights = list(starts)
     rounding = qsim.Stochastic(bits=16 if fmt == BF16 else 32)
@@ -91,7 +91,7 @@ def test_algorithms_give_the_bits_of_the_optimizers(algorithm: str, fmt: Format,
         for p in params:
             p.grad = unit.store(torch.randn_like(p))
         for number, (p, state) in enumerate(zip(params, states, strict=True)):
-            subtract = qsim.fpu(fmt, rounding=rounding, **qsim.optim.update_key(SEED, step, number))
+            subtract = qsim.fpu(fmt, rounding=rounding, seed=qsim.optim.update_noise(SEED, step, number))
             weights[number] = written_out(weights[number], p.grad, state, unit, subtract, *numbers)
         optimizer.step()
         for p, w in zip(params, weights, strict=True):
@@ -109,7 +109,7 @@ def test_the_random_bits_matter() -> None:
     w, change = torch.ones(1000), torch.full((1000,), 2.0**-10)
     seen = []
     for key in ((SEED, 1, 0), (SEED, 2, 0), (SEED, 1, 1), (SEED + 1, 1, 0), (SEED, 1, 0)):
-        with qsim.fpu("bf16", "stochastic", **qsim.optim.update_key(*key)):
+        with qsim.fpu("bf16", "stochastic", seed=qsim.optim.update_noise(*key)):
             seen.append(w - change)
     assert torch.equal(seen[0], seen[-1])
     assert not any(torch.equal(seen[0], other) for other in seen[1:-1])

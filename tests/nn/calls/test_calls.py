@@ -142,7 +142,7 @@ def test_bilinear_layers() -> None:
     by_weight = torch.stack([rounded(x, w.mT) for w in layer.weight], 1)
     expected = functional.matmul(by_weight, y.unsqueeze(-1), NEAREST).squeeze(-1) + layer.bias
     torch.testing.assert_close(layer(x, y), expected)
-    assert qsim.coverage(layer, x, y).share == 1
+    assert qsim.coverage(layer, (x, y)).share == 1
 
 
 # What is not rounded.
@@ -214,7 +214,7 @@ def test_recipes_keep_a_head_that_is_a_table_in_high_precision() -> None:
     def calls(m: Any, x: Tensor) -> Tensor:
         return F.linear(F.linear(m.one(m.two(x)), m.w), m.table.weight)
 
-    recipe = qsim.Recipe("ends", NEAREST, first=0, last=1)
+    recipe = qsim.recipes.Recipe("ends", NEAREST, first=0, last=1)
     model = made(calls, recipe, one=nn.Linear(4, 4), two=nn.Linear(4, 4), table=nn.Embedding(6, 4))
     found = {product.reason for product in qsim.coverage(model, inputs()).products}
     assert found == {"", "left alone: kept in high precision by the recipe ends", "not a layer: mm on the parameter table.weight"}

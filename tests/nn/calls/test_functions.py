@@ -112,7 +112,7 @@ def test_a_head_in_its_loss() -> None:
         for of in (lambda x: model(x, targets), lambda x: F.cross_entropy(rounded(x, model.linear.weight, model.linear.bias), targets))
     )
     assert all(map(same_bits, loss, expected))
-    found = qsim.coverage(model, inputs(), targets)
+    found = qsim.coverage(model, (inputs(), targets))
     assert (found.share, found.never_called) == (1, ())
     chunked = nn.LinearCrossEntropyLoss(4, 3, options=nn.LinearCrossEntropyOptions(batch_chunk_size=2))
     chunked.load_state_dict(model.state_dict())

@@ -72,7 +72,7 @@ def check(model: Any, points: FivePoint, ends: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", ["fp8_hybrid", "accumulated", "accumulated, blocks"])
 def test_every_product_is_reported_as_rounded(name: str) -> None:
     model = qsim.convert(Experts(as_layers=True), RECIPES[name])
-    assert qsim.coverage(model, torch.randn(70, 32), torch.tensor(ENDS[0], dtype=torch.int32)).share == 1
+    assert qsim.coverage(model, (torch.randn(70, 32), torch.tensor(ENDS[0], dtype=torch.int32))).share == 1
 
 
 @pytest.mark.parametrize("name", ["fp8_hybrid", "nvfp4"])

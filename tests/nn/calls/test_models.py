@@ -24,8 +24,7 @@ def covered(name: str, calls: str) -> Coverage:
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     qsim.convert(model, ALL, calls=calls)  # type: ignore[arg-type]
-    given = tuple(inputs.values()) if len(inputs) == 1 else ()
-    return qsim.coverage(model, *given, **({} if given else inputs))
+    return qsim.coverage(model, tuple(inputs.values()) if len(inputs) == 1 else inputs)
 
 
 def share_with_a_parameter(found: Coverage) -> float:

@@ -232,7 +232,7 @@ def test_points_of_all_layers_are_given_as_a_configuration_too(points: FivePoint
 
 
 def test_a_recipe_is_given_as_a_configuration_too() -> None:
-    recipe = qsim.Recipe("own", NEAREST, last=1, source="a test")
+    recipe = qsim.recipes.Recipe("own", NEAREST, last=1, source="a test")
     model = qsim.convert(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), json.loads(json.dumps(recipe.to_dict())))
     assert points_of(model) == {"0": NEAREST, "1": FivePoint()}
 

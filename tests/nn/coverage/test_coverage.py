@@ -82,7 +82,7 @@ def test_converting_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_errors() -> None:
     with pytest.raises(TypeError, match=r"coverage: model must be a torch.nn.Module, got 3"):
-        qsim.coverage(3)  # type: ignore[arg-type]
+        qsim.coverage(3, None)  # type: ignore[arg-type]
     x = torch.randn(2, 4)
     with pytest.raises(ValueError, match=r"coverage: the model multiplies nothing with these inputs$"):
         qsim.coverage(nn.ReLU(), x, backward=False)

@@ -51,7 +51,7 @@ def test_products_that_torchs_counter_leaves_out() -> None:
     assert written_out.multiply_adds == 3 * (2 * 5 * weights + 2 * 2 * 2 * 5 * 5 * 4)
     # A step of an LSTM multiplies its input and its state by four matrices each.
     assert qsim.coverage(nn.LSTM(8, 3), x, backward=False).multiply_adds == 2 * 5 * (4 * 3 * 8 + 4 * 3 * 3)
-    assert qsim.coverage(nn.Bilinear(8, 8, 3), x, x, backward=False).multiply_adds == 2 * 5 * 8 * 8 * 3
+    assert qsim.coverage(nn.Bilinear(8, 8, 3), (x, x), backward=False).multiply_adds == 2 * 5 * 8 * 8 * 3
     vector = Calls(lambda own, x: own.up.weight @ x[0, 0] @ own.up.bias, up=nn.Linear(8, 3))
     assert qsim.coverage(vector, x, backward=False).multiply_adds == 3 * 8 + 3
 
@@ -66,7 +66,7 @@ def test_products_in_place() -> None:
     }
     for name, (into, *factors, count) in counts.items():
         multiplies = Calls(lambda own, into, a, b, name=name: getattr(into, name)(a, b))
-        assert qsim.coverage(multiplies, into, *factors, backward=False).multiply_adds == count
+        assert qsim.coverage(multiplies, (into, *factors), backward=False).multiply_adds == count
 
 
 def test_operators_of_torch_without_a_formula_are_named() -> None:

@@ -70,8 +70,8 @@ def test_points_are_listed_with_their_formats() -> None:
 def test_attention_with_points_rounds_every_product() -> None:
     layer = nn.MultiheadAttention(8, 2, batch_first=True)
     x = torch.randn(2, 5, 8)
-    assert reasons(qsim.coverage(layer, x, x, x)) == {("", "no layer with points")}
-    found = qsim.coverage(qsim.convert(layer, ALL), x, x, x)
+    assert reasons(qsim.coverage(layer, (x, x, x))) == {("", "no layer with points")}
+    found = qsim.coverage(qsim.convert(layer, ALL), (x, x, x))
     assert (found.share, {product.module for product in found.products}) == (1.0, {""})
     assert ("act=e4m3", "act=e4m3") in {product.points for product in found.products}
 
@@ -86,7 +86,7 @@ def test_reasons() -> None:
     assert ("2", "left alone: not chosen") in found
     qsim.revert(model)
     assert reasons(qsim.coverage(model, torch.randn(2, 4))) == {(str(i), "no layer with points") for i in range(3)}
-    ends = qsim.Recipe("ends", ALL, first=1, last=0)
+    ends = qsim.recipes.Recipe("ends", ALL, first=1, last=0)
     found = reasons(qsim.coverage(qsim.convert(model, ends), torch.randn(2, 4)))
     assert found == {("0", "left alone: kept in high precision by the recipe ends"), ("1", ""), ("2", "")}
 

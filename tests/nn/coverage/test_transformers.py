@@ -45,7 +45,7 @@ def test_models_of_transformers(kind: Callable[[Any], tuple[Any, Any]]) -> None:
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, labels=ids).loss.backward()
     qsim.convert(model, ALL)
-    found = qsim.coverage(model, input_ids=ids, labels=ids)
+    found = qsim.coverage(model, {"input_ids": ids, "labels": ids})
     assert found.multiply_adds == counter.get_total_flops() // 2
     assert found.never_called == ()
     left = {product.reason for product in found.products} - {""}

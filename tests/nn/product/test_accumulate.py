@@ -168,7 +168,7 @@ def test_recipes_take_accumulators() -> None:
         needs = name in ("stochastic_backward", "weight_only", "nearest_everywhere")
         recipe = make(*(["e4m3"] if needs else []), accumulate=FP16, chip="never")
         assert (recipe.points.accumulate, recipe.points.chip) == (FP16, "never")
-        assert qsim.Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+        assert qsim.recipes.Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
         assert "sums: Rounded('fp16'); chip: never" in recipe.describe()
     recipe = recipes.resolve("fp8_hybrid(accumulate='h100_fp8_promoted')")
     assert "chip" not in json.dumps(recipe.to_dict())

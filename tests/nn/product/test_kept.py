@@ -20,7 +20,7 @@ from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.bilinear import LinearProduct
 from qsim.nn.product.setting import ProductSetting
 from qsim.nn.product.tensors import ACT
-from qsim.random import seeds
+from qsim.random import Noise, seeds
 from support import compilers
 from support.comparing import same_bits
 from support.written_out import (
@@ -107,7 +107,7 @@ def test_the_same_rounding_is_saved_as_its_codes(device: torch.device) -> None:
     codes, _ = kept(POINTS["same"], linear(5, 7), given)
     torch.manual_seed(4)
     seed = seeds.seed_tensor(None, None, device)
-    assert same_bits(codes, qsim.encode(given[0].detach(), "e4m3", rounding="stochastic", seed=seed, stream=ACT))
+    assert same_bits(codes, qsim.encode(given[0].detach(), "e4m3", rounding="stochastic", seed=Noise(seed, ACT)))
 
 
 @pytest.mark.parametrize("points", ["act", "wide", "same, wide", "same as nothing"])

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim import Recipe, recipes
+from qsim import recipes
 from qsim.cli.bench._graphs import replay
+from qsim.recipes import Recipe
 from qsim.scaling import Delayed, PerRow
 
 pytestmark = pytest.mark.gpu
