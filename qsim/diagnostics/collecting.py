@@ -87,9 +87,9 @@ class LayerObserver:
         """Count a tally."""
         self._collector.add(self._layer, name, measured)
 
-    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None, rounded: Tensor | None = None) -> None:
         """Count a tensor."""
-        if self._counts(site.name):
+        if self._counts(site.name) and site.quantizer is not None:
             self.used(site.name, self.measured(site, x, seed) if site.is_plain else self._measured_elements(site, x, seed))
 
     @aside()

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.nn.arguments import check_bias, plan_for, rounds
 from qsim.nn.dispatch import planned
+from qsim.nn.product.checks import check_bias, check_groups, rounds
 from qsim.nn.product.convolution import ConvolutionProduct
-from qsim.nn.product.scaled_checks import check_groups
+from qsim.nn.product.plans import plan_for
 from qsim.random.sources import Stream
 from qsim.recipes.five_point import FivePoint
 

@@ -1,4 +1,4 @@
-"""Products and lookups of whole tensors or of distributed ones."""
+"""Products of whole tensors or of distributed ones, of plain code or under the transforms of `torch.func`."""
 
 from __future__ import annotations
 
@@ -6,42 +6,30 @@ import torch
 from torch import Tensor, distributed, nn
 
 from qsim.nn.product.autograd import planned_product
-from qsim.nn.product.embedding import five_point_embedding
-from qsim.nn.product.plans import ProductPlan
-from qsim.nn.transforms import transformed_lookup, transformed_product
+from qsim.nn.product.functorch import transformed_product
+from qsim.nn.product.plans import Plan
 from qsim.random.sources import Stream
-from qsim.recipes.five_point import FivePoint
 from qsim_kernels.ops.direct import DISPATCHED
 
 _WHOLE = (Tensor, nn.Parameter)
 
 
-def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream = 0) -> Tensor:
-    """The product of a plan, of whole tensors or of distributed ones."""
+def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, stream: Stream = 0, ends: Tensor | None = None) -> Tensor:
+    """The product of a plan; see `planned_product`."""
     if plan.casts is not None:
         a, w, bias = plan.cast(a, w, bias)
     if plan.ops is DISPATCHED:
-        if _is_distributed(a, w, bias):
+        if is_distributed(a, w, bias):
+            from qsim.nn.sharded.embedding import sharded_lookup
             from qsim.nn.sharded.product import sharded_product
 
-            return sharded_product(a, w, bias, plan.setting, stream)
+            return sharded_lookup(a, w, plan, stream) if plan.product.is_lookup else sharded_product(a, w, bias, plan, stream)
         if torch._C._are_functorch_transforms_active():
             return transformed_product(a, w, bias, plan)
-    return planned_product(a, w, bias, plan, stream)
+    return planned_product(a, w, bias, plan, stream, ends)
 
 
-def lookup_of(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: Stream) -> Tensor:
-    """The rows of a whole table, or of a distributed one."""
-    if _is_distributed(x, weight):
-        from qsim.nn.sharded.embedding import sharded_embedding
-
-        return sharded_embedding(x, weight, padding_idx, scale_grad_by_freq, points, stream)
-    if torch._C._are_functorch_transforms_active():
-        transformed_lookup()
-    return five_point_embedding(x, weight, padding_idx, scale_grad_by_freq, points, stream)
-
-
-def _is_distributed(a: Tensor, w: Tensor, bias: Tensor | None = None) -> bool:
+def is_distributed(a: Tensor, w: Tensor, bias: Tensor | None = None) -> bool:
     """Whether one of the operands is a distributed tensor, which exist only in distributed runs."""
     if type(a) in _WHOLE and type(w) in _WHOLE and (bias is None or type(bias) in _WHOLE):
         return False

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.nn.arguments import check_bias, plan_for, rounds
 from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
-from qsim.nn.dispatch import lookup_of, planned
+from qsim.nn.dispatch import planned
 from qsim.nn.product import bilinear
-from qsim.nn.product.scaled_checks import check_lookup
+from qsim.nn.product.checks import check_bias, check_lookup, rounds
+from qsim.nn.product.embedding import Lookup
+from qsim.nn.product.plans import plan_for
 from qsim.random.sources import Stream
 from qsim.recipes.five_point import FivePoint
 
@@ -125,7 +126,9 @@ def embedding(
     if scale_grad_by_freq and points.sums[2] is not None:
         raise ValueError("embedding: scale_grad_by_freq cannot be combined with an accumulator")
     padding = -1 if padding_idx is None else padding_idx % rows
-    return lookup_of(x, weight, padding, scale_grad_by_freq, points, stream)
+    plan = plan_for(points, Lookup(padding, scale_grad_by_freq), x, weight)
+    assert plan is not None  # there is something to round
+    return planned(x, weight, None, plan, stream)
 
 
 def scaled_dot_product_attention(

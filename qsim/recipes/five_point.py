@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from qsim import accumulators
 from qsim.accumulators import Accumulator
 from qsim.accumulators.chips import Chip, check_chip
+from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import GRADIENTS, Point, Quantizer, check_call, is_stochastic, short
 from qsim.scaling import Blocks, Channel, Delayed, Tensor, Tiles
 from qsim.text.files import reading
@@ -81,6 +82,8 @@ class FivePoint:
     is_scaled: ClassVar[bool]
     #: Whether the scale of a point follows from a history, which the layer must keep.
     is_delayed: ClassVar[bool]
+    #: What rounds at each point: for `"same"` and `"requantized"`, the forward point.
+    used: ClassVar[Mapping[str, Quantizer | CallablePoint | None]]
     #: The accumulators of the three products.
     sums: ClassVar[Three]
     #: A cache of products with these points. It can be recomputed, and is not copied.
@@ -115,6 +118,7 @@ class FivePoint:
             _check_transforms(first, getattr(self, first), second, getattr(self, second))
             _check_range(first, self._used(first), second, self._used(second))
         self._check_sums()
+        object.__setattr__(self, "used", {name: self._used(name) for name in POINTS})
         quantizers = [point for point in self._given().values() if isinstance(point, Quantizer)]
         inputs = (self.act, self.act_bwd, self.grad, self.grad_w)
         object.__setattr__(self, "plans", {})

@@ -12,10 +12,9 @@ import qsim
 from qsim import FivePoint, Quantizer
 from qsim.formats import E2M1, E4M3, FP32, Int
 from qsim.nn import functional
+from qsim.nn.product.along import along
 from qsim.nn.product.carriers import ProductCarrier, product_carrier
-from qsim.nn.product.directions import LINEAR
-from qsim.nn.product.sites import Site, values_of_site
-from qsim.random.places import WHOLE
+from qsim.nn.product.sites import Site
 from qsim.scaling import Blocks, Channel, Tensor, Tiles
 from qsim.transforms import Hadamard
 
@@ -132,7 +131,7 @@ def test_tables_leave_transforms_out() -> None:
 
 
 def values(fmt: object, **scale: object) -> Site:
-    return Site("act", Quantizer(fmt, **scale), 0, WHOLE, LINEAR.act, True)  # type: ignore[arg-type]
+    return Site("act", Quantizer(fmt, **scale), 0, along("...mk,nk->mn")["act"], merges=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -156,13 +155,13 @@ def values(fmt: object, **scale: object) -> Site:
 )
 def test_carriers_hold_elements_times_their_blocks_scales(point: Site, on_cuda: ProductCarrier) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        operand = values_of_site(point, dtype)
+        operand = point.values(dtype)
         assert product_carrier(operand, operand, CUDA) == on_cuda
         assert product_carrier(operand, operand, CPU).dtype == torch.float32
 
 
 def test_a_float64_operand_is_not_cut_to_float32() -> None:
-    operand = values_of_site(values(E2M1, scale=Blocks(16)), torch.float64)
+    operand = values(E2M1, scale=Blocks(16)).values(torch.float64)
     assert product_carrier(operand, operand, CPU) == ProductCarrier(torch.float64)
 
 

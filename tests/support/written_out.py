@@ -14,8 +14,7 @@ from qsim.formats import Format
 from qsim.nn.product.autograd import planned_product
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct, Product
 from qsim.nn.product.convolution import ConvolutionProduct
-from qsim.nn.product.plans import plan_of
-from qsim.nn.product.setting import ProductSetting
+from qsim.nn.product.plans import Plan, plan_for
 from qsim.nn.product.tensors import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD
 from qsim.random import seeds
 
@@ -46,9 +45,23 @@ POINTS = {
 }
 
 
+class ProductSetting(NamedTuple):
+    """A product without its tensors."""
+
+    points: FivePoint
+    product: Product
+    two_inputs: bool = False
+
+    def plan(self, a: Tensor, w: Tensor, bias: Tensor | None = None) -> Plan:
+        """Its plan for some operands."""
+        plan = plan_for(self.points, self.product, a, w, bias, two_inputs=self.two_inputs)
+        assert plan is not None, "nothing is rounded"
+        return plan
+
+
 def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductSetting, stream: int = 0) -> Tensor:
     """A product of a configuration, whose operands are rounded forward and backward."""
-    return planned_product(a, w, bias, plan_of(setting, a, w), stream)
+    return planned_product(a, w, bias, setting.plan(a, w, bias), stream)
 
 
 class ProductCase(NamedTuple):

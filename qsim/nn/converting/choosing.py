@@ -11,13 +11,13 @@ from torch import nn
 
 from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer
-from qsim.nn.arguments import recipe_hint
 from qsim.nn.calls.settings import Calls
 from qsim.nn.converting.calls import callers
 from qsim.nn.converting.interfaces import attends_by_qsim
 from qsim.nn.converting.layers import ATTENTION, TARGETS, Layer, layers, target
 from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of_modules
 from qsim.nn.modules import FivePointModule, resolve_points
+from qsim.nn.product.checks import recipe_hint
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.recipes.recipe import Recipe
 

@@ -126,7 +126,7 @@ class Recorder(TorchDispatchMode):
         """Remember the sites of the next products."""
         self._announced = products
 
-    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None, rounded: Tensor | None = None) -> None:
         """Ignored: `multiplies` reports the sites of products."""
 
     def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> None:

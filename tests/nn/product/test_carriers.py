@@ -93,14 +93,14 @@ def test_carrier_is_the_cheapest_that_holds_both(first: Any, second: Any, on_cud
 def test_results_of_convolutions_have_their_operands_dtype() -> None:
     # So a 16-bit carrier only works if it is the dtype of the result.
     eight, eleven = (E4M3, torch.float32), (FP16, torch.float32)
-    narrow = [convolution(2).product.narrow_carrier(dtype) for dtype in DTYPES]
-    assert [product_carrier(eight, eight, CUDA, dtype).dtype for dtype in narrow] == [
+    carrier = convolution(2).product.carrier
+    assert [carrier(0, eight, eight, dtype, CUDA).dtype for dtype in DTYPES] == [
         torch.float32,
         torch.bfloat16,
         torch.float16,
         torch.float32,
     ]
-    assert [product_carrier(eight, eleven, CUDA, dtype).dtype for dtype in narrow] == [
+    assert [carrier(0, eight, eleven, dtype, CUDA).dtype for dtype in DTYPES] == [
         torch.float32,
         torch.float32,
         torch.float16,

@@ -14,8 +14,8 @@ from qsim import FivePoint, Quantizer, scaling
 from qsim.nn import functional
 from qsim.nn.product import plans
 from qsim.nn.product.bilinear import LinearProduct
-from qsim.nn.product.plans import may_run_on_chip, plan_of
-from qsim.nn.product.setting import ProductSetting
+from qsim.nn.product.plans import may_run_on_chip, plan_of_codes
+from support.written_out import ProductSetting
 
 FAST, PROMOTED = "h100_fp8", "h100_fp8_promoted"
 
@@ -64,8 +64,8 @@ def assert_alike(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], po
 def test_layers_on_codes_have_the_same_bits(points: FivePoint, on_codes: torch.device) -> None:
     x, w, bias = torch.randn(2, 16, 64), torch.randn(32, 64), torch.randn(32)
     inputs = tuple(t.to(on_codes) for t in (x, w, bias))
-    plan = plan_of(ProductSetting(points, LinearProduct()), *inputs[:2])
-    assert plan.on_codes() == plan, "the layer takes codes"
+    plan = ProductSetting(points, LinearProduct()).plan(*inputs[:2])
+    assert plan_of_codes(plan) == plan, "the layer takes codes"
     assert_alike(lambda x, w, b, p: functional.linear(x, w, b, p), inputs, points, torch.float32)
     assert_alike(lambda x, w, b, p: functional.linear(x, w, None, p) + b, inputs, points, torch.bfloat16)
     assert_alike(lambda x, w, p: functional.matmul(x, w.t(), p), inputs[:2], points, torch.float32)
@@ -89,7 +89,7 @@ def test_some_layers_do_not_take_codes() -> None:
         FivePoint(scaled, scaled, "same", "same", scaled, accumulate=FAST),
         FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate=FAST, chip="never"),
     ):
-        assert not may_run_on_chip(plan_of(ProductSetting(points, LinearProduct()), x, w), 2), points
+        assert not may_run_on_chip(ProductSetting(points, LinearProduct()).plan(x, w), 2), points
 
 
 def test_an_input_is_kept_in_one_byte_per_element(on_codes: torch.device) -> None:

@@ -18,7 +18,6 @@ from qsim import FivePoint, Float, Int, Quantizer
 from qsim.formats import E2M1, E4M3, Format
 from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.bilinear import LinearProduct
-from qsim.nn.product.setting import ProductSetting
 from qsim.nn.product.tensors import ACT
 from qsim.random import seeds
 from support import compilers
@@ -27,6 +26,7 @@ from support.written_out import (
     CASES,
     POINTS,
     ProductCase,
+    ProductSetting,
     five_point_product,
     linear,
     operands,

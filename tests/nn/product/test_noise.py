@@ -15,13 +15,13 @@ from torch.utils.checkpoint import checkpoint
 from qsim import FivePoint
 from qsim.formats import E2M1
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct
-from qsim.nn.product.setting import ProductSetting
 from qsim.random import seeds
 from support.comparing import same_bits
 from support.written_out import (
     CASES,
     DTYPES,
     POINTS,
+    ProductSetting,
     five_point_product,
     gradient,
     linear,
