@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qsim_kernels.numbers.carrier import DOUBLE, grid_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule
 from qsim_kernels.numbers.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
 from qsim_kernels.torch import quantize_into
 from qsim_kernels.torch.hadamard import hadamard
 from qsim_kernels.torch.rounding import as_values, one_nan, round_bits
 
-_NEAREST = Rule(int(Mode.NEAREST), 0, False, True)
-_UP = Rule(int(Mode.UP), 0, False, True)
+_NEAREST = Rule(int(Mode.NEAREST), 0, False, int(Overflow.SATURATE))
+_UP = Rule(int(Mode.UP), 0, False, int(Overflow.SATURATE))
 _LARGEST = torch.finfo(torch.float32).max
 #: The values of float32, the grid of most scales.
 _SINGLES = Grid(23, -126, 2.0**-149, _LARGEST, -_LARGEST, True, True, True)
@@ -160,7 +160,7 @@ def quantize_scaled_into(
     quantize(rounded, elements_of_x, seed, elements.grid, elements.rule, *index)
     if elements.restore:
         rounded = rounded * spread(whole if elements.restore == Restore.ALL else scales.to(rounded.dtype), x, tiles)
-        if elements.rule.saturate:
+        if elements.rule.saturates:
             rounded = saturated(rounded, out.dtype)
     out.copy_(one_nan(rounded.to(out.dtype)).view(out.shape))
 

@@ -13,8 +13,9 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from qsim.scaling import Blocks, Channel, Scaling, Tiles
+from qsim.scaling import PerBlock, PerTile, Scaling
 from qsim.scaling.geometry import tiles_of_blocks, tiles_of_channels
+from qsim.scaling.tiling import PerSlice
 from qsim_kernels.numbers.scales import TileSizes
 from qsim_kernels.torch.scaled_sums import ChainScales
 
@@ -46,11 +47,11 @@ class Along:
 
     def tiles(self, scaling: Scaling, shape: Sequence[int]) -> TileSizes:
         """Which elements of an operand share a scale."""
-        if isinstance(scaling, Blocks):
+        if isinstance(scaling, PerBlock):
             return tiles_of_blocks(scaling.size, self.summed, shape)
-        if isinstance(scaling, Channel):
+        if isinstance(scaling, PerSlice):
             return self._channels(shape)
-        in_memory = (shape[0], math.prod(shape[1:])) if isinstance(scaling, Tiles) and not self.is_matrix else shape
+        in_memory = (shape[0], math.prod(shape[1:])) if isinstance(scaling, PerTile) and not self.is_matrix else shape
         return scaling.tiles(in_memory)
 
     def _channels(self, shape: Sequence[int]) -> TileSizes:
@@ -72,9 +73,9 @@ class Along:
         """The number of neighbours along the sum that share a scale of blocks or tiles; 0 where short sums cannot have scales."""
         if not self.is_matrix:
             return 0
-        if isinstance(scaling, Blocks):
+        if isinstance(scaling, PerBlock):
             return scaling.size
-        return (scaling.width if self.summed == -1 else scaling.height) if isinstance(scaling, Tiles) else 0
+        return (scaling.width if self.summed == -1 else scaling.height) if isinstance(scaling, PerTile) else 0
 
     def chains(self, scales: Tensor, tiles: TileSizes, shape: Sequence[int], chain: int) -> ChainScales:
         """The scales of blocks or tiles of a tensor of a shape for short sums of `chain` products."""

@@ -17,7 +17,7 @@ from qsim.nn.product.bilinear import Product
 from qsim.nn.product.carriers import can_hold
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
-from qsim.scaling import Channel
+from qsim.scaling.tiling import PerSlice
 from qsim_kernels.ops.direct import DISPATCHED, Operators
 
 _HELP = "Give this layer other points, or exclude it"
@@ -111,7 +111,7 @@ def check_groups(name: str, points: FivePoint, transposed: bool) -> None:
     grad_w = "grad" if points.grad_w is None else "grad_w"
     for point in ("weight", grad_w) if transposed else ("weight_bwd", "act_bwd"):
         quantizer = points.used[point]
-        if isinstance(quantizer, Quantizer) and isinstance(quantizer.scale, Channel):
+        if isinstance(quantizer, Quantizer) and isinstance(quantizer.scale, PerSlice):
             raise ValueError(
                 f"{name}: {point} cannot have a scale for each channel where channels fall into groups, got {quantizer.scale!r}. {_HELP}"
             )

@@ -27,7 +27,7 @@ from qsim.nn.product.grouped_rounding import RoundedUnits, round_units
 from qsim.nn.product.groups import Groups
 from qsim.nn.product.observers import Observer
 from qsim.random.places import WHOLE, Place, narrowed, widened
-from qsim.scaling import Blocks, Tiles
+from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import DISPATCHED, Operators
 from qsim_kernels.torch.scaled_sums import ChainScales
@@ -123,7 +123,7 @@ class Site:
     def leaves_factor(self) -> bool:
         """Whether the result of a product is multiplied by scales."""
         scale = None if self.quantizer is None else self.quantizer.scale
-        return self.multiplies and scale is not None and (not isinstance(scale, (Blocks, Tiles)) or scale.outer is not None)
+        return self.multiplies and scale is not None and (not isinstance(scale, (PerBlock, PerTile)) or scale.outer is not None)
 
     def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None = None) -> Rounded:
         """Round a tensor.
@@ -296,7 +296,7 @@ class Site:
         if self.quantizer is None:
             return None, dtype
         scale = self.quantizer.scale
-        if not isinstance(scale, (Blocks, Tiles)) or self.chain:
+        if not isinstance(scale, (PerBlock, PerTile)) or self.chain:
             return self.quantizer.format, dtype
         find = _values if torch.compiler.is_compiling() else _known_values
         return find(self.quantizer.format, scale.format, dtype), dtype

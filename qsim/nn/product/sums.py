@@ -12,7 +12,7 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn.product.along import Along
 from qsim.nn.product.sites import Site
 from qsim.recipes.five_point import FivePoint
-from qsim.scaling import Blocks, Tiles
+from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.ops.accumulate import computed_on_chip
 
 _OWN = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
@@ -75,7 +75,7 @@ def _facts(site: Site, dtype: torch.dtype) -> tuple[str, str]:
     """The name of an operand, and its format as text; the dtype's where no format holds its values."""
     found = site.values(dtype)[0] or _OWN.get(dtype)
     own = site.name if site.call is None else f"{site.name} ({site.call.name})"
-    in_blocks = site.quantizer is not None and isinstance(site.quantizer.scale, (Blocks, Tiles)) and not site.chain
+    in_blocks = site.quantizer is not None and isinstance(site.quantizer.scale, (PerBlock, PerTile)) and not site.chain
     name = f"{own} times its blocks' scales" if in_blocks else own
     return name, str(dtype) if found is None else found.__repr__()
 

@@ -20,7 +20,7 @@ from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.plans import Plan
 from qsim.nn.product.sites import Site
 from qsim.random.shards import sizes
-from qsim.scaling import Blocks, Tiles
+from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.ops.direct import DISPATCHED
 
 
@@ -73,9 +73,9 @@ class MeshShare:
         summed, (rows, columns) = site.along.summed_dims(dims, site.merges), site.along.matrix_dims(dims, site.merges)
         if site.transform is not None:
             self._check_even(name, f"a transform of {site.transform.size}", summed, site.transform.size)
-        if isinstance(scale, Blocks):
+        if isinstance(scale, PerBlock):
             self._check_even(name, f"blocks of {scale.size}", summed, scale.size)
-        if isinstance(scale, Tiles):
+        if isinstance(scale, PerTile):
             what = f"tiles of {scale.height} by {scale.width}"
             self._check_even(name, what, rows, scale.height)
             self._check_even(name, what, columns, scale.width)
