@@ -96,12 +96,17 @@ class CallablePoint:
 class _Chosen(torch.autograd.Function):
     """A callable with a gradient that does not follow from it."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, name: str, point: CallablePoint) -> Tensor:
-        ctx.point = point
-        ctx.save_for_backward(*(() if point.is_straight else (x,)))
+    def forward(x: Tensor, name: str, point: CallablePoint) -> Tensor:
         result = point.rounded(name, x).to(x.dtype)
         return result.view_as(result) if result is x else result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, _, ctx.point = inputs
+        ctx.save_for_backward(*(() if ctx.point.is_straight else (x,)))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, distributed, nn
 
+from qsim.functional.callables import CallablePoint
+from qsim.functional.quantizer import Quantizer
+from qsim.nn.product import observers
 from qsim.nn.product.autograd import planned_product
 from qsim.nn.product.functorch import transformed_product
 from qsim.nn.product.plans import Plan
+from qsim.nn.product.sites import Site
+from qsim.random import seeds, streams
 from qsim.random.sources import Stream
 from qsim_kernels.ops.direct import DISPATCHED
 
@@ -18,6 +23,58 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, stream: Strea
     """The product of a plan; see `planned_product`."""
     if plan.casts is not None:
         a, w, bias = plan.cast(a, w, bias)
+    return _wrapped(a, w, bias, plan, stream, ends) if plan.points.wraps else _product(a, w, bias, plan, stream, ends)
+
+
+def _wrapped(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, stream: Stream, ends: Tensor | None) -> Tensor:
+    """The product, with what is rounded in autograd before and after it: callables with gradients of their own, the bias and the result."""
+    if is_distributed(a, w, bias):
+        raise ValueError(
+            "the points output and bias, and callables with a gradient of their own, do not take distributed tensors (DTensor)"
+        )
+    used, observer = plan.points.used, observers.current()
+    raw: list[Tensor | None] = [None, None]
+    operands = [a, w]
+    for i, operand in enumerate((plan.first, plan.second)):
+        site = operand.forward
+        if site.is_outside and site.call is not None:
+            raw[i], operands[i] = operands[i].detach(), site.call.with_gradient(site.name, operands[i])
+            if observer is not None:
+                observer.rounds(site, operands[i].detach(), None, operands[i].detach())
+    bias = None if bias is None else _rounded("bias", used["bias"], bias, observer)
+    result = _product(operands[0], operands[1], bias, plan, stream, ends, (raw[0], raw[1]))
+    return _rounded("output", used["output"], result, observer)
+
+
+#: Streams of the points outside of products.
+_STREAMS = {name: streams.stream("five points", name) for name in ("output", "bias")}
+
+
+def _rounded(name: str, point: Quantizer | CallablePoint | None, x: Tensor, observer: observers.Observer | None) -> Tensor:
+    """A tensor rounded in autograd."""
+    if point is None:
+        return x
+    if isinstance(point, CallablePoint):
+        result = point.with_gradient(name, x)
+        seed, site = None, Site(name, None, 0, call=point)
+    else:
+        stream = streams.rank_stream(_STREAMS[name])
+        seed = seeds.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
+        result, site = point(x, seed=seed, stream=stream), Site(name, point, stream)
+    if observer is not None:
+        observer.rounds(site, x.detach(), seed, result.detach() if site.call is not None else None)
+    return result
+
+
+def _product(
+    a: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    plan: Plan,
+    stream: Stream,
+    ends: Tensor | None,
+    raw: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
     if plan.ops is DISPATCHED:
         if is_distributed(a, w, bias):
             from qsim.nn.sharded.embedding import sharded_lookup
@@ -26,7 +83,7 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, stream: Strea
             return sharded_lookup(a, w, plan, stream) if plan.product.is_lookup else sharded_product(a, w, bias, plan, stream)
         if torch._C._are_functorch_transforms_active():
             return transformed_product(a, w, bias, plan)
-    return planned_product(a, w, bias, plan, stream, ends)
+    return planned_product(a, w, bias, plan, stream, ends, raw)
 
 
 def is_distributed(a: Tensor, w: Tensor, bias: Tensor | None = None) -> bool:

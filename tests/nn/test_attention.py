@@ -17,8 +17,9 @@ import qsim
 from qsim import FivePoint, Quantizer
 from qsim.nn import attention, functional
 from support.comparing import same_bits
+from support.points import in_order
 
-WIDE = FivePoint(*["fp32"] * 5)
+WIDE = in_order(*["fp32"] * 5)
 NEAREST = FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same", grad="e5m2")
 WIDTH, HEADS = 8, 2
 
@@ -144,7 +145,7 @@ def straight_through(module: nn.MultiheadAttention, given: list[Tensor]) -> list
 
 @pytest.mark.parametrize("same", ["", "key and value", "all"])
 def test_rounds_what_goes_into_each_product(same: str) -> None:
-    points = FivePoint("e4m3", "e4m3", "same", "same")
+    points = FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same")
     given, module = inputs("batch first", same), made("batch first", points)
     own = run(module, given)
     assert not torch.allclose(own[0], made("batch first", None)(*given)[0], rtol=1e-3)
@@ -163,7 +164,7 @@ def test_rounds_what_goes_into_each_product(same: str) -> None:
 
 def test_an_input_that_is_several_is_rounded_once() -> None:
     # Queries, keys and values have the same noise, as if one rounded tensor were multiplied by all three weights.
-    module = made("batch first", FivePoint(act=Quantizer("e2m1", "stochastic")))
+    module = made("batch first", FivePoint(act=Quantizer("e2m1", "stochastic"), act_bwd=None))
     with torch.no_grad():
         module.in_proj_weight.copy_(torch.eye(WIDTH).repeat(3, 1))
     x = inputs("batch first", "all")[0].detach()
@@ -191,7 +192,7 @@ def test_drops_what_torchs_does() -> None:
 
 
 def test_autocast_and_checkpoints() -> None:
-    given, module = inputs("batch first", "all"), made("batch first", FivePoint(*[Quantizer("e4m3", "stochastic")] * 5))
+    given, module = inputs("batch first", "all"), made("batch first", in_order(*[Quantizer("e4m3", "stochastic")] * 5))
     expected = run(Seeded(module), given)
     assert all(map(same_bits, run(Seeded(lambda *x: checkpoint(module, *x, use_reentrant=False), module), given), expected))
     with torch.autocast("cpu", torch.bfloat16):
@@ -218,7 +219,7 @@ class Seeded(nn.Module):
 
 
 def test_weights_of_the_same_numbers_draw_apart() -> None:
-    points = FivePoint(weight=Quantizer("e2m1", "stochastic"))
+    points = FivePoint(weight=Quantizer("e2m1", "stochastic"), weight_bwd=None)
     module = made("plain", points)
     assert isinstance(module, qsim.nn.MultiheadAttention)
     with torch.no_grad():
@@ -243,7 +244,7 @@ def test_each_weight_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
         return functional.matmul(*given, stream=stream)
 
     monkeypatch.setattr(attention, "functional", SimpleNamespace(linear=linear, matmul=matmul))
-    module = made("own widths", FivePoint(weight=Quantizer("e2m1", "stochastic")))
+    module = made("own widths", FivePoint(weight=Quantizer("e2m1", "stochastic"), weight_bwd=None))
     for own in (0, 5):
         module.stream = own  # type: ignore[assignment]
         module(*inputs("own widths"))

@@ -18,6 +18,7 @@ from qsim import FivePoint, Quantizer, random
 from qsim.random import seeds
 from support.comparing import same_bits
 from support.halfway import COIN, COUNT, WEIGHT, check_independent, filled, linear
+from support.points import in_order
 
 BF16 = torch.bfloat16
 
@@ -87,7 +88,7 @@ def test_a_repeated_experiment_is_another_sample_unless_it_is_seeded() -> None:
 
 def begun() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    net = qsim.convert(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)), FivePoint(*[COIN] * 5))
+    net = qsim.convert(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)), in_order(*[COIN] * 5))
     return net, qsim.optim.AdamW(net.parameters(), lr=2.0**-6, weight="bf16")
 
 

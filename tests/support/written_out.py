@@ -17,6 +17,7 @@ from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.plans import Plan, plan_for
 from qsim.nn.product.tensors import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD
 from qsim.random import seeds
+from support.points import in_order
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -30,18 +31,24 @@ def noisy(fmt: str | Format, bits: int | None = None, **options: Any) -> Quantiz
 NARROW, WIDE = Float(4, 1), Float(5, 6)
 POINTS = {
     **{name: FivePoint(**{name: noisy(NARROW)}) for name in ("act", "weight", "act_bwd", "weight_bwd", "grad")},
-    "nearest": FivePoint("e4m3", "e4m3", "e4m3", "e4m3", "e5m2"),
-    "all": FivePoint(noisy("e4m3"), noisy("e2m1"), noisy("e3m2"), noisy("int4"), noisy("e5m2"), noisy(NARROW)),
-    "wide": FivePoint(*[noisy(WIDE)] * 6),
-    "narrow and wide": FivePoint(noisy("e4m3"), Fixed(12, 6), noisy(WIDE), noisy("e4m3"), noisy(Float(8, 7), 5), noisy("e5m2")),
-    "same": FivePoint(noisy("e4m3"), noisy("e2m1"), "same", "same", "e5m2"),
-    "same, wide": FivePoint(noisy(WIDE), noisy(WIDE), "same", "same"),
-    "same as nothing": FivePoint(None, None, "same", "same", noisy("e5m2")),
+    "nearest": FivePoint("e4m3", "e4m3", act_bwd="e4m3", weight_bwd="e4m3", grad="e5m2"),
+    "all": FivePoint(
+        noisy("e4m3"), noisy("e2m1"), act_bwd=noisy("e3m2"), weight_bwd=noisy("int4"), grad=noisy("e5m2"), grad_w=noisy(NARROW)
+    ),
+    "wide": in_order(*[noisy(WIDE)] * 6),
+    "narrow and wide": FivePoint(
+        noisy("e4m3"), Fixed(12, 6), act_bwd=noisy(WIDE), weight_bwd=noisy("e4m3"), grad=noisy(Float(8, 7), 5), grad_w=noisy("e5m2")
+    ),
+    "same": FivePoint(noisy("e4m3"), noisy("e2m1"), act_bwd="same", weight_bwd="same", grad="e5m2"),
+    "same, wide": FivePoint(noisy(WIDE), noisy(WIDE), act_bwd="same", weight_bwd="same"),
+    "same as nothing": FivePoint(None, None, act_bwd="same", weight_bwd="same", grad=noisy("e5m2")),
     "grad_w": FivePoint(grad=noisy("e5m2"), grad_w=noisy(NARROW)),
     "grad_w, nearest": FivePoint(grad=noisy("e5m2"), grad_w=NARROW),
-    "recipe": FivePoint(None, "e2m1", noisy(NARROW), "same", noisy(NARROW)),
-    "clipped": FivePoint(Quantizer("e2m1", clip_gradient=True), noisy(Int(3), clip_gradient=True), noisy("e4m3"), "same", "e5m2"),
-    "clipped at zero": FivePoint(Quantizer(Int(4, signed=False), clip_gradient=True), None, "same"),
+    "recipe": FivePoint(None, "e2m1", act_bwd=noisy(NARROW), weight_bwd="same", grad=noisy(NARROW)),
+    "clipped": FivePoint(
+        Quantizer("e2m1", clip_gradient=True), noisy(Int(3), clip_gradient=True), act_bwd=noisy("e4m3"), weight_bwd="same", grad="e5m2"
+    ),
+    "clipped at zero": FivePoint(Quantizer(Int(4, signed=False), clip_gradient=True), None, act_bwd="same"),
 }
 
 

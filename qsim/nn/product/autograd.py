@@ -22,8 +22,19 @@ from qsim.random import seeds
 from qsim.random.sources import Stream
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
+#: The operands before callables outside of the product rounded them; `None` for others.
+Raw = tuple[Tensor | None, Tensor | None]
 
-def planned_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, stream: Stream = 0, ends: Tensor | None = None) -> Tensor:
+
+def planned_product(
+    a: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    plan: Plan,
+    stream: Stream = 0,
+    ends: Tensor | None = None,
+    raw: Raw = (None, None),
+) -> Tensor:
     """A product whose operands are rounded forward and backward.
 
     Args:
@@ -33,16 +44,24 @@ def planned_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, strea
         plan: The plan for such operands.
         stream: Distinguishes weights that have the same values.
         ends: The ends of the groups of rows, in a grouped product.
+        raw: The operands before they were rounded, if that was before the product.
     """
     seed = seeds.drawn(w.device, plan.ops, stream) if plan.draws else None
     weight_seed = seeds.weight_seed(w, stream, ops=plan.ops) if plan.weight_draws else None
     if plan.ops is DISPATCHED or torch.is_autocast_enabled(w.device.type):
-        return product_with_seeds(a, w, bias, seed, weight_seed, plan, ends)
-    return _apply(a, w, bias, seed, weight_seed, ends, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
+        return product_with_seeds(a, w, bias, seed, weight_seed, plan, ends, raw)
+    return _apply(a, w, bias, seed, weight_seed, ends, *raw, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
 
 
 def product_with_seeds(
-    a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, plan: Plan, ends: Tensor | None = None
+    a: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    weight_seed: Tensor | None,
+    plan: Plan,
+    ends: Tensor | None = None,
+    raw: Raw = (None, None),
 ) -> Tensor:
     """`planned_product` with given seeds, each needed only for stochastic rounding.
 
@@ -50,9 +69,9 @@ def product_with_seeds(
     """
     operands = (a, w) if bias is None else (a, w, bias)
     if has_torch_function(operands):
-        return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, plan, ends)
+        return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, plan, ends, raw)
     with without_autocast(w.device):
-        return changeable(applied(FivePointProduct, plan.ops)(a, w, bias, seed, weight_seed, ends, plan, torch.is_grad_enabled()))
+        return changeable(applied(FivePointProduct, plan.ops)(a, w, bias, seed, weight_seed, ends, *raw, plan, torch.is_grad_enabled()))
 
 
 def multiply(
@@ -87,6 +106,8 @@ class FivePointProduct(torch.autograd.Function):
         seed: Tensor | None,
         weight_seed: Tensor | None,
         ends: Tensor | None,
+        raw_a: Tensor | None,
+        raw_w: Tensor | None,
         plan: Plan,
         recording: bool,
     ) -> Tensor:
@@ -97,8 +118,8 @@ class FivePointProduct(torch.autograd.Function):
         observer = ctx.observer = observers.current(ops)
         plan = plan if ends is None else plan.in_groups(ends, is_observed=observer is not None)
         first, second, carrier, seed_of_w = plan.first, plan.second, plan.carriers[0], seed if plan.two_inputs else weight_seed
-        x = first.round(ops, a, seed, carrier, keeps=needs_w)
-        y = second.round(ops, w, seed_of_w, carrier, keeps=needs_a)
+        x = first.round(ops, a, seed, carrier, keeps=needs_w, raw=raw_a)
+        y = second.round(ops, w, seed_of_w, carrier, keeps=needs_a, raw=raw_w)
         if observer is not None:
             ctx.noted = first.show(observer, a, x, seed), second.show(observer, w, y, seed_of_w)
             if not plan.product.is_lookup:
@@ -120,9 +141,9 @@ class FivePointProduct(torch.autograd.Function):
     @refuses_double_backward
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
         if not autocasts(g.device):
-            return *_gradients(ctx, g), None, None, None, None, None
+            return *_gradients(ctx, g), None, None, None, None, None, None, None
         with without_autocast(g.device):
-            return *_gradients(ctx, g), None, None, None, None, None
+            return *_gradients(ctx, g), None, None, None, None, None, None, None
 
 
 _apply = super(torch.autograd.Function, FivePointProduct).apply

@@ -8,7 +8,6 @@ from typing import NoReturn, TypeGuard
 import torch
 from torch import Tensor
 
-from qsim import recipes
 from qsim.formats.dtypes import FLOATS
 from qsim.functional.quantizer import Quantizer
 from qsim.functional.tracing import refuse_tracing
@@ -16,7 +15,6 @@ from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.bilinear import Product
 from qsim.nn.product.carriers import can_hold
 from qsim.recipes.five_point import FivePoint
-from qsim.recipes.recipe import Recipe
 from qsim.scaling.tiling import PerSlice
 from qsim_kernels.ops.direct import DISPATCHED, Operators
 
@@ -25,7 +23,7 @@ _INSTEAD = "use backward() or torch.autograd.grad, or take the points away with 
 
 
 def rounds(points: object, a: Tensor, w: Tensor, ops: Operators = DISPATCHED) -> TypeGuard[FivePoint]:
-    """Whether there is anything to round; raise an error for points that are no `FivePoint`, and where autograd functions do not work.
+    """Whether there is anything to round; raise an error where autograd functions do not work.
 
     Args:
         points: Where to round.
@@ -35,10 +33,7 @@ def rounds(points: object, a: Tensor, w: Tensor, ops: Operators = DISPATCHED) ->
     """
     if points is None:
         return False
-    if not isinstance(points, FivePoint):
-        why = ", which is for a model: give recipe.points" if isinstance(points, Recipe) else recipe_hint(points)
-        got = f"the recipe {points.name}" if isinstance(points, Recipe) else repr(points)
-        raise TypeError(f"points must be a FivePoint or None, got {got}{why}")
+    assert isinstance(points, FivePoint)
     if points.is_identity:
         return False
     if points.is_delayed:
@@ -50,11 +45,6 @@ def rounds(points: object, a: Tensor, w: Tensor, ops: Operators = DISPATCHED) ->
             _check_transforms(points)
         refuse_tracing("layers with points", a, w, has_points=True)
     return True
-
-
-def recipe_hint(points: object) -> str:
-    """The hint for a recipe's name given as the points of one layer; empty if it is not a recipe's name."""
-    return f"; the recipe's points are recipes.{points}().points" if isinstance(points, str) and points in recipes.NAMED else ""
 
 
 def check_operands(points: FivePoint, product: Product, a: Tensor, w: Tensor, bias: Tensor | None, *, two_inputs: bool) -> None:

@@ -41,7 +41,9 @@ class Operand:
     on_chip: bool = False
     is_requantized: bool = False
 
-    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, *, keeps: bool) -> Rounded:
+    def round(
+        self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, *, keeps: bool, raw: Tensor | None = None
+    ) -> Rounded:
         """The operand for the forward product, with what the backward pass needs, if it needs anything."""
         if self.on_chip:
             if not keeps or self.coding is None:
@@ -50,7 +52,7 @@ class Operand:
             return Rounded(codes, kept=kept)
         if not keeps or self.coding is None:
             rounded = self.forward.round(ops, x, seed, dtype)
-            return Rounded(*rounded[:4], self._kept(ops, x, rounded, seed)) if keeps else rounded
+            return Rounded(*rounded[:4], self._kept(ops, x if raw is None else raw, rounded, seed)) if keeps else rounded
         one, other = self.forward.quantizer, self.backward.quantizer
         assert other is not None  # codes are of its format
         spelt, stream = other.spelt, self.backward.stream
@@ -65,9 +67,9 @@ class Operand:
 
     def _kept(self, ops: Operators, x: Tensor, rounded: Rounded, seed: Tensor | None) -> Tensor:
         """What the backward pass rounds again: the operand, or for a callable, which may not repeat itself, its result."""
-        if self.is_requantized:
-            return self.forward.restored(ops, x, seed)
-        return rounded.values if self.is_reused and self.forward.call is not None else x
+        if self.forward.call is not None:
+            return rounded.values if self.is_reused or self.is_requantized else x
+        return self.forward.restored(ops, x, seed) if self.is_requantized else x
 
     def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> Rounded:
         """The operand for a product of the backward pass, from what was kept of it, and the scales of the forward pass, if reused."""

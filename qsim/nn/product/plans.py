@@ -24,6 +24,7 @@ from qsim.nn.product.sums import spelled_lookup, spelled_sum
 from qsim.nn.product.tensors import Shards, Tensors
 from qsim.random.streams import own_rank, rank_stream, stream
 from qsim.recipes.five_point import FivePoint
+from qsim.recipes.points_of import points_of
 from qsim_kernels.chip.library import is_chip
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
@@ -155,6 +156,8 @@ def plan_for(
 
     Arguments are checked where no plan is known for their kind: the key has all that these checks and the plan depend on.
     """
+    if points is not None and type(points) is not FivePoint:
+        points = points_of(points)
     ops, device = operators(a, w, bias), a.device
     if not rounds(points, a, w, ops):
         return None

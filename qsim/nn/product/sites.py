@@ -18,7 +18,7 @@ from torch import Tensor
 from qsim.formats import Float, Format
 from qsim.functional.callables import CallablePoint
 from qsim.functional.hadamard import Hadamard
-from qsim.functional.quantizer import Quantizer
+from qsim.functional.quantizer import Quantizer, short
 from qsim.functional.scaled import Scaled, ScaleLayout, Share, quantize_scaled
 from qsim.nn.product.along import Along
 from qsim.nn.product.arithmetic import rows
@@ -113,6 +113,11 @@ class Site:
     def rounds(self) -> bool:
         """Whether anything is rounded."""
         return self.quantizer is not None or self.call is not None
+
+    @property
+    def description(self) -> str:
+        """What rounds here, in short."""
+        return self.call.name if self.call is not None else "" if self.quantizer is None else short(self.quantizer, self.name)
 
     @property
     def is_stochastic(self) -> bool:

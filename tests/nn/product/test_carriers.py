@@ -45,7 +45,7 @@ def test_products_of_few_bits_are_exact(device: torch.device, fmt: Format, case:
         "conv": convolution(2)._replace(bias=None),
     }[case]
     given = operands(chosen, torch.float32, device, scale=min(1.0, fmt.max / 4) if fmt.max < 100 else 8.0)
-    check(chosen, FivePoint(fmt, fmt, "same", "same", Quantizer(fmt, overflow="saturate")), given)
+    check(chosen, FivePoint(fmt, fmt, act_bwd="same", weight_bwd="same", grad=Quantizer(fmt, overflow="saturate")), given)
 
 
 @pytest.mark.parametrize("fmt", FEW_BITS.values(), ids=FEW_BITS)
@@ -135,7 +135,7 @@ def test_float32_is_not_shortened_where_that_would_change_it(point: Any, dtype: 
 def test_settings_that_shorten_float32_neither_reach_the_products_nor_change(device: torch.device, setting: str, case: str) -> None:
     matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     before = torch.get_float32_matmul_precision(), matmul.fp32_precision, conv.fp32_precision
-    points = FivePoint("e4m3", None, noisy(Float(5, 15)), "e4m3", noisy(Float(5, 12)))
+    points = FivePoint("e4m3", None, act_bwd=noisy(Float(5, 15)), weight_bwd="e4m3", grad=noisy(Float(5, 12)))
     try:
         if setting == "old":
             torch.set_float32_matmul_precision("medium")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qsim import FivePoint, Quantizer, scaling
+from qsim import Quantizer, scaling
 from qsim.nn.product.bilinear import LINEAR
 from qsim.nn.product.grouped import GROUPED_LINEAR
 from qsim.nn.product.groups import Groups
@@ -20,6 +20,7 @@ from qsim.scaling import Given, PerBlock, PerRow, PerTile
 from qsim.transforms import Hadamard
 from qsim_kernels.ops.direct import operators
 from support.comparing import same_bits
+from support.points import in_order
 from support.side_by_side import DEVICE
 from support.written_out import ProductSetting
 
@@ -43,7 +44,7 @@ ROWS, INPUTS, OUTPUTS = 70, 32, 48
 
 def plans(point: Quantizer) -> tuple[Plan, Plan, Tensor, Tensor, Tensor]:
     """The plans of a grouped product and of a linear layer, with an input, a stack of weights, and a gradient of the result."""
-    points = FivePoint(*[point] * 5)
+    points = in_order(*[point] * 5)
     generator = torch.Generator().manual_seed(0)
     a, w, g = (torch.randn(*shape, generator=generator).to(DEVICE) for shape in ((ROWS, INPUTS), (4, OUTPUTS, INPUTS), (ROWS, OUTPUTS)))
     a[7], g[50, 3] = 100.0, torch.inf

@@ -96,7 +96,7 @@ def test_two_inputs_draw_apart(device: torch.device) -> None:
             seen.append(a)
             return super().grad_w(g, a, w_shape, how)
 
-    five_point_product(x, x, None, ProductSetting(FivePoint(noisy("e2m1"), None, noisy("e2m1")), Spy(), True)).sum().backward()
+    five_point_product(x, x, None, ProductSetting(FivePoint(noisy("e2m1"), None, act_bwd=noisy("e2m1")), Spy(), True)).sum().backward()
     assert len(seen) == 4
     assert all(set(s.unique().tolist()) == {1.0, 1.5} for s in seen)
     assert all(not torch.equal(s, t) for i, s in enumerate(seen) for t in seen[:i]), "four roundings of one tensor, four draws"
