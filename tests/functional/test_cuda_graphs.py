@@ -149,7 +149,9 @@ def test_replayed_layers_see_what_became_of_their_weights() -> None:
 
 def test_replayed_layers_draw_fresh_noise() -> None:
     for point in ("act", "act_bwd", "grad"):
-        _, gradient, step = layer_and_step(FivePoint(**{point: qsim.Quantizer("e4m1", rounding="stochastic")}))
+        _, gradient, step = layer_and_step(
+            FivePoint(**{"act_bwd": None, "weight_bwd": None, point: qsim.Quantizer("e4m1", rounding="stochastic")})
+        )
         again = replay(step)
         again()
         first = gradient.clone()

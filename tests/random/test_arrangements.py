@@ -195,7 +195,7 @@ def test_micro_batches_of_a_step_share_the_noise_of_weights() -> None:
 def test_micro_batches_of_a_step_share_no_other_noise(point: str) -> None:
     # The other factor of each product is 1.
     shape = (1, COUNT) if point == "act_bwd" else (COUNT, 1)
-    layer = filled(qsim.nn.Linear(shape[1], 1, bias=False, points=FivePoint(**{point: COIN})), 1.0)
+    layer = filled(qsim.nn.Linear(shape[1], 1, bias=False, points=FivePoint(**{"act_bwd": None, "weight_bwd": None, point: COIN})), 1.0)
 
     def batch() -> Tensor:
         x = torch.full(shape, 1.25, requires_grad=True)

@@ -30,7 +30,10 @@ def noisy(fmt: str | Format, bits: int | None = None, **options: Any) -> Quantiz
 # Formats of up to 8 bits are kept as codes for the backward pass, the others are rounded again.
 NARROW, WIDE = Float(4, 1), Float(5, 6)
 POINTS = {
-    **{name: FivePoint(**{name: noisy(NARROW)}) for name in ("act", "weight", "act_bwd", "weight_bwd", "grad")},
+    **{
+        name: FivePoint(**{"act_bwd": None, "weight_bwd": None, name: noisy(NARROW)})
+        for name in ("act", "weight", "act_bwd", "weight_bwd", "grad")
+    },
     "nearest": FivePoint("e4m3", "e4m3", act_bwd="e4m3", weight_bwd="e4m3", grad="e5m2"),
     "all": FivePoint(
         noisy("e4m3"), noisy("e2m1"), act_bwd=noisy("e3m2"), weight_bwd=noisy("int4"), grad=noisy("e5m2"), grad_w=noisy(NARROW)

@@ -186,7 +186,7 @@ def single(name: str, point: Quantizer) -> FivePoint:
     """One point, or all points."""
     if name == "all":
         return in_order(*[point] * 5)
-    return FivePoint(**{name: point}, **({"grad": "fp32"} if name == "grad_w" else {}))
+    return FivePoint(**{"act_bwd": None, "weight_bwd": None, name: point}, **({"grad": "fp32"} if name == "grad_w" else {}))
 
 
 def singles() -> list[tuple[Case, str, str]]:
