@@ -23,7 +23,9 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, stream: Strea
     """The product of a plan; see `planned_product`."""
     if plan.casts is not None:
         a, w, bias = plan.cast(a, w, bias)
-    return _wrapped(a, w, bias, plan, stream, ends) if plan.points.wraps else _product(a, w, bias, plan, stream, ends)
+    if plan.points.wraps:
+        return _wrapped(a, w, bias, plan, stream, ends)
+    return planned_product(a, w, bias, plan, stream, ends) if plan.ops is not DISPATCHED else _product(a, w, bias, plan, stream, ends)
 
 
 def _wrapped(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, stream: Stream, ends: Tensor | None) -> Tensor:
