@@ -20,12 +20,12 @@ from qsim import FivePoint, Quantizer
 
 SETTINGS: dict[str, FivePoint | qsim.recipes.Recipe | None] = {
     "float32": None,
-    "e4m3": FivePoint("e4m3", "e4m3", "same", "same", "e4m3"),
-    "e4m3, nonfinite": FivePoint("e4m3", "e4m3", "same", "same", Quantizer("e4m3", overflow="nonfinite")),
-    "e4m3, saturate": FivePoint("e4m3", "e4m3", "same", "same", Quantizer("e4m3", overflow="saturate")),
-    "e5m2": FivePoint("e4m3", "e4m3", "same", "same", "e5m2"),
-    "e5m2, nonfinite": FivePoint("e4m3", "e4m3", "same", "same", Quantizer("e5m2", overflow="nonfinite")),
-    "e5m2, saturate": FivePoint("e4m3", "e4m3", "same", "same", Quantizer("e5m2", overflow="saturate")),
+    "e4m3": FivePoint("e4m3", "e4m3", "e4m3"),
+    "e4m3, nonfinite": FivePoint("e4m3", "e4m3", Quantizer("e4m3", overflow="nonfinite")),
+    "e4m3, saturate": FivePoint("e4m3", "e4m3", Quantizer("e4m3", overflow="saturate")),
+    "e5m2": FivePoint("e4m3", "e4m3", "e5m2"),
+    "e5m2, nonfinite": FivePoint("e4m3", "e4m3", Quantizer("e5m2", overflow="nonfinite")),
+    "e5m2, saturate": FivePoint("e4m3", "e4m3", Quantizer("e5m2", overflow="saturate")),
     "hfp8": qsim.recipes.hfp8(),
 }
 

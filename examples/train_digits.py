@@ -19,7 +19,7 @@ NOISY = Quantizer(E4M0, "stochastic")
 
 VARIANTS = {
     "float32 everywhere": FivePoint(),
-    "E4M3 forward, E5M2 gradients": FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e5m2"),
+    "E4M3 forward, E5M2 gradients": FivePoint("e4m3", "e4m3", "e5m2"),
     "E4M0 backward, nearest": FivePoint(act_bwd=E4M0, grad=E4M0),
     "E4M0 backward, stochastic": FivePoint(act_bwd=NOISY, grad=NOISY),
 }

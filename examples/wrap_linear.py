@@ -10,11 +10,11 @@ import qsim
 from qsim import FivePoint, Quantizer
 
 POINTS = {
-    "input and weight, forward": FivePoint(act="e4m3", weight="e4m3"),
-    "and the same backward": FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same"),
+    "input and weight, forward": FivePoint(act="e4m3", weight="e4m3", act_bwd=None, weight_bwd=None),
+    "and the same backward": FivePoint(act="e4m3", weight="e4m3"),
     "gradient only": FivePoint(grad="e5m2"),
     "gradient only, stochastic": FivePoint(grad=Quantizer("e5m2", "stochastic")),
-    "all five": FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e5m2"),
+    "all five": FivePoint("e4m3", "e4m3", "e5m2"),
 }
 
 

@@ -19,8 +19,8 @@ from qsim.nn.modules import FivePointModule
 from qsim.optim.base import LowPrecisionOptimizer
 from qsim.random.seeds import fresh_seed
 from qsim.recipes.five_point import FivePoint
-from qsim.scaling import block
-from qsim.scaling.block import Block
+from qsim.recipes.points_of import is_recipe, points_of
+from qsim.scaling import Block
 
 
 class Schedule:
@@ -40,8 +40,8 @@ class Schedule:
     Compiled models keep the graphs of all phases: a later phase compiles once, and an earlier one is reused. The random bits of a layer's
     weight have the same stream in all phases.
 
-    An optimizer of `qsim.optim` can have a schedule, too: its phases are dictionaries of the options `weight`, `update`, `state`,
-    `state_rounding` and `arithmetic`.
+    An optimizer of `qsim.optim` can have a schedule, too: its phases are dictionaries of the options `format`, `update`, `state`,
+    `state_rounding`, `arithmetic` and `overflow`.
 
     Args:
         phases: The phases by where they begin, in order, the first at 0: all of them steps, integers; or all fractions of the run, floats
@@ -299,11 +299,9 @@ def _points(value: Any) -> Any:
     """A phase as `convert` takes it."""
     if value is None:
         return _NOTHING
-    if isinstance(value, str) and value.partition("(")[0].lower() in recipes.NAMED:
-        return recipes.resolve(value)
-    if isinstance(value, str):
+    if is_recipe(value):
         try:
-            block.resolve(value)
+            return recipes.resolve(value)
         except ValueError as error:
             raise ValueError(f"Schedule: {value!r} is neither a recipe ({', '.join(recipes.NAMED)}) nor a format: {error}") from error
-    return FivePoint(*[value] * 5) if isinstance(value, (str, torch.dtype, Format, Block, Quantizer)) else value
+    return points_of(value) if isinstance(value, (str, torch.dtype, Format, Block, Quantizer)) else value

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from qsim.nn.examples import inputs_of
 from qsim.nn.product import observers
-from qsim.nn.product.grouped_rounding import GroupedSite
 from qsim.nn.product.sites import Site
 from qsim.nn.restoring import Snapshot, generators_restored
 
@@ -22,10 +21,10 @@ class _Inputs:
     def __init__(self, note: Callable[[Tensor], None]) -> None:
         self._note = note
 
-    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None, rounded: Tensor | None = None) -> None:
         """Record an input."""
         if site.name == "act":
-            self._note(x[: int(site.groups.ends[-1])] if isinstance(site, GroupedSite) else x)
+            self._note(x if site.groups is None else x[: int(site.groups.ends[-1])])
 
     def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
         """Ignored: it is for the backward pass."""

@@ -83,8 +83,7 @@ def _layer(module: nn.Module, key: str, matrix: Tensor, points: FivePoint) -> Li
 def _check_batches(model: nn.Module, name: str, points: FivePoint) -> None:
     """Raise an error for scales of whole weights where a product has the matrices of several experts."""
     point = points.weight
-    assert isinstance(point, Quantizer)  # only such modules are looked at
-    scale = point.scale
+    scale = point.scale if isinstance(point, Quantizer) else None
     whole = scale is not None and not (isinstance(scale, (PerBlock, PerSlice, PerTile)) and scale.outer is None)
     if whole and getattr(getattr(model, "config", None), "_experts_implementation", None) == "batched_mm":
         raise ValueError(

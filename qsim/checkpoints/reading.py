@@ -17,6 +17,7 @@ from qsim.checkpoints.layouts import read_compressed_tensors, read_torchao
 from qsim.checkpoints.layouts.stored import StoredLayer
 from qsim.checkpoints.shards import Shards
 from qsim.checkpoints.states import check_loads, load_in_turn, unshared
+from qsim.functional.quantizer import Quantizer
 from qsim.nn.converting.convert import convert as convert_layers, revert
 from qsim.nn.converting.from_description import check_description
 from qsim.nn.converting.layers import is_conv1d
@@ -172,7 +173,8 @@ def _inputs(described: Mapping[str, FivePoint], layers: Mapping[str, StoredLayer
         if layer.act is not None:
             # A checkpoint of others names the experts only one by one.
             own = described[owner if owner in described else name].act
-            found.setdefault(owner, set()).add(FivePoint(act=layer.act if own is None or isinstance(own.scale, Delayed) else own))
+            act = layer.act if not isinstance(own, Quantizer) or isinstance(own.scale, Delayed) else own
+            found.setdefault(owner, set()).add(FivePoint(act=act, act_bwd=None))
     apart = [name for name, own in found.items() if len(own) > 1]
     if apart:
         why = "the checkpoint has a scale for each product there, and the module has one point for all"

@@ -13,15 +13,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from qsim.diagnostics.async_copy import HostCopy
 from qsim.diagnostics.counts import Counts, Sample
 from qsim.diagnostics.elements import elements_of
-from qsim.formats import Format
+from qsim.formats import FP32, Format
 from qsim.nn.product.sites import Site
 from qsim_kernels.numbers import tallies
 from qsim_kernels.ops.direct import operators
 
 #: The order in which points are reported.
-POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w", "forward", "backward")
+POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w", "output", "bias", "forward", "backward")
 #: Points of the forward pass, which activation checkpointing runs twice.
-_FORWARD = ("act", "weight", "forward")
+_FORWARD = ("act", "weight", "output", "bias", "forward")
 
 
 class Tally(NamedTuple):
@@ -87,10 +87,20 @@ class LayerObserver:
         """Count a tally."""
         self._collector.add(self._layer, name, measured)
 
-    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None, rounded: Tensor | None = None) -> None:
         """Count a tensor."""
-        if self._counts(site.name):
+        if not self._counts(site.name):
+            return
+        if rounded is not None:
+            self.used(site.name, self._measured_result(x, rounded))
+        else:
             self.used(site.name, self.measured(site, x, seed) if site.is_plain else self._measured_elements(site, x, seed))
+
+    @aside()
+    def _measured_result(self, x: Tensor, rounded: Tensor) -> Tally:
+        """The tally of a tensor that a callable rounded. It has no format, so nothing saturates before float32 does."""
+        dtype = torch.promote_types(torch.promote_types(x.dtype, rounded.dtype), torch.float32)
+        return Tally(FP32, *torch.ops.qsim.tally.default(x.to(dtype), rounded.to(dtype), FP32.min, FP32.max))
 
     @aside()
     def _measured_elements(self, site: Site, x: Tensor, seed: Tensor | None) -> Tally:

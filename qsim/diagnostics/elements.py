@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim.nn.product.grouped_rounding import GroupedSite
-from qsim.nn.product.sites import Site, as_it_lies, layout_of, quantized, turn_of
+from qsim.nn.product.sites import Site
 from qsim.random.places import Place
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import operators
@@ -42,10 +41,10 @@ def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> RoundedElements:
     """
     how = site.quantizer
     assert how is not None  # points that round nothing are not reported
-    if isinstance(site, GroupedSite) and x.numel():
+    if site.groups is not None and not site.is_plain and x.numel():
         return _elements_in_groups(site, x, seed)
-    ops, seen = operators(x), as_it_lies(x, site)
-    transformed = seen if site.transform is None else ops.hadamard(seen, turn_of(site, seen.shape))
+    ops, seen = operators(x), site.as_matrix(x)
+    transformed = seen if site.transform is None else ops.hadamard(seen, site.turn(seen.shape))
     spelt = how.spelt
     wide = torch.promote_types(transformed.dtype, torch.float32)
     dtype = wide if wide in spelt.holders else spelt.holders[-1]
@@ -55,17 +54,17 @@ def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> RoundedElements:
     # Scales are those of the local elements, values use the random bits of whole rows.
     site = replace(site, layouts={})
     held = replace(site, place=Place(site.place.offset))
-    values, scales, under = quantized(ops, seen, held, how, layout_of(held, how, seen.shape), seed, dtype, Restore.NOTHING)
+    values, scales, under = held.quantized(ops, seen, how, held.layout(how, seen.shape), seed, dtype, Restore.NOTHING)
     assert scales is not None  # there are no scales
     assert how.scale is not None
     if spelt.is_stochastic and site.place.row:
-        values, _, _ = quantized(ops, seen, site, how, layout_of(site, how, seen.shape), seed, dtype, Restore.NOTHING)
-    tiles = site.direction.tiles(how.scale, seen.shape)
+        values, _, _ = site.quantized(ops, seen, how, site.layout(how, seen.shape), seed, dtype, Restore.NOTHING)
+    tiles = how.scale.tiles(seen.shape) if site.along is None else site.along.tiles(how.scale, seen.shape)
     before, whole = divided(transformed, scales, under, tiles)
     return RoundedElements(before, values.reshape(before.shape), spread(whole, transformed, tiles))
 
 
-def _elements_in_groups(site: GroupedSite, x: Tensor, seed: Tensor | None) -> RoundedElements:
+def _elements_in_groups(site: Site, x: Tensor, seed: Tensor | None) -> RoundedElements:
     """`elements_of` an operand of a grouped product; rows after the last group count as well."""
     assert site.quantizer is not None
     how = site.quantizer

@@ -20,6 +20,7 @@ from qsim.diagnostics.updates import Updates
 from qsim.diagnostics.writing import log
 from qsim.formats import name_of
 from qsim.formats.base import check_flag, check_integer
+from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn import Quantize
 from qsim.nn.calls.settings import call_points, own_matrices
@@ -203,6 +204,8 @@ class Monitor:
         name, module, call = self._layers[source.layer]
         point = POINTS[source.point]
         own: Any = getattr(module, f"{point}_point") if isinstance(module, Quantize) else getattr(_points(module, call), point, None)
+        if isinstance(own, CallablePoint):
+            return Label(name, point, own.name)
         # Points may have been replaced meanwhile.
         if not isinstance(own, Quantizer) or own.format != source.format:
             return Label(name, point, name_of(source.format))

@@ -65,7 +65,7 @@ def check_input(name: str, x: Tensor) -> Operators:
         refuse_tracing(name, x)
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: x must be a tensor, got {type(x).__name__}")
-        if x.layout != torch.strided:
+        if not torch.compiler.is_compiling() and x.layout != torch.strided:  # compiled backward passes cannot ask
             raise TypeError(f"{name}: x must be dense, got layout {x.layout}; call x.to_dense() first")
     if x.dtype not in FLOATS:
         raise TypeError(f"{name}: x must be float32, bfloat16, float16 or float64, got {x.dtype}")

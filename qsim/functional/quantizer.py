@@ -192,7 +192,7 @@ def check_call(name: str, point: Quantizer) -> None:
         )
 
 
-def is_stochastic(point: Quantizer | str | None) -> bool:
+def is_stochastic(point: object) -> bool:
     """Whether a point draws random bits."""
     return isinstance(point, Quantizer) and point.spelt.is_stochastic
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.nn.arguments import check_bias, plan_for, rounds
 from qsim.nn.dispatch import planned
+from qsim.nn.product.checks import check_bias, check_groups, rounds
 from qsim.nn.product.convolution import ConvolutionProduct
-from qsim.nn.product.scaled_checks import check_groups
+from qsim.nn.product.plans import plan_for
 from qsim.random.sources import Stream
-from qsim.recipes.five_point import FivePoint
+from qsim.recipes.points_of import PointsLike, points_of
 
 Sizes = int | tuple[int, ...]
 _known_product = lru_cache(maxsize=4096)(ConvolutionProduct)
@@ -28,7 +28,7 @@ def conv1d(
     padding: Sizes | str = 0,
     dilation: Sizes = 1,
     groups: int = 1,
-    points: FivePoint | None = None,
+    points: PointsLike = None,
     *,
     stream: Stream = 0,
 ) -> Tensor:
@@ -50,7 +50,7 @@ def conv2d(
     padding: Sizes | str = 0,
     dilation: Sizes = 1,
     groups: int = 1,
-    points: FivePoint | None = None,
+    points: PointsLike = None,
     *,
     stream: Stream = 0,
 ) -> Tensor:
@@ -73,7 +73,7 @@ def conv3d(
     padding: Sizes | str = 0,
     dilation: Sizes = 1,
     groups: int = 1,
-    points: FivePoint | None = None,
+    points: PointsLike = None,
     *,
     stream: Stream = 0,
 ) -> Tensor:
@@ -97,7 +97,7 @@ def conv_transpose1d(
     output_padding: Sizes = 0,
     groups: int = 1,
     dilation: Sizes = 1,
-    points: FivePoint | None = None,
+    points: PointsLike = None,
     *,
     stream: Stream = 0,
 ) -> Tensor:
@@ -121,7 +121,7 @@ def conv_transpose2d(
     output_padding: Sizes = 0,
     groups: int = 1,
     dilation: Sizes = 1,
-    points: FivePoint | None = None,
+    points: PointsLike = None,
     *,
     stream: Stream = 0,
 ) -> Tensor:
@@ -145,7 +145,7 @@ def conv_transpose3d(
     output_padding: Sizes = 0,
     groups: int = 1,
     dilation: Sizes = 1,
-    points: FivePoint | None = None,
+    points: PointsLike = None,
     *,
     stream: Stream = 0,
 ) -> Tensor:
@@ -169,11 +169,12 @@ def _conv(
     padding: Sizes | str,
     dilation: Sizes,
     groups: int,
-    points: FivePoint | None,
+    points: PointsLike,
     stream: Stream,
     output_padding: Sizes | None = None,
 ) -> Tensor:
     transposed = output_padding is not None
+    points = points_of(points)
     if not rounds(points, x, weight):
         return _torch_conv(dims, x, weight, bias, stride, padding, dilation, groups, output_padding)
     name = f"conv{'_transpose' if transposed else ''}{dims}d"

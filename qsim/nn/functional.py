@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.nn.arguments import check_bias, plan_for, rounds
 from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
-from qsim.nn.dispatch import lookup_of, planned
+from qsim.nn.dispatch import planned
 from qsim.nn.product import bilinear
-from qsim.nn.product.scaled_checks import check_lookup
+from qsim.nn.product.checks import check_bias, check_lookup, rounds
+from qsim.nn.product.embedding import Lookup
+from qsim.nn.product.plans import plan_for
 from qsim.random.sources import Stream
-from qsim.recipes.five_point import FivePoint
+from qsim.recipes.points_of import PointsLike, points_of
 
 __all__ = [
     "bmm",
@@ -31,14 +32,14 @@ __all__ = [
 ]
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePoint | None = None, *, stream: Stream = 0) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: PointsLike = None, *, stream: Stream = 0) -> Tensor:
     """`torch.nn.functional.linear` with its operands and gradients rounded.
 
     Args:
         x: Input of shape (…, in_features).
         weight: Of shape (out_features, in_features).
         bias: Of shape (out_features,); it is not rounded, and its gradient sums the unrounded gradient of the output.
-        points: Where to round; nowhere by default.
+        points: Where to round, nowhere by default: a `FivePoint`, a recipe, a format or `Quantizer` for all points, or a name of these.
         stream: Distinguishes layers with the same weights, or that are seeded alike, where anything is rounded stochastically.
 
     Example:
@@ -57,7 +58,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
     return planned(x, weight, bias, plan, stream)
 
 
-def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None, *, stream: Stream = 0) -> Tensor:
+def matmul(a: Tensor, b: Tensor, points: PointsLike = None, *, stream: Stream = 0) -> Tensor:
     """`torch.matmul` of two inputs: both are rounded at `act` in the forward pass and at `act_bwd` in the backward pass.
 
     Layers that are seeded alike draw independent noise if each gives a `stream` of its own.
@@ -81,7 +82,7 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None, *, stream: Str
     return result.squeeze(-1) if b.dim() == 1 else result
 
 
-def bmm(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
+def bmm(a: Tensor, b: Tensor, points: PointsLike = None) -> Tensor:
     """`torch.bmm` of two inputs; see `matmul`.
 
     Example:
@@ -101,7 +102,7 @@ def embedding(
     x: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
-    points: FivePoint | None = None,
+    points: PointsLike = None,
     *,
     scale_grad_by_freq: bool = False,
     stream: Stream = 0,
@@ -115,6 +116,7 @@ def embedding(
         >>> qsim.nn.functional.embedding(torch.tensor([1]), torch.tensor([[0.1], [1.1]]), points=qsim.FivePoint(weight="e2m1"))
         tensor([[1.]])
     """
+    points = points_of(points)
     if not rounds(points, x, weight):
         return F.embedding(x, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
     if points.is_scaled:
@@ -125,7 +127,9 @@ def embedding(
     if scale_grad_by_freq and points.sums[2] is not None:
         raise ValueError("embedding: scale_grad_by_freq cannot be combined with an accumulator")
     padding = -1 if padding_idx is None else padding_idx % rows
-    return lookup_of(x, weight, padding, scale_grad_by_freq, points, stream)
+    plan = plan_for(points, Lookup(padding, scale_grad_by_freq), x, weight)
+    assert plan is not None  # there is something to round
+    return planned(x, weight, None, plan, stream)
 
 
 def scaled_dot_product_attention(
@@ -137,7 +141,7 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    points: FivePoint | None = None,
+    points: PointsLike = None,
     *,
     stream: Stream = 0,
 ) -> Tensor:
@@ -149,6 +153,7 @@ def scaled_dot_product_attention(
         >>> qsim.nn.functional.scaled_dot_product_attention(q, q, q, points=qsim.FivePoint(act="e4m3")).shape
         torch.Size([1, 2, 4])
     """
+    points = points_of(points)
     if not rounds(points, query, key):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal and attn_mask is not None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import Quantizer
 from qsim.functional.tracing import refuse_scripting
 from qsim.random.shards import local
@@ -181,6 +182,20 @@ def keep_histories(module: nn.Module, points: Mapping[str, Any]) -> None:
     module.__dict__.pop("_kept_histories", None)
     if found:
         module.__dict__["_kept_histories"] = found
+
+
+def keep_modules(module: nn.Module, points: FivePoint | None) -> None:
+    """Make the modules in points parts of a module, named after their point, and drop all others."""
+    given = {name: getattr(points, name) for name in POINTS} if points is not None else {}
+    wanted = {
+        f"{name}_point": point.module for name, point in given.items() if isinstance(point, CallablePoint) and point.module is not None
+    }
+    for name in (f"{name}_point" for name in POINTS):
+        if name in module._modules and name not in wanted:
+            del module._modules[name]
+    for name, part in wanted.items():
+        if module._modules.get(name) is not part:
+            module.add_module(name, part)
 
 
 def with_history(module: nn.Module, name: str, point: Quantizer) -> Quantizer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,16 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from qsim import recipes
+from qsim.functional.quantizer import Quantizer
 from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
 from qsim.nn.calls.running import paused, running
 from qsim.nn.calls.settings import delayed_calls
-from qsim.nn.histories import RemembersAmaxes, keep_histories, with_histories
+from qsim.nn.histories import RemembersAmaxes, keep_histories, keep_modules, with_histories
 from qsim.nn.product.sums import multiplied_by
 from qsim.random import seeds, sources, streams
 from qsim.random.sources import GraphStream, Stream
 from qsim.random.streams import Source
 from qsim.recipes.five_point import POINTS, FivePoint
+from qsim.recipes.points_of import PointsLike, points_of
 from qsim.recipes.recipe import Recipe
 
 
@@ -36,21 +37,17 @@ class FivePointModule(RemembersAmaxes):
 
     point_names: ClassVar[tuple[str, ...]] = POINTS
 
-    points: FivePoint
-
-    def __init__(
-        self, *args: Any, points: FivePoint | Recipe | str | Mapping[str, Any] | None = None, stream: int | None = None, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, points: PointsLike = None, stream: int | None = None, **options: Any) -> None:
         if stream is not None:
             seeds.check_index(stream, 0)
         for given in args:
             if isinstance(given, (FivePoint, Recipe)) or (isinstance(given, str) and given in recipes.NAMED):
                 raise TypeError(f"{type(self).__name__}: points are given by their name, points={given!r}")
         super().__init__(*args, **options)
-        self.points = resolve_points(points)
+        self.points = points_of(points)
         self.stream_source = streams.Drawn.of(seeds.fresh_seed()) if stream is None else stream
         for name in POINTS:
-            if name not in self.point_names and getattr(self.points, name) is not None:
+            if name not in self.point_names and getattr(self.points, name) not in (None, "same"):
                 raise ValueError(f"{type(self).__name__} has no point {name!r}; its points are {', '.join(self.point_names)}")
         self.check_points(self.points)
         self.remember()
@@ -64,12 +61,24 @@ class FivePointModule(RemembersAmaxes):
     def own_points(cls, points: FivePoint) -> FivePoint:
         """The subset of points that a layer of this kind has: the points themselves if it has all, so that layers share their plans."""
         if len(cls.point_names) == len(POINTS):
-            return points
-        return FivePoint(**{name: getattr(points, name) for name in cls.point_names}, accumulate=points.accumulate, chip=points.chip)
+            return points.with_own_modules()
+        own = FivePoint(**{name: getattr(points, name) for name in cls.point_names}, accumulate=points.accumulate, chip=points.chip)
+        return own.with_own_modules()
 
     @classmethod
     def check_points(cls, points: FivePoint) -> None:
         """Raise an error for points that a layer of this kind cannot have."""
+
+    @property
+    def points(self) -> FivePoint:
+        """The points; modules in them are parts of the layer, named after their point."""
+        points: FivePoint = self.__dict__["_points"]
+        return points
+
+    @points.setter
+    def points(self, points: FivePoint) -> None:
+        self.__dict__["_points"] = points
+        keep_modules(self, points)
 
     @property
     def stream_source(self) -> Source:
@@ -128,7 +137,8 @@ class FivePointModule(RemembersAmaxes):
         return in_use
 
     def remember(self) -> None:
-        """Create the histories that the points need, and drop all others."""
+        """Create the histories that the points need, and drop all others; make the modules in points parts of the layer."""
+        keep_modules(self, self.points)
         keep_histories(self, {name: getattr(self.points, name) for name in self.point_names} | delayed_calls(self))
 
     def extra_repr(self) -> str:
@@ -138,21 +148,6 @@ class FivePointModule(RemembersAmaxes):
         return ", ".join(
             part for part in (super().extra_repr(), f"points=({self.points})", by and f"products of this size by: {by}") if part
         )
-
-
-def resolve_points(points: object) -> FivePoint:
-    """Convert an argument that specifies points to a `FivePoint`."""
-    if points is None:
-        return FivePoint()
-    if isinstance(points, FivePoint):
-        return points
-    if isinstance(points, str):
-        return recipes.resolve(points).points
-    if isinstance(points, Recipe):
-        return points.points
-    if isinstance(points, Mapping):
-        return FivePoint.from_dict(points)
-    raise TypeError(f"points must be a FivePoint, a recipe or its name, a dictionary of its points or None, got {points!r}")
 
 
 class Linear(FivePointModule, nn.Linear):
@@ -294,9 +289,11 @@ class Embedding(FivePointModule, nn.Embedding):
         have scales are summed by torch.
         """
         own = {name: getattr(points, name) for name in cls.point_names}
-        plain = {name: point and replace(point, transform=None) for name, point in own.items()}
-        accumulator = None if points.grad is not None and points.grad.scale is not None else points.sums[2]
-        return FivePoint(**plain, accumulate=accumulator and (None, None, accumulator))
+        plain: dict[str, Any] = {
+            name: replace(point, transform=None) if isinstance(point, Quantizer) else point for name, point in own.items()
+        }
+        accumulator = None if isinstance(points.grad, Quantizer) and points.grad.scale is not None else points.sums[2]
+        return FivePoint(**plain, accumulate=accumulator and (None, None, accumulator)).with_own_modules()
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded rows."""

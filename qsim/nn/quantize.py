@@ -13,11 +13,10 @@ from qsim.functional.quantizer import Point, Quantizer, check_call, short
 from qsim.nn.histories import RemembersAmaxes, keep_histories, with_history
 from qsim.nn.product import observers
 from qsim.nn.product.carriers import can_hold
-from qsim.nn.product.directions import OWN
 from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import Site
-from qsim.random import places, seeds, streams
+from qsim.random import seeds, streams
 from qsim.random.noise import Noise
 from qsim_kernels.ops.direct import operators
 
@@ -89,7 +88,7 @@ def _rounded(x: Tensor, point: Quantizer, observer: Observer | None) -> Tensor:
     stream = streams.rank_stream(_FORWARD)
     seed = seeds.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
     result = point(x, seed=Noise(seed, stream))
-    observer.rounds(Site("forward", point, stream, places.WHOLE, OWN), x.detach(), seed)
+    observer.rounds(Site("forward", point, stream), x.detach(), seed)
     return result
 
 
@@ -115,10 +114,10 @@ class _RoundGradient(torch.autograd.Function):
     @refuses_double_backward
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (seed,) = ctx.saved_tensors
-        site = Site("backward", ctx.point, streams.rank_stream(_BACKWARD), places.WHOLE, OWN, multiplies=False)
+        site = Site("backward", ctx.point, streams.rank_stream(_BACKWARD), multiplies=False)
         if ctx.observer is not None:
             ctx.observer.rounds(site, g, seed)
-        return site.round(operators(g), g, seed, g.dtype)[0], None, None
+        return site.round(operators(g), g, seed, g.dtype).values, None, None
 
 
 class _RoundGradientOfOwn(_RoundGradient):

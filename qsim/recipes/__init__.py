@@ -12,6 +12,7 @@ Example:
 
 from __future__ import annotations
 
+from qsim.functional.callables import CallablePoint
 from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
 from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4
 from qsim.recipes.named import NAMED, describe, listing, resolve
@@ -20,6 +21,7 @@ from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, h
 
 __all__ = [
     "NAMED",
+    "CallablePoint",
     "Recipe",
     "deepseek_v3",
     "describe",

@@ -30,7 +30,7 @@ def stochastic_backward(format: Spec, *, scale: Scaling | str | None = None, acc
         Stochastic()
     """
     nearest, noisy = _point(format, scale), Quantizer(format, "stochastic", scale=scale)
-    points = FivePoint(None, nearest, noisy, "same", noisy, accumulate=accumulate, chip=chip)
+    points = FivePoint(None, nearest, act_bwd=noisy, weight_bwd="same", grad=noisy, accumulate=accumulate, chip=chip)
     return Recipe("stochastic_backward", points, source=_FEWER_BITS.format("Figure 3"))
 
 
@@ -38,7 +38,7 @@ def weight_only(format: Spec, *, scale: Scaling | str | None = None, accumulate:
     """Round only the weight, with round-to-nearest, once for both passes.
 
     Args:
-        format: The weight's format. Its scales, if any, must be those of square tiles.
+        format: The weight's format. Scales that follow a direction are found again for the backward pass.
         scale: The scale, as `Quantizer` takes it, for example `"tensor"`. Without one, numbers beyond the format's range
             saturate, and those below half its smallest become zero.
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
@@ -68,7 +68,8 @@ def nearest_everywhere(format: Spec, *, scale: Scaling | str | None = None, accu
         >>> print(qsim.recipes.nearest_everywhere("e4m1"))
         nearest_everywhere: act=Float(4, 1), weight=Float(4, 1), act_bwd=Float(4, 1), weight_bwd=Float(4, 1), grad=Float(4, 1)
     """
-    points = FivePoint(*[_point(format, scale)] * 5, accumulate=accumulate, chip=chip)
+    nearest = _point(format, scale)
+    points = FivePoint(nearest, nearest, nearest, act_bwd=nearest, weight_bwd=nearest, accumulate=accumulate, chip=chip)
     return Recipe("nearest_everywhere", points, source=_FEWER_BITS.format("section 3.1"))
 
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from qsim import accumulators
 from qsim.accumulators import Accumulator
 from qsim.accumulators.chips import Chip, check_chip
+from qsim.formats import Format
+from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import GRADIENTS, Point, Quantizer, check_call, is_stochastic, short
 from qsim.scaling import Delayed, PerBlock, PerTensor, PerTile
+from qsim.scaling.block_formats import Block
 from qsim.scaling.tiling import PerSlice
 from qsim.text.files import reading
 
 #: The names of the points, in the order of Algorithms 1 and 2.
-POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
+POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w", "output", "bias")
+#: What a backward point may be besides a point of its own: what the forward pass rounded, or that rounded again.
+REUSES = ("same", "requantized")
 
+#: A point as it is kept.
+Used = Quantizer | CallablePoint | None
+Reuse = Literal["same", "requantized"]
+#: What it is given as.
+Given = Point | CallablePoint | Callable[..., Any]
 #: The accumulators of the three products of a layer: forward, for the gradient of the input, for that of the weight.
 Three = tuple[Accumulator | None, Accumulator | None, Accumulator | None]
 #: What they are given as: one for all, or three.
@@ -28,14 +39,22 @@ Accumulate = Accumulator | str | Sequence[Accumulator | str | None] | None
 class FivePoint:
     """The rounding points of a layer: two operands in the forward pass, three in the backward pass.
 
-    A point is a `Quantizer`, anything that `qsim.format` takes (with round-to-nearest), or `None` for full precision. With `"same"` a
-    backward point reuses the tensor that the forward pass rounded. `FivePoint()` is the identity. A quantizer's `clip_gradient` applies to
-    `act` and `weight`, the points that gradients pass through. Gradients that are rounded without a scale overflow to infinity, or to NaN
-    in a format without one, so that a `torch.amp.GradScaler` takes a smaller scale; with `overflow="saturate"` their quantizer saturates.
+    A point is a `Quantizer`, anything that `qsim.format` takes (with round-to-nearest), any callable or `nn.Module` from tensor to tensor
+    (see `CallablePoint`), or `None` for full precision. `FivePoint()` is the identity. A quantizer's `clip_gradient` applies to `act` and
+    `weight`, the points that gradients pass through. Gradients that are rounded without a scale overflow to infinity, or to NaN in a format
+    without one, so that a `torch.amp.GradScaler` takes a smaller scale; with `overflow="saturate"` their quantizer saturates.
+
+    By default the backward pass uses what the forward pass rounded (`"same"`). Where that is not possible, because scales follow a
+    direction or a transform must be undone, it rounds the original tensor again, with the same quantizer and other random bits.
+    `"requantized"` rounds what the forward pass rounded once more. `None` is the original tensor.
+
+    A module in a point becomes a part of the layer: of each converted layer a copy. Its parameters train if its gradient is its own and
+    the point is `act`, `weight`, `output` or `bias`; optimizers must be created after the conversion. A callable that draws random numbers
+    draws at every call. Callables cannot be exported, do not run on a chip, and get no shards of distributed tensors.
 
     In a layer every operand is scaled, and transformed, along the dimension over which its product sums, regardless of its quantizer's
     dimension: with scales per block or per channel the gradient is rounded once for each of its products. A transform must be set for both
-    operands of a product, so that it cancels. A tensor rounded in the forward pass cannot be reused if its scales follow a direction.
+    operands of a product, so that it cancels.
 
     With `accumulate`, products are summed by emulated accumulators: see `qsim.accumulators`. Scales of tensors and channels multiply their
     results; those of blocks and tiles are part of the operands, or enter with the short sums of a `Promoted` accumulator that they fit.
@@ -44,10 +63,12 @@ class FivePoint:
     Args:
         act: The input, forward: `Â = Q(A)`.
         weight: The weight, forward: `Ŵ = Q(W)`.
-        act_bwd: The input in `∇W = Q(A)ᵀ Q(∇A)`, or `"same"`.
-        weight_bwd: The weight in `∇A = Q(∇A) Q(W)ᵀ`, or `"same"`.
         grad: The gradient of the output, for both products.
+        act_bwd: The input in `∇W = Q(A)ᵀ Q(∇A)`, `"same"` or `"requantized"`.
+        weight_bwd: The weight in `∇A = Q(∇A) Q(W)ᵀ`, `"same"` or `"requantized"`.
         grad_w: The gradient of the output for the product that gives ∇W, if it should not share `grad`'s rounding.
+        output: The result, with the bias added.
+        bias: The bias, before it is added.
         accumulate: An accumulator or its name for all products, or three: for the forward product, for ∇A, and for ∇W. `None` is torch's
             float32 sum.
         chip: Whether an H100 or H200 multiplies itself where it has the accumulators' bits: `"auto"`, where it can; `"never"`; or
@@ -55,19 +76,21 @@ class FivePoint:
 
     Example:
         >>> import qsim
-        >>> points = qsim.FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same", grad="e5m2")
+        >>> points = qsim.FivePoint(act="e4m3", weight="e4m3", grad="e5m2")
         >>> points.is_identity, qsim.FivePoint().is_identity
         (False, True)
         >>> qsim.FivePoint.from_dict(points.to_dict()) == points
         True
     """
 
-    act: Quantizer | None = None
-    weight: Quantizer | None = None
-    act_bwd: Quantizer | Literal["same"] | None = None
-    weight_bwd: Quantizer | Literal["same"] | None = None
-    grad: Quantizer | None = None
-    grad_w: Quantizer | None = None
+    act: Used = None
+    weight: Used = None
+    grad: Used = None
+    act_bwd: Used | Reuse = "same"
+    weight_bwd: Used | Reuse = "same"
+    grad_w: Used = None
+    output: Used = None
+    bias: Used = None
     accumulate: Accumulator | Three | None = None
     chip: Chip = "auto"
 
@@ -84,6 +107,10 @@ class FivePoint:
     is_scaled: ClassVar[bool]
     #: Whether the scale of a point follows from a history, which the layer must keep.
     is_delayed: ClassVar[bool]
+    #: Whether something is rounded before or after the product, in autograd.
+    wraps: ClassVar[bool]
+    #: What rounds at each point: for `"same"` and `"requantized"`, the forward point.
+    used: ClassVar[Mapping[str, Quantizer | CallablePoint | None]]
     #: The accumulators of the three products.
     sums: ClassVar[Three]
     #: A cache of products with these points. It can be recomputed, and is not copied.
@@ -91,18 +118,23 @@ class FivePoint:
 
     def __init__(
         self,
-        act: Point = None,
-        weight: Point = None,
-        act_bwd: Point | Literal["same"] = None,
-        weight_bwd: Point | Literal["same"] = None,
-        grad: Point = None,
-        grad_w: Point = None,
+        act: Given = None,
+        weight: Given = None,
+        grad: Given = None,
         *,
+        act_bwd: Given | Reuse = "same",
+        weight_bwd: Given | Reuse = "same",
+        grad_w: Given = None,
+        output: Given = None,
+        bias: Given = None,
         accumulate: Accumulate = None,
         chip: Chip = "auto",
     ) -> None:
-        given = {"act": act, "weight": weight, "act_bwd": act_bwd, "weight_bwd": weight_bwd, "grad": grad, "grad_w": grad_w}
-        for name, point in given.items():
+        # Without a forward point, its original tensor and what was rounded are the same.
+        act_bwd = "same" if act is None and act_bwd is None else act_bwd
+        weight_bwd = "same" if weight is None and weight_bwd is None else weight_bwd
+        given = (act, weight, act_bwd, weight_bwd, grad, grad_w, output, bias)
+        for name, point in zip(POINTS, given, strict=True):
             object.__setattr__(self, name, _resolve(name, point))
         sums = _resolve_sums(accumulate)
         object.__setattr__(self, "sums", sums)
@@ -111,23 +143,24 @@ class FivePoint:
         object.__setattr__(self, "chip", chip)
         if self.grad_w is not None and self.grad is None:
             raise ValueError("FivePoint: grad_w is the second product's own gradient quantizer and needs grad, the first one's")
-        for forward, backward in (("act", "act_bwd"), ("weight", "weight_bwd")):
-            if getattr(self, backward) == "same":
-                _check_reuse(forward, getattr(self, forward), backward)
+        object.__setattr__(self, "used", {name: self._used(name) for name in POINTS})
         for first, second in (("act", "weight"), ("grad", "weight_bwd"), ("grad" if self.grad_w is None else "grad_w", "act_bwd")):
-            _check_transforms(first, getattr(self, first), second, getattr(self, second))
-            _check_range(first, self._used(first), second, self._used(second))
+            _check_transforms(first, self.used[first], second, self.used[second])
+            _check_range(first, self.used[first], second, self.used[second])
         self._check_sums()
-        quantizers = [point for point in self._given().values() if isinstance(point, Quantizer)]
+        quantizers = [point for point in self.used.values() if isinstance(point, Quantizer)]
         inputs = (self.act, self.act_bwd, self.grad, self.grad_w)
         object.__setattr__(self, "plans", {})
         summed = [accumulator for accumulator in sums if accumulator is not None]
-        object.__setattr__(self, "is_identity", not quantizers and not summed)
+        object.__setattr__(self, "is_identity", not any(self.used.values()) and not summed)
         noisy = any(map(is_stochastic, inputs)) or any(accumulator.is_stochastic for accumulator in summed)
         object.__setattr__(self, "is_stochastic", noisy)
         object.__setattr__(self, "weight_is_stochastic", any(map(is_stochastic, (self.weight, self.weight_bwd))))
         redraws = [isinstance(point, Quantizer) and point.redraw == "call" for point in (self.weight, self.weight_bwd)]
         object.__setattr__(self, "redraws_weight", any(redraws))
+        object.__setattr__(
+            self, "wraps", any(point is not None for point in (self.bias, self.output)) or any(map(_is_outside, (self.act, self.weight)))
+        )
         object.__setattr__(self, "is_delayed", any(isinstance(point.scale, Delayed) for point in quantizers))
         object.__setattr__(self, "is_scaled", any(point.scale is not None or point.transform is not None for point in quantizers))
 
@@ -139,8 +172,21 @@ class FivePoint:
         FivePoint.__init__(self, **{field.name: state[field.name] for field in fields(self) if field.name in state})
 
     def to_dict(self) -> dict[str, Any]:
-        """The points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round."""
-        found: dict[str, Any] = {name: point if isinstance(point, str) else point.to_dict() for name, point in self._given().items()}
+        """The points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round.
+
+        Raises:
+            ValueError: If a point is a callable.
+        """
+        found: dict[str, Any] = {}
+        for name in POINTS:
+            point = getattr(self, name)
+            if isinstance(point, CallablePoint):
+                raise ValueError(f"FivePoint: {name} is the callable {point.name}, which plain values cannot express")
+            forward = getattr(self, name.removesuffix("_bwd"))
+            if point is not None and (point != "same" or forward is not None):
+                found[name] = point if isinstance(point, str) else point.to_dict()
+            elif name.endswith("_bwd") and forward is not None:
+                found[name] = None
         if self.accumulate is not None:
             found["accumulate"] = self._named_sums()
         return found if self.chip == "auto" else {**found, "chip": self.chip}
@@ -156,23 +202,36 @@ class FivePoint:
         products = (("act", "weight"), ("grad", "weight_bwd"), (gradient, "act_bwd"))
         for accumulator, operands in zip(self.sums, products, strict=True):
             for name in operands if accumulator is not None else ():
-                point = self._used(name)
-                if accumulator is not None and point is not None and not isinstance(point.scale, (PerBlock, PerTile)):
+                point = self.used[name]
+                if accumulator is not None and isinstance(point, Quantizer) and not isinstance(point.scale, (PerBlock, PerTile)):
                     try:
                         accumulator.sum_of(point.format, point.format)
                     except ValueError as error:
                         raise ValueError(f"FivePoint: {name}: {accumulators.name_of(accumulator)}: {error}") from error
 
-    def _used(self, name: str) -> Quantizer | None:
-        """The quantizer whose values a point passes to its product."""
+    def _used(self, name: str) -> Used:
+        """What rounds at a point: where the forward point is used again, with the transform of the product there."""
         point = getattr(self, name)
-        if point == "same":
-            point = getattr(self, name.removesuffix("_bwd"))
-        return point if isinstance(point, Quantizer) else None
+        if not isinstance(point, str):
+            return point  # type: ignore[no-any-return]
+        forward = getattr(self, name.removesuffix("_bwd"))
+        gradient = self.grad if name == "weight_bwd" or self.grad_w is None else self.grad_w
+        transform = gradient.transform if isinstance(gradient, Quantizer) else None
+        if not isinstance(forward, Quantizer) or forward.transform == transform:
+            return forward  # type: ignore[no-any-return]
+        return replace(forward, transform=transform, clip_gradient=False)
 
-    def _given(self) -> dict[str, Quantizer | str]:
-        points = {name: getattr(self, name) for name in POINTS}
-        return {name: point for name, point in points.items() if point is not None}
+    def _given(self) -> dict[str, Used | str]:
+        """The points that are not the usual ones."""
+        given = {name: getattr(self, name) for name in POINTS}
+        return {name: point for name, point in given.items() if point != ("same" if name.endswith("_bwd") else None)}
+
+    def with_own_modules(self) -> FivePoint:
+        """The same points, with copies of the modules in them for another layer; the points themselves if there are none."""
+        modules = {name: point for name in POINTS if isinstance(point := getattr(self, name), CallablePoint) and point.module is not None}
+        memo: dict[int, Any] = {}
+        copied = {name: replace(point, function=copy.deepcopy(point.function, memo)) for name, point in modules.items()}
+        return replace(self, **copied) if copied else self  # type: ignore[arg-type]
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> FivePoint:
@@ -213,7 +272,7 @@ class FivePoint:
 
     def __str__(self) -> str:
         """A short description of the points that round."""
-        shown = {name: point if isinstance(point, str) else short(point, name) for name, point in self._given().items()}
+        shown = {name: _shown(name, point) for name, point in self._given().items()}
         if self.accumulate is not None:
             named = self._named_sums()
             shown["accumulate"] = named if isinstance(named, str) else f"({', '.join(map(str, named))})"
@@ -222,29 +281,23 @@ class FivePoint:
         return ", ".join(f"{name}={text}" for name, text in shown.items()) or "identity"
 
 
-def _check_reuse(forward: str, point: Quantizer | None, backward: str) -> None:
-    """Raise an error if a tensor is reused whose scales or transform run along a dimension over which the other product does not sum."""
-    if point is None:
-        return
-    if point.transform is not None:
-        raise ValueError(
-            f'FivePoint: {backward}="same" cannot reuse the tensor of {forward}, transformed along another dimension: {point.transform!r}'
-        )
-    if point.scale is not None and point.scale.is_directed:
-        allowed = "scales of the whole tensor or of square tiles can be reused"
-        raise ValueError(
-            f'FivePoint: {backward}="same" cannot reuse scales of {forward} along one direction: {allowed}, got {point.scale!r}; '
-            f"a separate quantizer for {backward} rounds again, along the dimension over which the product sums"
-        )
+def _shown(name: str, point: Used | str) -> str:
+    """A point in a short description."""
+    return short(point, name) if isinstance(point, Quantizer) else point.name if isinstance(point, CallablePoint) else str(point)
 
 
-def _check_transforms(first: str, one: Quantizer | str | None, second: str, other: Quantizer | str | None) -> None:
+def _is_outside(point: object) -> bool:
+    """Whether a point is called before the product, in autograd, for the sake of its gradient."""
+    return isinstance(point, CallablePoint) and not point.is_straight
+
+
+def _check_transforms(first: str, one: Used, second: str, other: Used) -> None:
     """Raise an error if the two operands of a product are transformed differently."""
     transforms = [point.transform if isinstance(point, Quantizer) else None for point in (one, other)]
     if transforms[0] == transforms[1]:
         return
     for name, point in ((first, one), (second, other)):
-        if point is None:
+        if not isinstance(point, Quantizer):
             transform = next(transform for transform in transforms if transform is not None)
             partner = second if name == first else first
             alone = f"{name}, its partner in a product, has no quantizer with the same transform"
@@ -257,7 +310,7 @@ def _check_transforms(first: str, one: Quantizer | str | None, second: str, othe
 _LARGEST_PRODUCT = 2.0**100
 
 
-def _check_range(first: str, one: Quantizer | None, second: str, other: Quantizer | None) -> None:
+def _check_range(first: str, one: Used, second: str, other: Used) -> None:
     """Raise an error for scales that bring operands near the limits of formats so wide that products exceed float32.
 
     Scales of channels and of whole tensors are multiplied into the product's result; its operands are as large as their formats allow.
@@ -272,9 +325,9 @@ def _check_range(first: str, one: Quantizer | None, second: str, other: Quantize
     )
 
 
-def _reached(point: Quantizer | None) -> float:
+def _reached(point: Used) -> float:
     """The largest magnitude of a point's elements under a scale that follows from them and is multiplied in later; 1 if there is none."""
-    if point is None or point.scale is None:
+    if not isinstance(point, Quantizer) or point.scale is None:
         return 1.0
     if isinstance(point.scale, (PerTensor, Delayed, PerSlice)):
         return max(1.0, point.format.max * 2.0**-point.scale.margin)
@@ -284,27 +337,29 @@ def _reached(point: Quantizer | None) -> float:
     return 1.0
 
 
-def _resolve(name: str, point: Any) -> Quantizer | str | None:
+def _resolve(name: str, point: Any) -> Used | str:
+    if isinstance(point, str) and point in REUSES:
+        if name in ("act_bwd", "weight_bwd"):
+            return point
+        raise ValueError(f'FivePoint: {name}="{point}" has no forward tensor to reuse; only act_bwd and weight_bwd do')
     found = _resolved(name, point)
     if not isinstance(found, Quantizer):
         return found
     check_call(f"FivePoint: {name}", found)
     if found.redraw == "step" and not name.startswith("weight"):
         raise ValueError(f"FivePoint: {name}: redraw='step' is for weights, which steps change; other tensors draw at every call")
+    if name in ("output", "bias") and found.transform is not None:
+        raise ValueError(f"FivePoint: {name}: a transform cancels only in a product, got {found.transform!r}")
     return found.as_gradient() if name in GRADIENTS else found
 
 
-def _resolved(name: str, point: Any) -> Quantizer | str | None:
-    if point is None or isinstance(point, Quantizer):
+def _resolved(name: str, point: Any) -> Used:
+    if point is None or isinstance(point, (Quantizer, CallablePoint)):
         return point
-    if isinstance(point, str) and point == "same":
-        if name in ("act_bwd", "weight_bwd"):
-            return point
-        raise ValueError(f'FivePoint: {name}="same" has no forward tensor to reuse; only act_bwd and weight_bwd do')
     if isinstance(point, (tuple, list)):
         parts = ", ".join(map(repr, point))
         raise TypeError(f"FivePoint: {name} must be one format, or a Quantizer with further arguments: write qsim.Quantizer({parts})")
-    return _quantizer(name, point)
+    return CallablePoint(point) if callable(point) and not isinstance(point, (type, Format, Block)) else _quantizer(name, point)
 
 
 def _resolve_sums(accumulate: Accumulate) -> Three:

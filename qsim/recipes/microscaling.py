@@ -30,7 +30,7 @@ def mxfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
         PerBlock(size=32, dim=-1, format='e8m0', rule='ceil')
     """
     block = Block(E4M3, 32, rule="ceil")
-    points = FivePoint(block, block, block, block, block, accumulate=accumulate, chip=chip)
+    points = FivePoint(block, block, act_bwd=block, weight_bwd=block, grad=block, accumulate=accumulate, chip=chip)
     return Recipe("mxfp8", points, source="Mishra et al., Recipes for Pre-training LLMs with MXFP8, arXiv 2506.08027")
 
 
@@ -50,7 +50,7 @@ def mxfp6(forward: Spec | None = "mxfp6", *, accumulate: Accumulate = None, chip
         >>> print(qsim.recipes.mxfp6("mxfp6_e2m3"))
         mxfp6: act=mxfp6_e2m3, weight=mxfp6_e2m3, act_bwd=mxfp6, weight_bwd=mxfp6, grad=mxfp6
     """
-    points = FivePoint(forward, forward, MXFP6_E3M2, MXFP6_E3M2, MXFP6_E3M2, accumulate=accumulate, chip=chip)
+    points = FivePoint(forward, forward, act_bwd=MXFP6_E3M2, weight_bwd=MXFP6_E3M2, grad=MXFP6_E3M2, accumulate=accumulate, chip=chip)
     return Recipe("mxfp6", points, source="Rouhani et al., Microscaling Data Formats for Deep Learning, arXiv 2310.10537")
 
 
@@ -73,7 +73,7 @@ def mxfp4(forward: Spec | None = "mxfp4", *, accumulate: Accumulate = None, chip
         True
     """
     noisy = Quantizer(Block(E2M1, 32, rule="ceil"), "stochastic", transform=Hadamard(32))
-    points = FivePoint(forward, forward, noisy, noisy, noisy, accumulate=accumulate, chip=chip)
+    points = FivePoint(forward, forward, act_bwd=noisy, weight_bwd=noisy, grad=noisy, accumulate=accumulate, chip=chip)
     return Recipe("mxfp4", points, source="Tseng et al., Training LLMs with MXFP4, arXiv 2502.20586")
 
 
@@ -107,5 +107,5 @@ def nvfp4(last: int = 1, *, outer: PerTensor | str | None = None, accumulate: Ac
     unsaturated = Block(E2M1, 16, scale=E4M3, rule="ceil", outer=PerTensor(rule="ceil"))
     transformed = Quantizer(NVFP4, transform=Hadamard(16))
     grad, grad_w = (Quantizer(unsaturated, "stochastic", transform=transform) for transform in (None, Hadamard(16)))
-    points = FivePoint(NVFP4, weight, transformed, "same", grad, grad_w, accumulate=accumulate, chip=chip)
+    points = FivePoint(NVFP4, weight, act_bwd=transformed, weight_bwd="same", grad=grad, grad_w=grad_w, accumulate=accumulate, chip=chip)
     return Recipe("nvfp4", points, last=last, source="NVIDIA, Pretraining Large Language Models with NVFP4, arXiv 2509.25149")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from qsim.accumulators.chips import Chip
 from qsim.formats.base import check_integer
+from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import Quantizer
 from qsim.recipes.five_point import POINTS, Accumulate, FivePoint
 from qsim.text.columns import aligned
@@ -126,7 +127,7 @@ class Recipe:
         """
         rows = [_TITLES, *(_row(name, getattr(self.points, name)) for name in POINTS)]
         # Both products share one gradient unless the second has its own.
-        rows = [row for row in rows if row[0] != "grad_w" or self.points.grad_w is not None]
+        rows = [row for row in rows if row[0] not in ("grad_w", "output", "bias") or getattr(self.points, row[0]) is not None]
         lines = [self.name, aligned(rows, indent="  ", width=width)]
         points = self.points.to_dict()
         named = points.get("accumulate")
@@ -161,12 +162,15 @@ class Recipe:
         return f"{' and '.join(ends)} layer{'s' if max(self.first, self.last) > 1 else ''}"
 
 
-def _row(name: str, point: Quantizer | str | None) -> Sequence[str]:
+def _row(name: str, point: Quantizer | CallablePoint | str | None) -> Sequence[str]:
     """A point as a row of the table."""
     if point is None:
         return name, "high precision", "", "", ""
     if isinstance(point, str):
-        return name, f"same as {name.removesuffix('_bwd')}", "", "", ""
+        again = "" if point == "same" else ", rounded again"
+        return name, f"same as {name.removesuffix('_bwd')}{again}", "", "", ""
+    if isinstance(point, CallablePoint):
+        return name, point.name, "", "", ""
     facts = point.to_dict()
     after = "-" if point.transform is None else f"hadamard({point.transform.size})"
     return name, facts["format"], "-" if point.scale is None else str(point.scale), facts["rounding"], after

@@ -33,7 +33,7 @@ def fp8_hybrid(scale: Scaling | str | None = None, *, accumulate: Accumulate = N
     chosen = scaling.resolve(scale) or PerTensor()
     operand, gradient = Quantizer(E4M3, scale=chosen), Quantizer(E5M2, scale=chosen)
     back = operand if chosen.is_directed else "same"
-    points = FivePoint(operand, operand, back, back, gradient, accumulate=accumulate, chip=chip)
+    points = FivePoint(operand, operand, act_bwd=back, weight_bwd=back, grad=gradient, accumulate=accumulate, chip=chip)
     return Recipe("fp8_hybrid", points, source="Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433")
 
 
@@ -55,7 +55,7 @@ def fp8_blockwise(last: int = 1, *, accumulate: Accumulate = None, chip: Chip = 
         >>> print(qsim.recipes.fp8_blockwise())
         fp8_blockwise: act=fp8_1x128, weight=fp8_128x128, act_bwd=fp8_1x128, weight_bwd=same, grad=fp8_1x128; high precision: the last layer
     """
-    points = FivePoint(FP8_1X128, FP8_128X128, FP8_1X128, "same", FP8_1X128, accumulate=accumulate, chip=chip)
+    points = FivePoint(FP8_1X128, FP8_128X128, act_bwd=FP8_1X128, weight_bwd="same", grad=FP8_1X128, accumulate=accumulate, chip=chip)
     return Recipe("fp8_blockwise", points, last=last, source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437")
 
 
@@ -99,7 +99,7 @@ def hfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
         Float(4, 3, bias=4) 1 1
     """
     operand = Float(4, 3, bias=4)
-    points = FivePoint(operand, operand, "same", "same", E5M2, accumulate=accumulate, chip=chip)
+    points = FivePoint(operand, operand, act_bwd="same", weight_bwd="same", grad=E5M2, accumulate=accumulate, chip=chip)
     source = "Sun et al., Hybrid 8-bit Floating Point Training and Inference, NeurIPS 2019"
     return Recipe("hfp8", points, first=1, last=1, source=source)
 
@@ -121,6 +121,6 @@ def int8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """
     integers = Int(8, symmetric=True)
     nearest, noisy = Quantizer(integers, scale=PerRow()), Quantizer(integers, "stochastic", scale=PerRow())
-    points = FivePoint(nearest, nearest, nearest, nearest, noisy, accumulate=accumulate, chip=chip)
+    points = FivePoint(nearest, nearest, act_bwd=nearest, weight_bwd=nearest, grad=noisy, accumulate=accumulate, chip=chip)
     source = "after Chen et al., A Statistical Framework for Low-bitwidth Training of Deep Neural Networks, arXiv 2010.14298"
     return Recipe("int8", points, source=source)

@@ -65,7 +65,7 @@ class Run:
         if self.point == NONE:
             return None
         chosen: dict[str, Any] = {self.point: Quantizer(self.format, self.rounding, scale=scaling.PerTensor())}
-        return FivePoint(**chosen)
+        return FivePoint(**{"act_bwd": None, "weight_bwd": None, **chosen})
 
 
 class PointsStudy(Study[Settings, Run]):

@@ -283,7 +283,7 @@ def test_coverage_shows_who_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulate, "CHIP", VerifiedChip(FakeLibrary("h100_fp8")))
     x = torch.ones(16, 32, requires_grad=True)
     for chip, fits, by in (("auto", 32, "chip"), ("never", 32, "emulator"), ("auto", 24, "emulator")):
-        points = FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate="h100_fp8", chip=chip)  # type: ignore[arg-type]
+        points = FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate="h100_fp8", chip=chip)  # type: ignore[arg-type]
         found = qsim.coverage(qsim.nn.Linear(32, fits, points=points), x, backward=False)
         assert [product["by"] for product in found.to_dict()["products"]] == [by]
         assert f"accumulate ({by})" in str(found)
@@ -294,7 +294,7 @@ def test_coverage_shows_who_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
 ])  # fmt: skip
 def test_a_layer_says_who_multiplied(chip: Any, columns: int, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulate, "CHIP", VerifiedChip(FakeLibrary("h100_fp8")))
-    points = FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate="h100_fp8", chip=chip)
+    points = FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate="h100_fp8", chip=chip)
     layer, same, other = (qsim.nn.Linear(16, size, points=points, bias=False) for size in (columns, columns, 80))
     assert "products of" not in repr(layer)
     layer(torch.ones(48, 16, requires_grad=True)).sum().backward()
@@ -309,7 +309,7 @@ def test_a_call_can_require_the_chip() -> None:
     message = "accumulate: chip='require': the operands are on cpu, not on an H100 or H200"
     with pytest.raises(RuntimeError, match=re.escape(message)):
         qsim.matmul(a, b, "h100_bf16", chip="require")
-    points = FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate="h100_fp8", chip="require")
+    points = FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate="h100_fp8", chip="require")
     with pytest.raises(RuntimeError, match=re.escape(message)):
         qsim.nn.functional.linear(a, b.t(), points=points)
     with pytest.raises(ValueError, match="matmul: chip must be 'auto', 'never' or 'require', got 'always'"):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import qsim
 from qsim.accumulators.chips import Chip
 from qsim.studies.learners.gpt import GPT, language_loss, size
+from support.points import in_order
 
 pytestmark = pytest.mark.gpu
 STEPS = 10
@@ -42,7 +43,7 @@ def net_trained(device: torch.device, accumulator: str, chip: Chip) -> dict[str,
     Products are added by the accumulator. All else is one operation per element, rounded once: there are no biases, whose gradients torch
     adds in an order of its own, and the learning rate is a power of two. The loss is a sum by an accumulator, too.
     """
-    points = qsim.FivePoint(*["e4m3"] * 5, accumulate=accumulator, chip=chip)
+    points = in_order(*["e4m3"] * 5, accumulate=accumulator, chip=chip)
     draw, widths = torch.Generator().manual_seed(0), (64, 256, 128, 32)
     model = nn.Sequential()
     for before, after in pairwise(widths):

@@ -76,7 +76,7 @@ def test_torchao_decodes_the_weights(kind: str, tmp_path: Path) -> None:
     points = {name: each for name, each in points.items() if name not in ("tiles", "int4 weights")}
     # Inputs that the layout cannot express are left out, all others are kept.
     alone = ("no scale", "given", "delayed", "mxfp4 tiles")
-    points |= {name: FivePoint(weight=points[name].weight) for name in alone if name in points}
+    points |= {name: FivePoint(weight=points[name].weight, weight_bwd=None) for name in alone if name in points}
     model = exported.model_of(points, dtype=torch.bfloat16)
     qsim.export(model, tmp_path / "out", "torchao")
     facts, tensors, header = written(tmp_path / "out")
@@ -94,7 +94,7 @@ def test_torchao_decodes_experts(name: str, tmp_path: Path) -> None:
     from torchao.prototype.safetensors.safetensors_support import unflatten_tensor_state_dict
     from transformers import AutoModelForCausalLM
 
-    points = FivePoint(weight=(exported.FP8 | exported.BLOCKS | exported.INTEGERS)[name].weight)
+    points = FivePoint(weight=(exported.FP8 | exported.BLOCKS | exported.INTEGERS)[name].weight, weight_bwd=None)
     model = qsim.convert(exported.tiny_mixture().bfloat16(), {"*.experts": points})
     model(torch.arange(8)[None])  # gives delayed scales a history
     qsim.export(model, tmp_path / "out", "torchao")

@@ -25,9 +25,10 @@ from qsim import Block, FivePoint, Quantizer, scaling
 from qsim.checkpoints.folders import DESCRIPTION
 from qsim.nn.product import observers
 from support import exported, layout_decoders
+from support.points import in_order
 
-NOISY = FivePoint(Quantizer("e4m3", "stochastic"), Quantizer("e4m1", "stochastic"), grad="e5m2")
-DELAYED = FivePoint(*[Quantizer("e4m3", scale=scaling.Delayed(4))] * 2)
+NOISY = FivePoint(Quantizer("e4m3", "stochastic"), Quantizer("e4m1", "stochastic"), grad="e5m2", act_bwd=None, weight_bwd=None)
+DELAYED = in_order(*[Quantizer("e4m3", scale=scaling.Delayed(4))] * 2)
 
 
 def converted() -> nn.Module:
@@ -198,7 +199,7 @@ def test_an_example_gives_the_scale_of_the_inputs_of_all_experts(tmp_path: Path,
 def test_torchao_keeps_experts_in_their_stacks(name: str, tmp_path: Path) -> None:
     """A scale of the whole weight is one for each expert, and the way back gives the same results."""
     points = (exported.FP8 | exported.BLOCKS | exported.INTEGERS)[name]
-    points = FivePoint(points.act if name in ("channel", "mxfp8", "nvfp4") else None, points.weight)
+    points = FivePoint(points.act if name in ("channel", "mxfp8", "nvfp4") else None, points.weight, act_bwd=None, weight_bwd=None)
     model, tokens = qsim.convert(exported.tiny_mixture(), {"*.experts": points}), torch.arange(8)[None]
     stack = "model.layers.0.mlp.experts.gate_up_proj"
     assert [row[0] for row in qsim.export(model, tmp_path / "out", "torchao").layers] == [stack, stack.replace("gate_up", "down")]
@@ -221,7 +222,7 @@ def test_torchao_keeps_experts_in_their_stacks(name: str, tmp_path: Path) -> Non
 
 
 def test_stacks_that_a_layout_cannot_express_are_refused_by_the_name_of_their_module(tmp_path: Path) -> None:
-    model = qsim.convert(exported.tiny_mixture(), {"*.experts": FivePoint(weight="bf16")})
+    model = qsim.convert(exported.tiny_mixture(), {"*.experts": FivePoint(weight="bf16", weight_bwd=None)})
     said = r"torchao' cannot express model.layers.0.mlp.experts.gate_up_proj .2 layers in all.*exclude='model.layers.0.mlp.experts' writes"
     with pytest.raises(ValueError, match=said):
         qsim.export(model, tmp_path / "out", "torchao")
@@ -266,7 +267,7 @@ def test_layers_that_servers_merge_have_a_common_scale(tmp_path: Path) -> None:
         with torch.no_grad():
             layer.self_attn.k_proj.weight *= 5.0
             layer.mlp.gate_proj.weight *= 0.3
-        qsim.convert(model, FivePoint(weight=Block("e2m1", 16, "e4m3", "fit", outer=outer)), exclude=["lm_head"])
+        qsim.convert(model, FivePoint(weight=Block("e2m1", 16, "e4m3", "fit", outer=outer), weight_bwd=None), exclude=["lm_head"])
         qsim.export(model, tmp_path / "out", overwrite=True)
         with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -285,7 +286,7 @@ def test_layers_that_servers_merge_have_a_common_scale(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="servers merge model.layers.0.self_attn.q_proj, .* and 3 further groups, and take one scale"):
         _, _, scales = exported_with(scaling.PerTensor())
     assert scales["q_proj"] != scales["k_proj"]
-    fp8 = qsim.convert(exported.tiny_llama(), FivePoint(weight=Quantizer("e4m3", scale="tensor")), exclude=["lm_head"])
+    fp8 = qsim.convert(exported.tiny_llama(), FivePoint(weight=Quantizer("e4m3", scale="tensor"), weight_bwd=None), exclude=["lm_head"])
     with pytest.warns(UserWarning, match=r"round their weights again, to a common scale; scales per row are kept, as in fp8_hybrid\("):
         qsim.export(fp8, tmp_path / "fp8")
 
@@ -316,7 +317,7 @@ def test_servers_merge_the_projections_of_latent_attention(tmp_path: Path) -> No
     model = nn.ModuleDict({"q_a_proj": nn.Linear(32, 32), "kv_a_proj_with_mqa": nn.Linear(32, 48), "q_b_proj": nn.Linear(32, 32)})
     with torch.no_grad():
         model["q_a_proj"].weight *= 5.0
-    qsim.convert(model, FivePoint(weight=Block("e2m1", 16, "e4m3", "fit", outer=exported.E8M0)))
+    qsim.convert(model, FivePoint(weight=Block("e2m1", 16, "e4m3", "fit", outer=exported.E8M0), weight_bwd=None))
     qsim.export(model, tmp_path / "out")
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         first, second, other = (file.get_tensor(f"{name}.weight_global_scale") for name in model)

@@ -46,7 +46,7 @@ def folder(kind: str) -> Path:
         qsim.save(qsim.convert(model(), "mxfp4"), place, max_shard_size=3000)
     elif kind == "delayed":
         point = Quantizer("e4m3", scale=scaling.Delayed(4))
-        delayed = qsim.convert(model(), FivePoint(point, point))
+        delayed = qsim.convert(model(), FivePoint(point, point, act_bwd=None, weight_bwd=None))
         delayed(torch.randn(2, 32))
         qsim.save(delayed, place)
     else:
@@ -380,7 +380,7 @@ def test_histories_must_be_those_of_the_delayed_scales(kind: str, length: int, m
     place = tmp_path / "saved"
     shutil.copytree(folder(kind), place)
     point = Quantizer("e4m3", scale=scaling.Delayed(length))
-    with_points(place, FivePoint(point, point))
+    with_points(place, FivePoint(point, point, act_bwd=None, weight_bwd=None))
     other = model()
     with pytest.raises(qsim.FileError, match=message):
         qsim.load(other, place)
@@ -390,7 +390,7 @@ def test_histories_must_be_those_of_the_delayed_scales(kind: str, length: int, m
 def test_points_that_a_layer_cannot_have_change_nothing(tmp_path: Path) -> None:
     layers = [nn.Embedding(8, 16), nn.Linear(16, 16)]
     qsim.save(qsim.convert(nn.Sequential(*layers), "fp8_hybrid", embeddings=True), tmp_path)
-    with_points(tmp_path, FivePoint("e4m3", "e4m3", accumulate="h100_fp8"))
+    with_points(tmp_path, FivePoint("e4m3", "e4m3", accumulate="h100_fp8", act_bwd=None, weight_bwd=None))
     other = qsim.convert(nn.Sequential(*layers), "mxfp8", embeddings=True)
     before = qsim.nn.conversion(other)
     with pytest.raises(ValueError, match="convert: 0: h100_fp8 in the sum for the table's gradient"):

@@ -12,6 +12,7 @@ from torch import nn
 import qsim
 from qsim import FivePoint, Quantizer, scaling
 from support import exported
+from support.points import in_order
 
 KINDS = {"fp8": exported.FP8, "integers": exported.INTEGERS, "blocks": exported.BLOCKS}
 
@@ -55,7 +56,7 @@ def test_a_loaded_export_gives_the_same_outputs(layout: str, tmp_path: Path) -> 
     qsim.export(model, tmp_path, layout)
     x = torch.randn(5, 64)
     loaded = qsim.load(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.Linear(64, 2)), tmp_path)
-    assert loaded[0].points == FivePoint(act=qsim.recipes.mxfp8().points.act)
+    assert loaded[0].points == FivePoint(act=qsim.recipes.mxfp8().points.act, act_bwd=None)
     assert torch.allclose(loaded(x), model(x), rtol=1e-6, atol=1e-7)
     with pytest.warns(UserWarning, match="load: inputs are rounded in 2 layers of the exported model, and with convert=False this model"):
         assert qsim.load(qsim.revert(loaded), tmp_path, convert=False) is loaded
@@ -71,13 +72,15 @@ def test_static_scales_and_descriptions_by_others(tmp_path: Path) -> None:
     qsim.export(model, tmp_path)
     scale = scaling.Given((model[1].act_amaxes.amax() / 448).item())
     loaded = qsim.load(plain(model), tmp_path).eval()
-    assert loaded[1].points == FivePoint(act=Quantizer("e4m3", scale=scale))
-    assert loaded[3].points == FivePoint(act=exported.FP8["tiles"].act)
+    assert loaded[1].points == FivePoint(act=Quantizer("e4m3", scale=scale), act_bwd=None)
+    assert loaded[3].points == FivePoint(act=exported.FP8["tiles"].act, act_bwd=None)
     (tmp_path / "qsim.json").unlink()
     found = qsim.checkpoints.points(tmp_path)
-    assert found["1"] == FivePoint(Quantizer("e4m3", scale=scale), Quantizer("e4m3", scale="tensor"), weight_bwd="same")
-    assert found["2"] == FivePoint(*[Quantizer("e4m3", scale=scaling.PerRow())] * 2)
-    assert found["3"] == FivePoint(Quantizer("e4m3", scale=scaling.PerBlock(128)), Quantizer("e4m3", scale=scaling.PerTile(64, 32)))
+    assert found["1"] == FivePoint(Quantizer("e4m3", scale=scale), Quantizer("e4m3", scale="tensor"), weight_bwd="same", act_bwd=None)
+    assert found["2"] == in_order(*[Quantizer("e4m3", scale=scaling.PerRow())] * 2)
+    assert found["3"] == FivePoint(
+        Quantizer("e4m3", scale=scaling.PerBlock(128)), Quantizer("e4m3", scale=scaling.PerTile(64, 32)), act_bwd=None, weight_bwd=None
+    )
     # Groups of other programs name layers by expressions.
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())

@@ -27,7 +27,7 @@ class Model(nn.Module):
         self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
         self.mix = nn.Linear(16, 16)
         self.between = qsim.nn.Quantize("e5m2", "e5m2")
-        self.own = qsim.nn.Linear(16, 16, points=FivePoint(act="bf16"), stream=5)
+        self.own = qsim.nn.Linear(16, 16, points=FivePoint(act="bf16", act_bwd=None), stream=5)
         self.head = nn.Linear(16, 12, bias=False)
         self.head.weight = self.embed.weight
 
@@ -40,7 +40,14 @@ class Model(nn.Module):
 def converted() -> Model:
     torch.manual_seed(0)
     model = Model()
-    qsim.convert(model, {"attend": FivePoint(NOISY, NOISY, grad=NOISY), "mix": FivePoint(DELAYED, DELAYED)}, exclude=["head"])
+    qsim.convert(
+        model,
+        {
+            "attend": FivePoint(NOISY, NOISY, grad=NOISY, act_bwd=None, weight_bwd=None),
+            "mix": FivePoint(DELAYED, DELAYED, act_bwd=None, weight_bwd=None),
+        },
+        exclude=["head"],
+    )
     qsim.convert(model, FivePoint(weight=NOISY, weight_bwd="same", grad="e5m2"), include=["head"])
     step(model)
     return model
@@ -88,7 +95,7 @@ class Experts(nn.Module):
 
 def test_products_outside_of_layers_are_saved_with_the_model(tmp_path: Path) -> None:
     grad = Quantizer("e4m1", "stochastic", overflow="saturate")
-    model, loaded = qsim.convert(Experts(), FivePoint(NOISY, NOISY, grad=grad), calls="all"), Experts()
+    model, loaded = qsim.convert(Experts(), FivePoint(NOISY, NOISY, grad=grad, act_bwd=None, weight_bwd=None), calls="all"), Experts()
     qsim.save(model, tmp_path / "saved")
     qsim.load(loaded, tmp_path / "saved")
     assert all(torch.equal(own, other) for own, other in zip(step(loaded), step(model), strict=True))
@@ -148,7 +155,7 @@ def test_modules_whose_calls_were_rounded_must_exist(tmp_path: Path) -> None:
 
 
 def test_copies_of_a_loaded_model_draw_noise_of_their_own(tmp_path: Path) -> None:
-    model = qsim.convert(nn.Linear(8, 8), FivePoint(weight=NOISY))
+    model = qsim.convert(nn.Linear(8, 8), FivePoint(weight=NOISY, weight_bwd=None))
     qsim.save(model, tmp_path / "saved")
     loaded = qsim.load(nn.Linear(8, 8), tmp_path / "saved")
     assert loaded.stream == model.stream
@@ -168,7 +175,7 @@ def test_a_folder_holds_no_pickle_and_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_weights_of_a_converted_model_in_a_plain_one_cause_a_warning(tmp_path: Path) -> None:
-    model = qsim.convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), FivePoint(act=DELAYED), exclude=["1"])
+    model = qsim.convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), FivePoint(act=DELAYED, act_bwd=None), exclude=["1"])
     qsim.save(model, tmp_path / "saved")
     plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     with pytest.warns(UserWarning, match=r"load: the saved model rounds in 1 of its layers, and with convert=False this model keeps"):

@@ -70,25 +70,28 @@ def test_a_loss_scale_for_gradients_that_underflow(name: str) -> None:
 @pytest.mark.parametrize(("point", "name"), [("grad", "e4m3"), ("grad", "e2m1"), ("weight", "e2m1"), ("act", "e3m0")])
 def test_every_format_and_scale_that_is_advised_holds_the_numbers(point: str, name: str) -> None:
     inputs = 1e-3 if point == "act" else 1.0
-    found = problem(sampled(FivePoint(**{point: name}), inputs=inputs), point, "underflow")
+    found = problem(sampled(FivePoint(**{"act_bwd": None, "weight_bwd": None, point: name}), inputs=inputs), point, "underflow")
     tried = 0
     for remedy in found.remedies:
         other = {"'e4m3'": "e4m3", "'e5m2'": "e5m2", "'bf16'": "bf16", "scale='tensor'": Quantizer(name, scale="tensor")}.get(remedy)
         if other is not None:
             tried += 1
-            assert underflow(sampled(FivePoint(**{point: other}), inputs=inputs), found.layer, point) < TARGET
+            assert (
+                underflow(sampled(FivePoint(**{"act_bwd": None, "weight_bwd": None, point: other}), inputs=inputs), found.layer, point)
+                < TARGET
+            )
     assert tried
 
 
 @pytest.mark.usefixtures("quiet")
 def test_activations_that_saturate() -> None:
-    monitor = sampled(FivePoint(act="e2m1"), inputs=1e3)
+    monitor = sampled(FivePoint(act="e2m1", act_bwd=None), inputs=1e3)
     found = problem(monitor, "act", "saturation")
     assert (found.layer, found.loss_scale) == ("0", None)
     assert found.share > 0.9
     assert found.ruins
     assert found.remedies[0] == "'e5m2'"
-    assert not [other for other in sampled(FivePoint(act="e5m2"), inputs=1e3).advice() if other.layer == "0"]
+    assert not [other for other in sampled(FivePoint(act="e5m2", act_bwd=None), inputs=1e3).advice() if other.layer == "0"]
 
 
 @pytest.mark.usefixtures("quiet")
@@ -124,7 +127,7 @@ def test_the_first_step_that_is_ruined_warns_once_at_the_callers_line(recwarn: p
 
 @pytest.mark.usefixtures("quiet")
 def test_rows_and_steps() -> None:
-    monitor = sampled(FivePoint(weight="e2m1", grad="e2m1"))
+    monitor = sampled(FivePoint(weight="e2m1", grad="e2m1", weight_bwd=None))
     advice = monitor.advice(0)
     assert json.loads(json.dumps(advice.rows(), allow_nan=False)) == advice.rows()
     assert [row["share"] for row in advice.rows()] == sorted((row["share"] for row in advice.rows()), reverse=True)
@@ -138,7 +141,9 @@ def test_rows_and_steps() -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_nan_is_reported_where_it_enters() -> None:
-    model = qsim.convert(network(), FivePoint(act="e4m3", weight="e4m3", grad=Quantizer("e5m2", scale=PerBlock(32))))
+    model = qsim.convert(
+        network(), FivePoint(act="e4m3", weight="e4m3", grad=Quantizer("e5m2", scale=PerBlock(32)), act_bwd=None, weight_bwd=None)
+    )
     with torch.no_grad():
         model[2].weight[0, 0] = float("nan")
     with Monitor(model) as monitor:
@@ -149,7 +154,7 @@ def test_nan_is_reported_where_it_enters() -> None:
 
 
 def test_ranking_by_underflow_ignores_numbers_that_are_zero_anyway() -> None:
-    model = qsim.convert(nn.Sequential(nn.Identity(), nn.Linear(8, 8), nn.Linear(8, 8)), FivePoint(act="e4m3"))
+    model = qsim.convert(nn.Sequential(nn.Identity(), nn.Linear(8, 8), nn.Linear(8, 8)), FivePoint(act="e4m3", act_bwd=None))
     with torch.no_grad():
         for layer in model[1:]:
             layer.weight.copy_(torch.eye(8))
@@ -166,7 +171,7 @@ def test_ranking_by_underflow_ignores_numbers_that_are_zero_anyway() -> None:
 
 def losses(optimizer: Any, steps: int = 3, **options: Any) -> tuple[Monitor, float]:
     """A monitor of a model whose optimizer takes steps, and the share of weights that the last one changes."""
-    model = qsim.convert(network(), FivePoint(act="e4m3"))
+    model = qsim.convert(network(), FivePoint(act="e4m3", act_bwd=None))
     made = optimizer(model.parameters(), **options)
     x, y = torch.randn(64, 32), torch.randint(10, (64,))
     changed = 0.0

@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import qsim
 from qsim import FivePoint, Quantizer
 from qsim.diagnostics import Monitor
+from support.points import in_order
 from support.ranks import NEEDS_GLOO, Ranks, ranks_of
 
 pytestmark = NEEDS_GLOO
@@ -35,7 +36,7 @@ def net(points: FivePoint, device: torch.device) -> nn.Module:
 
 def _ddp(device: torch.device) -> dict[str, Any]:
     rank = distributed.get_rank()
-    model = net(FivePoint("e4m3", NOISY, NOISY, NOISY, NOISY), device)
+    model = net(FivePoint("e4m3", NOISY, act_bwd=NOISY, weight_bwd=NOISY, grad=NOISY), device)
     alone = copy.deepcopy(model)
     ends = []
     for watched in (False, True):
@@ -66,7 +67,7 @@ def test_ddp(two: Ranks) -> None:
 
 
 def _tensor_parallel(device: torch.device, kind: str, parallel: bool) -> dict[str, Any]:
-    model = net(FivePoint(*[POINTS[kind]] * 5), device)
+    model = net(in_order(*[POINTS[kind]] * 5), device)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.pow_(7).mul_(2.0**10)  # of all magnitudes, so that some underflow

@@ -16,6 +16,7 @@ import qsim
 from qsim import FivePoint, Quantizer
 from qsim.diagnostics import Monitor, cancelled_updates
 from qsim.nn.product import observers
+from support.points import in_order
 from support.watched import NOISY, POINTS, net
 
 
@@ -24,7 +25,7 @@ def test_training_gives_the_same_bits(points: str) -> None:
     recipes: dict[str, Any] = {
         "plain": POINTS,
         "scaled": qsim.recipes.mxfp8().points,
-        "delayed": FivePoint(*[Quantizer("e4m3", scale=qsim.scaling.Delayed(history=4))] * 2, grad=Quantizer("e5m2", "stochastic")),
+        "delayed": in_order(*[Quantizer("e4m3", scale=qsim.scaling.Delayed(history=4))] * 2, grad=Quantizer("e5m2", "stochastic")),
         "nvfp4": qsim.recipes.nvfp4().points,
     }
     ends = []
@@ -59,7 +60,9 @@ def test_units_that_round_every_operator_do_not_see_the_monitor(rounding: str) -
     for watched in (False, True):
         torch.manual_seed(0)
         scaled = Quantizer("e4m3", scale=qsim.scaling.PerTensor())
-        model = net(FivePoint(act="mxfp8", weight="mxfp8", grad="mxfp8")).append(qsim.nn.Quantize(scaled, NOISY))
+        model = net(FivePoint(act="mxfp8", weight="mxfp8", grad="mxfp8", act_bwd=None, weight_bwd=None)).append(
+            qsim.nn.Quantize(scaled, NOISY)
+        )
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         with qsim.fpu("bf16", rounding):
             monitor = Monitor(model, every=1) if watched else None
@@ -273,7 +276,7 @@ def test_evaluation_between_two_steps_is_not_counted(reentrant: bool) -> None:
     found = []
     for evaluated in (False, True):
         torch.manual_seed(0)
-        model = net(FivePoint(act="e4m3", weight="e4m3", act_bwd="e5m2", grad="e5m2"))
+        model = net(FivePoint(act="e4m3", weight="e4m3", act_bwd="e5m2", grad="e5m2", weight_bwd=None))
         x = torch.randn(8, 32).requires_grad_()
         with Monitor(model, every=1) as monitor:
             for _ in range(2):

@@ -134,7 +134,7 @@ def layer_and_step(points: FivePoint) -> tuple[qsim.nn.Linear, Tensor, Callable[
 
 
 def test_replayed_layers_see_what_became_of_their_weights() -> None:
-    layer, gradient, step = layer_and_step(FivePoint("e4m3", "e4m3", "e4m3", "same", "e5m2"))
+    layer, gradient, step = layer_and_step(FivePoint("e4m3", "e4m3", act_bwd="e4m3", weight_bwd="same", grad="e5m2"))
     again = replay(step)
     for _ in range(3):
         with torch.no_grad():
@@ -149,7 +149,9 @@ def test_replayed_layers_see_what_became_of_their_weights() -> None:
 
 def test_replayed_layers_draw_fresh_noise() -> None:
     for point in ("act", "act_bwd", "grad"):
-        _, gradient, step = layer_and_step(FivePoint(**{point: qsim.Quantizer("e4m1", rounding="stochastic")}))
+        _, gradient, step = layer_and_step(
+            FivePoint(**{"act_bwd": None, "weight_bwd": None, point: qsim.Quantizer("e4m1", rounding="stochastic")})
+        )
         again = replay(step)
         again()
         first = gradient.clone()
@@ -161,7 +163,9 @@ def test_replayed_layers_add_with_fresh_noise() -> None:
     for product in range(3):
         accumulate = [None, None, None]
         accumulate[product] = SUMS[0]  # type: ignore[call-overload]
-        _, gradient, step = layer_and_step(FivePoint("bf16", "bf16", grad="bf16", accumulate=tuple(accumulate)))
+        _, gradient, step = layer_and_step(
+            FivePoint("bf16", "bf16", grad="bf16", accumulate=tuple(accumulate), act_bwd=None, weight_bwd=None)
+        )
         again = replay(step)
         again()
         first = gradient.clone()
@@ -171,7 +175,7 @@ def test_replayed_layers_add_with_fresh_noise() -> None:
 
 
 def test_replayed_layers_keep_a_weights_noise_until_it_changes() -> None:
-    layer, gradient, step = layer_and_step(FivePoint(weight=qsim.Quantizer("e4m1", rounding="stochastic")))
+    layer, gradient, step = layer_and_step(FivePoint(weight=qsim.Quantizer("e4m1", rounding="stochastic"), weight_bwd=None))
     again = replay(step)
     again()
     first = gradient.clone()

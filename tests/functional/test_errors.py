@@ -289,7 +289,7 @@ class OwnRounding(qsim.rounding.Rounding):
         lambda fmt: qsim.quantize(torch.ones(1), fmt),
         lambda fmt: qsim.encode(torch.ones(1), fmt),
         lambda fmt: qsim.decode(torch.ones(1, dtype=torch.uint8), fmt),
-        lambda fmt: qsim.FivePoint(act=fmt),
+        lambda fmt: qsim.FivePoint(act=fmt, act_bwd=None),
         lambda fmt: qsim.scaling.Block(fmt, 32),
         lambda fmt: qsim.accumulators.Rounded(fmt),
     ],

@@ -16,8 +16,8 @@ from support.refusing import refused
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 
 X = torch.arange(16.0).view(2, 8) / 8
-POINTS = qsim.FivePoint(act="e4m3", weight="e4m3")
-STOCHASTIC = qsim.FivePoint(act=qsim.Quantizer("e4m3", "stochastic"))
+POINTS = qsim.FivePoint(act="e4m3", weight="e4m3", act_bwd=None, weight_bwd=None)
+STOCHASTIC = qsim.FivePoint(act=qsim.Quantizer("e4m3", "stochastic"), act_bwd=None)
 
 LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "a layer": lambda: (qsim.nn.Linear(8, 4, points=POINTS), X),
@@ -25,9 +25,9 @@ LAYERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "a converted model": lambda: (qsim.convert(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), "mxfp8"), X),
     "a convolution": lambda: (qsim.nn.Conv1d(2, 4, 3, padding=1, padding_mode="circular", points=POINTS), X[None]),
     "a transposed convolution": lambda: (qsim.nn.ConvTranspose1d(2, 4, 3, points=POINTS), X[None]),
-    "a lookup": lambda: (qsim.nn.Embedding(8, 4, points=qsim.FivePoint(weight="e4m3")), torch.arange(3)),
+    "a lookup": lambda: (qsim.nn.Embedding(8, 4, points=qsim.FivePoint(weight="e4m3", weight_bwd=None)), torch.arange(3)),
     "delayed scales": lambda: (
-        qsim.nn.Linear(8, 4, points=qsim.FivePoint(act=qsim.Quantizer("e4m3", scale=qsim.scaling.Delayed(4)))),
+        qsim.nn.Linear(8, 4, points=qsim.FivePoint(act=qsim.Quantizer("e4m3", scale=qsim.scaling.Delayed(4)), act_bwd=None)),
         X,
     ),
 }

@@ -20,7 +20,7 @@ from qsim_kernels.ops.direct import DISPATCHED, operators
 
 STOCHASTIC = Quantizer("e4m3", "stochastic")
 POINTS = {
-    "plain": FivePoint("e4m3", STOCHASTIC, STOCHASTIC, "same", STOCHASTIC),
+    "plain": FivePoint("e4m3", STOCHASTIC, act_bwd=STOCHASTIC, weight_bwd="same", grad=STOCHASTIC),
     "tensor": qsim.recipes.fp8_hybrid().points,
     "blocks": qsim.recipes.nvfp4().points,
 }

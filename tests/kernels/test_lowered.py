@@ -70,7 +70,7 @@ def test_graphs_hold_one_node_per_rounding(device: torch.device) -> None:
 
 
 def test_layers_hold_one_node_per_rounding() -> None:
-    points = qsim.FivePoint("e4m3", "e4m3", "e3m2", "e3m2", "e5m2")
+    points = qsim.FivePoint("e4m3", "e4m3", act_bwd="e3m2", weight_bwd="e3m2", grad="e5m2")
     found = operators(qsim.convert(nn.Linear(4, 3), points), torch.randn(2, 4, requires_grad=True))
     assert Counter(name for name in found if "qsim" in name) == {"qsim.quantize_fused.default": 5, "qsim.in_memory.default": 1}
 

@@ -13,6 +13,7 @@ import qsim
 from qsim import FivePoint, Stochastic
 from qsim.accumulators import NAMED, BlockScaled, Promoted, Rounded
 from qsim.formats import BF16, E2M1, E4M3, E8M0, Format
+from support.points import in_order
 from support.sum_oracle import Draw, exact_block_scaled_sum, exact_scaled_sum, indices
 
 SEED, STREAM, OFFSET = 7, 3, 16
@@ -115,7 +116,7 @@ def test_a_layer_gives_a_unit_its_scales() -> None:
     for block in ("mxfp8", "mxfp4", "nvfp4"):
         unit, element, _ = UNITS[f"b200_{block}"]
         leaf = x.clone().requires_grad_()
-        y = qsim.nn.functional.linear(leaf, w, points=FivePoint(*[block] * 5, accumulate=f"b200_{block}"))
+        y = qsim.nn.functional.linear(leaf, w, points=in_order(*[block] * 5, accumulate=f"b200_{block}"))
         (grad,) = torch.autograd.grad(y, leaf, g)
         for found, one, other in ((y, x, w), (grad, g, w.t())):
             (a, p, outer), (b, q, other_outer) = (_encoded(t.reshape(-1, t.shape[-1]).contiguous(), block) for t in (one, other))
@@ -124,7 +125,9 @@ def test_a_layer_gives_a_unit_its_scales() -> None:
             sums = torch.ops.qsim.accumulate_scaled(*given)
             assert torch.equal(found.view(-1, found.shape[-1]), sums * outer * other_outer), block
     with pytest.raises(RuntimeError, match="chip='require': no chip is known to add like this accumulator"):
-        qsim.nn.functional.linear(x, w, points=FivePoint("mxfp8", "mxfp8", accumulate=("b200_mxfp8", None, None), chip="require"))
+        qsim.nn.functional.linear(
+            x, w, points=FivePoint("mxfp8", "mxfp8", accumulate=("b200_mxfp8", None, None), chip="require", act_bwd=None, weight_bwd=None)
+        )
 
 
 def _encoded(x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor | float]:

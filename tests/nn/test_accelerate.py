@@ -16,7 +16,7 @@ from support.comparing import same_bits
 
 accelerate: Any = pytest.importorskip("accelerate")
 
-NOISY = FivePoint("e4m3", Quantizer("e4m3", "stochastic"), "same", "same", Quantizer("e5m2", "stochastic"))
+NOISY = FivePoint("e4m3", Quantizer("e4m3", "stochastic"), act_bwd="same", weight_bwd="same", grad=Quantizer("e5m2", "stochastic"))
 STEPS = 6
 
 

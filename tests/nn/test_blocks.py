@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import qsim
 from qsim import FivePoint, Quantizer
+from support.points import in_order
 
 #: Dynamo compiles a function eight times at most.
 WIDTH, BLOCKS = 32, 9
@@ -25,7 +26,7 @@ RECIPES: dict[str, Any] = {
     "mxfp4": "mxfp4",
     "nvfp4": "nvfp4",
     "stochastic_backward": qsim.recipes.stochastic_backward("e4m1"),
-    "stochastic everywhere": FivePoint(*[Quantizer("e4m3", "stochastic")] * 5),
+    "stochastic everywhere": in_order(*[Quantizer("e4m3", "stochastic")] * 5),
 }
 
 
@@ -83,7 +84,7 @@ def test_equal_blocks_share_one_graph(name: str) -> None:
 
 
 def test_blocks_that_share_a_graph_draw_independent_noise() -> None:
-    points = FivePoint(act=Quantizer("e2m1", "stochastic"), weight=Quantizer("e2m1", "stochastic"))
+    points = FivePoint(act=Quantizer("e2m1", "stochastic"), weight=Quantizer("e2m1", "stochastic"), act_bwd=None, weight_bwd=None)
     model = qsim.convert(nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)), points)
     for layer in model:
         layer.load_state_dict(model[0].state_dict())
@@ -99,7 +100,7 @@ def test_blocks_that_share_a_graph_draw_independent_noise() -> None:
 
 
 def test_compiled_weights_are_those_of_eager_code() -> None:
-    points = FivePoint(weight=Quantizer("e2m1", "stochastic"))
+    points = FivePoint(weight=Quantizer("e2m1", "stochastic"), weight_bwd=None)
     eager = qsim.convert(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)]), points)
     x = torch.randn(4, WIDTH)
     expected = eager(x)

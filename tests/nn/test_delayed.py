@@ -17,6 +17,7 @@ import qsim
 from qsim import FivePoint, Quantizer
 from qsim.nn import functional
 from qsim.scaling import Delayed, Given
+from support.points import in_order
 
 E4M3_MAX = 448.0
 
@@ -42,7 +43,7 @@ def test_given(value: float) -> None:
     s = torch.tensor(value)
     assert torch.equal(qsim.quantize(x, "e2m1", scale=Given(value)), qsim.quantize(x * (1 / s), "e2m1") * s)
     assert Given(0.1) == qsim.scaling.resolve(repr(Given(0.1)))
-    layer = qsim.nn.functional.linear(x[None], x[None], points=FivePoint(*[Quantizer("e2m1", scale=Given(value))] * 2))
+    layer = qsim.nn.functional.linear(x[None], x[None], points=in_order(*[Quantizer("e2m1", scale=Given(value))] * 2))
     once = qsim.quantize(x * (1 / s), "e2m1").square().sum()
     assert torch.equal(layer, (once * s * s).view(1, 1))
 
@@ -60,7 +61,7 @@ def test_given(value: float) -> None:
         (lambda: qsim.quantize(torch.ones(3), "e4m3", scale=Delayed()), ValueError, "delayed scales live in a module"),
         (lambda: spec()(torch.ones(3)), ValueError, "delayed scales live in a module"),
         (lambda: functional.linear(torch.ones(1, 3), torch.ones(1, 3), points=FivePoint(grad=spec())), ValueError, "live in a module"),
-        (lambda: qsim.nn.MultiheadAttention(8, 2, points=FivePoint(act=spec())), ValueError, "layers of one product"),
+        (lambda: qsim.nn.MultiheadAttention(8, 2, points=FivePoint(act=spec(), act_bwd=None)), ValueError, "layers of one product"),
     ],
 )
 def test_invalid_input_raises_errors(make: Callable[[], object], error: type[Exception], said: str) -> None:
@@ -71,7 +72,7 @@ def test_invalid_input_raises_errors(make: Callable[[], object], error: type[Exc
 def test_attention_is_refused_before_any_layer_is_converted() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(8, 2))
     with pytest.raises(ValueError, match=r"convert: 1: MultiheadAttention: delayed"):
-        qsim.convert(model, FivePoint(act=spec()))
+        qsim.convert(model, FivePoint(act=spec(), act_bwd=None))
     assert type(model[0]) is nn.Linear
 
 
@@ -155,7 +156,7 @@ def network(history: int = 4) -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     delayed = spec(history)
-    return qsim.convert(model, FivePoint(delayed, delayed, "same", "same", spec(history, "e5m2")))
+    return qsim.convert(model, FivePoint(delayed, delayed, act_bwd="same", weight_bwd="same", grad=spec(history, "e5m2")))
 
 
 @pytest.mark.parametrize("split", [1, 3, 7])
@@ -213,20 +214,20 @@ def test_checkpointing_records_once_and_repeats_its_numbers(reentrant: bool) -> 
 def test_converting_makes_histories_and_reverting_drops_them() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     names = list(model.state_dict())
-    qsim.convert(model, FivePoint(act=spec(), grad=spec()), exclude=["1"])
+    qsim.convert(model, FivePoint(act=spec(), grad=spec(), act_bwd=None), exclude=["1"])
     assert {name for name in model.state_dict() if name not in names} == {
         f"0.{point}_{part}" for point in ("act", "grad") for part in ("amaxes", "recorded")
     }
     model(torch.randn(2, 8))
     kept = model[0].act_amaxes
-    qsim.convert(model, FivePoint(act=spec()), exclude=["1"])  # entries that fit are kept
+    qsim.convert(model, FivePoint(act=spec(), act_bwd=None), exclude=["1"])  # entries that fit are kept
     assert model[0].act_amaxes is kept
     assert [name for name in model.state_dict() if name not in names] == ["0.act_amaxes", "0.act_recorded"]
-    qsim.convert(model, FivePoint(act=spec(8)), exclude=["1"])
+    qsim.convert(model, FivePoint(act=spec(8), act_bwd=None), exclude=["1"])
     assert len(model[0].act_amaxes) == 8
-    qsim.convert(model, FivePoint(act="e4m3"))
+    qsim.convert(model, FivePoint(act="e4m3", act_bwd=None))
     assert list(model.state_dict()) == names
-    qsim.convert(model, FivePoint(act=spec()))
+    qsim.convert(model, FivePoint(act=spec(), act_bwd=None))
     qsim.revert(model)
     assert list(model.state_dict()) == names
     assert type(model[0]) is nn.Linear
@@ -235,7 +236,7 @@ def test_converting_makes_histories_and_reverting_drops_them() -> None:
 def test_points_may_be_exchanged() -> None:
     layer = linear(act=spec())
     layer(torch.randn(2, 8))
-    layer.points = FivePoint(act=spec(), weight=spec(8))
+    layer.points = FivePoint(act=spec(), weight=spec(8), act_bwd=None, weight_bwd=None)
     layer(torch.randn(2, 8))
     assert int(layer.act_recorded) == 2
     assert int(layer.weight_recorded) == 1
@@ -263,10 +264,10 @@ def test_histories_of_the_meta_device_start_empty() -> None:
 @pytest.mark.parametrize("name", ["Conv2d", "Embedding", "Quantize"])
 def test_other_modules(name: str) -> None:
     if name == "Conv2d":
-        layer: nn.Module = qsim.nn.Conv2d(3, 4, 3, points=FivePoint(act=spec(), weight=spec(), grad=spec()))
+        layer: nn.Module = qsim.nn.Conv2d(3, 4, 3, points=FivePoint(act=spec(), weight=spec(), grad=spec(), act_bwd=None, weight_bwd=None))
         inputs, names = torch.randn(2, 3, 6, 6), ("act", "weight", "grad")
     elif name == "Embedding":
-        layer = qsim.nn.Embedding(7, 4, points=FivePoint(weight=spec(), grad=spec()))
+        layer = qsim.nn.Embedding(7, 4, points=FivePoint(weight=spec(), grad=spec(), weight_bwd=None))
         inputs, names = torch.tensor([[1, 2]]), ("weight", "grad")
     else:
         layer = qsim.nn.Quantize(forward=spec(), backward=spec())
@@ -309,7 +310,7 @@ def test_compiled_models_leave_delayed_scales_to_eager_code() -> None:
 
 def test_non_finite_values_stay_visible() -> None:
     spec = qsim.Quantizer("e4m3", scale=Delayed(4))
-    layer = qsim.nn.Linear(2, 1, bias=False, points=qsim.FivePoint(act=spec, grad=spec))
+    layer = qsim.nn.Linear(2, 1, bias=False, points=qsim.FivePoint(act=spec, grad=spec, act_bwd=None))
     torch.nn.init.ones_(layer.weight)
     layer(torch.ones(1, 2)).sum().backward()
     for bad in (math.inf, math.nan):

@@ -59,7 +59,10 @@ def test_every_point_shows(case: FunctionCase, name: str, device: torch.device) 
         return
     leaves = operands(case, device)
     upstream = torch.randn(case.torchs(*leaves).shape, device=device)
-    without, points = oracle(case, leaves, upstream, FivePoint(), lambda x: x), FivePoint(**{name: "e4m3"})
+    without, points = (
+        oracle(case, leaves, upstream, FivePoint(), lambda x: x),
+        FivePoint(**{"act_bwd": None, "weight_bwd": None, name: "e4m3"}),
+    )
     given = results(lambda *tensors: case.own(points, *tensors), leaves, upstream)
     differs = [not torch.allclose(a.double(), b, rtol=1e-3, atol=1e-4) for a, b in zip(given[:3], without[:3], strict=True)]
     both = case.two_inputs and name == "act_bwd"
@@ -99,7 +102,7 @@ def test_operands_of_several_dtypes_are_refused_as_by_torch(function: str, which
 
 
 def test_layers_refuse_inputs_of_another_dtype() -> None:
-    layer = qsim.convert(torch.nn.Linear(4, 4), FivePoint(act="e4m3"))
+    layer = qsim.convert(torch.nn.Linear(4, 4), FivePoint(act="e4m3", act_bwd=None))
     with pytest.raises(TypeError, match="must be of one dtype, as in torch, got bfloat16, float32, float32"):
         layer(torch.ones(2, 4, dtype=torch.bfloat16))
 
@@ -107,13 +110,15 @@ def test_layers_refuse_inputs_of_another_dtype() -> None:
 def test_autocast_hides_no_small_change_of_a_weight() -> None:
     # Rounded to bfloat16 first, this would be a tie, which rounds to 1.
     x, w = torch.ones(1, 1), torch.tensor([[1.0625 + 2**-12]])
-    points = FivePoint(weight="e4m3")
+    points = FivePoint(weight="e4m3", weight_bwd=None)
     with torch.autocast("cpu", torch.bfloat16):
-        assert functional.linear(x, w, points=points).item() == functional.matmul(w, x, FivePoint(act="e4m3")).item() == 1.125
+        assert functional.linear(x, w, points=points).item() == functional.matmul(w, x, FivePoint(act="e4m3", act_bwd=None)).item() == 1.125
 
 
 @pytest.mark.parametrize(
-    "points", [FivePoint(act="e4m3"), FivePoint(weight="e4m3"), FivePoint(grad="e4m3"), FivePoint(act_bwd="e4m3")], ids=str
+    "points",
+    [FivePoint(act="e4m3", act_bwd=None), FivePoint(weight="e4m3", weight_bwd=None), FivePoint(grad="e4m3"), FivePoint(act_bwd="e4m3")],
+    ids=str,
 )
 def test_autocast_makes_bfloat16_of_what_no_point_rounds_forward(points: FivePoint) -> None:
     a, w, _ = operands(LINEAR[2], torch.device("cpu"))

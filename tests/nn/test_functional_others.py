@@ -20,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 # Embedding
 
 
-@pytest.mark.parametrize("points", [None, FivePoint(), FivePoint(weight="fp32", grad="fp32")], ids=["none", "identity", "float32"])
+@pytest.mark.parametrize(
+    "points", [None, FivePoint(), FivePoint(weight="fp32", grad="fp32", weight_bwd=None)], ids=["none", "identity", "float32"]
+)
 @pytest.mark.parametrize("padding_idx", [None, 0, 2, -1])
 @pytest.mark.parametrize("scale_grad_by_freq", [False, True])
 @pytest.mark.parametrize("index", [torch.int64, torch.int32])
@@ -36,7 +38,7 @@ def test_embedding_is_torchs(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_embedding_rounds_its_table_and_its_gradient(dtype: torch.dtype, device: torch.device) -> None:
-    points = FivePoint(act="e2m1", weight="e4m3", grad="e5m2")
+    points = FivePoint(act="e2m1", weight="e4m3", grad="e5m2", act_bwd=None, weight_bwd=None)
     table = torch.randn(5, 3, device=device).to(dtype).requires_grad_()
     x = torch.tensor([0, 2, 2], device=device)
     upstream = torch.randn(3, 3, device=device).to(dtype)
@@ -51,12 +53,12 @@ def test_embedding_rounds_its_table_and_its_gradient(dtype: torch.dtype, device:
 def test_embedding_clips_the_gradient_of_what_saturates(device: torch.device) -> None:
     table = torch.tensor([[1000.0, 1.0], [-449.0, 448.0]], device=device, requires_grad=True)
     x = torch.tensor([0, 1, 1], device=device)
-    points = FivePoint(weight=Quantizer("e4m3", clip_gradient=True))
+    points = FivePoint(weight=Quantizer("e4m3", clip_gradient=True), weight_bwd=None)
     assert results(lambda w: functional.embedding(x, w, None, points), [table], torch.ones(3, 2))[1].tolist() == [[0, 1], [0, 2]]
 
 
 def test_embedding_draws_a_tables_noise_again_when_it_changes() -> None:
-    points = FivePoint(weight=Quantizer("e2m1", "stochastic"))
+    points = FivePoint(weight=Quantizer("e2m1", "stochastic"), weight_bwd=None)
     table = torch.full((4, 64), 1.25)
     x = torch.arange(4)
     first = functional.embedding(x, table, points=points)
@@ -129,7 +131,7 @@ def test_attention_rounds_what_goes_into_its_two_products(options: dict[str, Any
 def test_attention_drops_what_torchs_does() -> None:
     leaves = attention_operands({})
     torch.manual_seed(1)
-    own = functional.scaled_dot_product_attention(*leaves, dropout_p=0.5, points=FivePoint(act="fp32"))
+    own = functional.scaled_dot_product_attention(*leaves, dropout_p=0.5, points=FivePoint(act="fp32", act_bwd=None))
     torch.manual_seed(1)
     torch.testing.assert_close(own, F.scaled_dot_product_attention(*leaves, dropout_p=0.5))
     assert not torch.allclose(own, F.scaled_dot_product_attention(*leaves))

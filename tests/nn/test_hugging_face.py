@@ -16,10 +16,11 @@ import qsim
 from qsim import FivePoint, Quantizer
 from qsim.nn import functional
 from support.comparing import same_bits
+from support.points import in_order
 
 NEAREST = FivePoint(act="e4m3", weight="e4m3", act_bwd="e4m3", weight_bwd="same", grad="e5m2")
-WIDE = FivePoint(*["fp32"] * 5)
-NOISY = FivePoint(*[Quantizer("e4m3", "stochastic")] * 5)
+WIDE = in_order(*["fp32"] * 5)
+NOISY = in_order(*[Quantizer("e4m3", "stochastic")] * 5)
 ATTENTION = "multiplies queries, keys and values by itself"
 TABLE = "an embedding: embeddings=True converts it"
 

@@ -17,7 +17,11 @@ from qsim import FivePoint, Quantizer
 NOISY = Quantizer("e2m1", "stochastic")
 GRADIENT = Quantizer("e2m1", "stochastic", overflow="saturate")
 #: Points that round only one tensor, by that tensor.
-POINTS = {"input": FivePoint(act=NOISY), "weight": FivePoint(weight=NOISY), "gradient": FivePoint(grad=GRADIENT)}
+POINTS = {
+    "input": FivePoint(act=NOISY, act_bwd=None),
+    "weight": FivePoint(weight=NOISY, weight_bwd=None),
+    "gradient": FivePoint(grad=GRADIENT),
+}
 
 
 def attended(x: Tensor, layer: Any) -> Tensor:
@@ -90,7 +94,9 @@ def test_members_of_an_ensemble_seeded_alike_draw_independent_noise() -> None:
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpoints_recompute_the_same_noise(use_reentrant: bool) -> None:
-    layer = qsim.convert(nn.Sequential(nn.Linear(16, 16), nn.Tanh()), FivePoint(NOISY, NOISY, NOISY, NOISY, GRADIENT))
+    layer = qsim.convert(
+        nn.Sequential(nn.Linear(16, 16), nn.Tanh()), FivePoint(NOISY, NOISY, act_bwd=NOISY, weight_bwd=NOISY, grad=GRADIENT)
+    )
 
     def recomputed(x: Tensor, layer: Any) -> Tensor:
         result: Tensor = checkpoint(layer, x, use_reentrant=use_reentrant)  # type: ignore[assignment]
@@ -100,7 +106,7 @@ def test_checkpoints_recompute_the_same_noise(use_reentrant: bool) -> None:
 
 
 def test_a_saved_model_goes_on_with_the_same_noise(tmp_path: Any) -> None:
-    points = FivePoint(NOISY, NOISY, NOISY, NOISY, GRADIENT)
+    points = FivePoint(NOISY, NOISY, act_bwd=NOISY, weight_bwd=NOISY, grad=GRADIENT)
     model = qsim.convert(nn.Sequential(nn.Linear(16, 16)), points)
     qsim.save(model, tmp_path / "saved")
     assert alike(outcome(qsim.load(nn.Sequential(nn.Linear(16, 16)), tmp_path / "saved"), called), outcome(model, called))

@@ -19,7 +19,7 @@ from support.comparing import same_bits
 
 pl = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
 
-NOISY = FivePoint("e4m3", Quantizer("e4m3", "stochastic"), "same", "same", Quantizer("e5m2", "stochastic"))
+NOISY = FivePoint("e4m3", Quantizer("e4m3", "stochastic"), act_bwd="same", weight_bwd="same", grad=Quantizer("e5m2", "stochastic"))
 
 
 @pytest.fixture(autouse=True)

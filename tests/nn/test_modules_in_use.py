@@ -139,7 +139,7 @@ def gradients(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) 
 
 def test_compiled_code_gives_the_same_bits() -> None:
     # float32 points and a compiler that keeps the order of operations; weights are noisy, but unchanged.
-    points = qsim.FivePoint("e4m3", Quantizer("e4m3", "stochastic"), "e4m3", "same", "e5m2")
+    points = qsim.FivePoint("e4m3", Quantizer("e4m3", "stochastic"), act_bwd="e4m3", weight_bwd="same", grad="e5m2")
     model = qsim.convert(Small(), points, embeddings=True)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     x = torch.randint(6, (2, 6))

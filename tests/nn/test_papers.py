@@ -108,7 +108,7 @@ def test_equation_6(net: str, weight: str) -> None:
     Means of 256 draws are all but normal. `check_means` compares the mean of 65 such with Student's distribution, entry by entry, and fails
     for no reason once in a billion runs, for all entries together.
     """
-    points = FivePoint(None, Quantizer(WEIGHTS, weight), noisy(NARROW), "same", noisy(NARROW))
+    points = FivePoint(None, Quantizer(WEIGHTS, weight), act_bwd=noisy(NARROW), weight_bwd="same", grad=noisy(NARROW))
     model, x, target = problem(NETS[net])
     qsim.convert(model, points)
     y, exact = gradients(at_rounded_weights(model, points), x, target)
@@ -125,7 +125,7 @@ def test_equation_6(net: str, weight: str) -> None:
     standard_error = draws.std(0).norm() / math.sqrt(GROUPS)
     assert (draws.mean(0) - exact).norm() < 3 * standard_error < 0.01 * exact.norm()
 
-    qsim.convert(model, FivePoint(None, Quantizer(WEIGHTS, weight), NARROW, "same", NARROW))
+    qsim.convert(model, FivePoint(None, Quantizer(WEIGHTS, weight), act_bwd=NARROW, weight_bwd="same", grad=NARROW))
     _, nearest = gradients(model, x, target)
     assert (nearest - exact).norm() > 20 * standard_error
 

@@ -29,7 +29,7 @@ class Run:
 
     def __init__(self, model: nn.Module, phases: dict[int | float, Any], seed: int = 7) -> None:
         self.model = model
-        self.optimizer = qsim.optim.AdamW(model.parameters(), lr=1e-2, weight="bf16", update="nearest", seed=1)
+        self.optimizer = qsim.optim.AdamW(model.parameters(), lr=1e-2, format="bf16", update="nearest", seed=1)
         torch.manual_seed(seed)
         self.points = Schedule(phases, total_steps=STEPS).start(model)
         self.updates = Schedule({0: {"update": "kahan"}, 3: {"update": "stochastic"}, 6: {"update": "kahan"}}).start(self.optimizer)

@@ -16,7 +16,7 @@ pytest.importorskip("accelerate")
 transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("qsim.hugging_face")
 
-NOISY = FivePoint("e4m3", Quantizer("e4m3", "stochastic"), "same", "same", Quantizer("e5m2", "stochastic"))
+NOISY = FivePoint("e4m3", Quantizer("e4m3", "stochastic"), act_bwd="same", weight_bwd="same", grad=Quantizer("e5m2", "stochastic"))
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 TEXTS = [{"input_ids": row, "labels": row} for row in torch.randint(3, 40, (4, 12), generator=torch.Generator().manual_seed(0))] * 4
 

@@ -19,9 +19,9 @@ E4M0, E4M1 = Float(4, 0), Float(4, 1)
 POINTS = {
     "native": FivePoint(),
     # FP8 as in hardware: E4M3 in the forward pass, E5M2 for gradients, everything rounded to nearest.
-    "hybrid": FivePoint("e4m3", "e4m3", "same", "same", "e5m2"),
+    "hybrid": FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e5m2"),
     # Figure 3 of *Training with Fewer Bits*.
-    "stochastic": FivePoint(None, E4M1, Quantizer(E4M1, "stochastic"), "same", Quantizer(E4M1, "stochastic")),
+    "stochastic": FivePoint(None, E4M1, act_bwd=Quantizer(E4M1, "stochastic"), weight_bwd="same", grad=Quantizer(E4M1, "stochastic")),
     "E4M0 nearest": FivePoint(act_bwd=E4M0, grad=E4M0),
     "E4M0 stochastic": FivePoint(act_bwd=Quantizer(E4M0, "stochastic"), grad=Quantizer(E4M0, "stochastic")),
 }

@@ -15,7 +15,7 @@ from qsim import FivePoint, Quantizer, recipes
 from qsim.scaling import Delayed
 from support.comparing import same_bits
 
-NEAREST = FivePoint(Quantizer("e4m3", clip_gradient=True), "e4m3", "e5m2", "same", "e5m2", "e4m3")
+NEAREST = FivePoint(Quantizer("e4m3", clip_gradient=True), "e4m3", act_bwd="e5m2", weight_bwd="same", grad="e5m2", grad_w="e4m3")
 POINTS = {"nearest": NEAREST, "mxfp8": recipes.mxfp8().points, "fp8_hybrid": recipes.fp8_hybrid().points}
 
 
@@ -58,7 +58,7 @@ def test_gradients_of_single_samples(points: str) -> None:
 
 
 def noisy() -> FivePoint:
-    return FivePoint(act=Quantizer("e4m3", "stochastic"))
+    return FivePoint(act=Quantizer("e4m3", "stochastic"), act_bwd=None)
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -67,7 +67,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r"layers with random bits do not support the transforms of torch\.func \(grad, vmap, …\): use back",
     ),
     "delayed": (lambda: gradient(recipes.fp8_hybrid(Delayed(4)).points), "layers with delayed scales do not support"),
-    "sums": (lambda: gradient(FivePoint(act="e4m3", weight="e4m3", accumulate="h100_bf16")), "layers with an accumulator do not support"),
+    "sums": (
+        lambda: gradient(FivePoint(act="e4m3", weight="e4m3", accumulate="h100_bf16", act_bwd=None, weight_bwd=None)),
+        "layers with an accumulator do not support",
+    ),
     "scales": (
         lambda: jacrev(converted(POINTS["fp8_hybrid"]))(X),
         "under vmap, layers with scales of whole tensors or rows do not support",
@@ -88,7 +91,7 @@ def gradient(points: FivePoint, x: Tensor = X) -> Tensor:
 
 
 def table() -> nn.Module:
-    return qsim.nn.Embedding(3, 2, points=FivePoint(weight="e4m3"))
+    return qsim.nn.Embedding(3, 2, points=FivePoint(weight="e4m3", weight_bwd=None))
 
 
 @pytest.mark.parametrize("case", REFUSED)

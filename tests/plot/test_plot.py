@@ -28,7 +28,7 @@ def _closed() -> Iterator[None]:
 
 
 def monitored() -> qsim.diagnostics.Monitor:
-    model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(32, 2, bias=False)), qsim.FivePoint(act="e4m3", grad="e5m2"))
+    model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(32, 2, bias=False)), qsim.FivePoint(act="e4m3", grad="e5m2", act_bwd=None))
     with qsim.diagnostics.Monitor(model) as monitor:
         model(2.0 ** torch.arange(-20, 12)).sum().backward()
         monitor.step()

@@ -20,7 +20,7 @@ def rounded(x: Tensor) -> Tensor:
 
 def converted(model: nn.Module) -> nn.Module:
     """Convert a model, by a recipe and by points."""
-    points = FivePoint(act="e4m3", weight="e4m3", grad=Quantizer("e5m2", "stochastic"))
+    points = FivePoint(act="e4m3", weight="e4m3", grad=Quantizer("e5m2", "stochastic"), act_bwd=None, weight_bwd=None)
     qsim.convert(model, points, exclude=["head"])
     layer: nn.Linear = qsim.nn.Linear(4, 2, points=qsim.recipes.fp8_hybrid().points)
     return nn.Sequential(model, layer)

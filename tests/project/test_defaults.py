@@ -73,15 +73,15 @@ def exported(points: FivePoint) -> list[Tensor]:
     return [*(file[name] for file in files for name in sorted(file)), *loaded.state_dict().values()]
 
 
-GIVEN = FivePoint(act=Quantizer("e4m3", scale=Given(0.0123)), weight=Quantizer("e4m3", scale="tensor"))
+GIVEN = FivePoint(act=Quantizer("e4m3", scale=Given(0.0123)), weight=Quantizer("e4m3", scale="tensor"), act_bwd=None, weight_bwd=None)
 FP4 = Quantizer("e2m1", scale=PerBlock(16, format="e4m3"))
 WORK: dict[str, Callable[[], list[Tensor]]] = {
     "a given scale": scaled,
     "a format's arithmetic": optimized,
     "an exported given scale": lambda: exported(GIVEN),
     "exported blocks": lambda: exported(mxfp8().points),
-    "exported blocks without an outer scale": lambda: exported(FivePoint(act=FP4, weight=FP4)),
-    "exported integers": lambda: exported(FivePoint(weight=Quantizer("int4", scale=PerBlock(32)))),
+    "exported blocks without an outer scale": lambda: exported(FivePoint(act=FP4, weight=FP4, act_bwd=None, weight_bwd=None)),
+    "exported integers": lambda: exported(FivePoint(weight=Quantizer("int4", scale=PerBlock(32)), weight_bwd=None)),
 }
 
 

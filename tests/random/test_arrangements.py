@@ -18,6 +18,7 @@ from qsim import FivePoint, Quantizer, random
 from qsim.random import seeds
 from support.comparing import same_bits
 from support.halfway import COIN, COUNT, WEIGHT, check_independent, filled, linear
+from support.points import in_order
 
 BF16 = torch.bfloat16
 
@@ -87,7 +88,7 @@ def test_a_repeated_experiment_is_another_sample_unless_it_is_seeded() -> None:
 
 def begun() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    net = qsim.convert(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)), FivePoint(*[COIN] * 5))
+    net = qsim.convert(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)), in_order(*[COIN] * 5))
     return net, qsim.optim.AdamW(net.parameters(), lr=2.0**-6, format="bf16")
 
 
@@ -194,7 +195,7 @@ def test_micro_batches_of_a_step_share_the_noise_of_weights() -> None:
 def test_micro_batches_of_a_step_share_no_other_noise(point: str) -> None:
     # The other factor of each product is 1.
     shape = (1, COUNT) if point == "act_bwd" else (COUNT, 1)
-    layer = filled(qsim.nn.Linear(shape[1], 1, bias=False, points=FivePoint(**{point: COIN})), 1.0)
+    layer = filled(qsim.nn.Linear(shape[1], 1, bias=False, points=FivePoint(**{"act_bwd": None, "weight_bwd": None, point: COIN})), 1.0)
 
     def batch() -> Tensor:
         x = torch.full(shape, 1.25, requires_grad=True)

@@ -23,7 +23,7 @@ def _own(device: torch.device) -> dict[str, Tensor]:
     """Draws of single ranks, although all have the same seed."""
     torch.manual_seed(5)
     x = torch.full((COUNT, 1), 1.25, device=device)
-    layer = qsim.convert(filled(nn.Linear(1, 1, bias=False), 1.0).to(device), FivePoint(act=COIN, grad=COIN))
+    layer = qsim.convert(filled(nn.Linear(1, 1, bias=False), 1.0).to(device), FivePoint(act=COIN, grad=COIN, act_bwd=None))
     y = layer(x.requires_grad_())
     y.backward(torch.full_like(y, 1.25))
     with torch.no_grad(), qsim.fpu("bf16", rounding="stochastic"):

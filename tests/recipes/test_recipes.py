@@ -18,6 +18,7 @@ from qsim.recipes import Recipe
 from qsim.recipes.named import SHOWN_IN
 from qsim.scaling import Delayed, PerBlock, PerRow, PerTensor, PerTile, Scaling
 from qsim.transforms import Hadamard
+from support.points import in_order
 
 IBM = Float(4, 3, bias=4)
 MX8 = Quantizer("e4m3", scale=PerBlock(32, format="e8m0", rule="ceil"))
@@ -34,7 +35,7 @@ NOISY = Quantizer("e4m1", "stochastic")
 
 def hybrid(scale: Scaling) -> FivePoint:
     operand = Quantizer("e4m3", scale=scale)
-    return FivePoint(operand, operand, "same", "same", Quantizer("e5m2", scale=scale))
+    return FivePoint(operand, operand, act_bwd="same", weight_bwd="same", grad=Quantizer("e5m2", scale=scale))
 
 
 #: The points of each recipe: act, weight, act_bwd, weight_bwd, grad, grad_w.
@@ -42,38 +43,41 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
     (recipes.fp8_hybrid(), hybrid(PerTensor())),
     (recipes.fp8_hybrid(PerTensor("e8m0", margin=1)), hybrid(PerTensor("e8m0", margin=1))),
     (recipes.fp8_hybrid(Delayed(16)), hybrid(Delayed(16))),
-    (recipes.fp8_hybrid(PerRow()), FivePoint(ROWS, ROWS, ROWS, ROWS, Quantizer("e5m2", scale=PerRow()))),
+    (recipes.fp8_hybrid(PerRow()), FivePoint(ROWS, ROWS, act_bwd=ROWS, weight_bwd=ROWS, grad=Quantizer("e5m2", scale=PerRow()))),
     (
         recipes.fp8_blockwise(),
-        FivePoint(WIDE, Quantizer("e4m3", scale=PerTile(128, 128, format="e8m0", rule="ceil")), WIDE, "same", WIDE),
+        FivePoint(WIDE, Quantizer("e4m3", scale=PerTile(128, 128, format="e8m0", rule="ceil")), act_bwd=WIDE, weight_bwd="same", grad=WIDE),
     ),
     (
         recipes.deepseek_v3(),
-        FivePoint(WIDE, "fp8_128x128", WIDE, "same", WIDE, accumulate=Promoted("h100_fp8", 128)),
+        FivePoint(WIDE, "fp8_128x128", act_bwd=WIDE, weight_bwd="same", grad=WIDE, accumulate=Promoted("h100_fp8", 128)),
     ),
-    (recipes.hfp8(), FivePoint(IBM, IBM, "same", "same", "e5m2")),
-    (recipes.mxfp8(), FivePoint(MX8, MX8, MX8, MX8, MX8)),
-    (recipes.mxfp6(), FivePoint(E3M2, E3M2, E3M2, E3M2, E3M2)),
-    (recipes.mxfp6("mxfp6_e2m3"), FivePoint(E2M3, E2M3, E3M2, E3M2, E3M2)),
-    (recipes.mxfp4(), FivePoint(MX4, MX4, MX4_NOISY, MX4_NOISY, MX4_NOISY)),
-    (recipes.mxfp4(forward=None), FivePoint(None, None, MX4_NOISY, MX4_NOISY, MX4_NOISY)),
-    (recipes.mxfp4(forward="mxfp8"), FivePoint("mxfp8", "mxfp8", MX4_NOISY, MX4_NOISY, MX4_NOISY)),
+    (recipes.hfp8(), FivePoint(IBM, IBM, act_bwd="same", weight_bwd="same", grad="e5m2")),
+    (recipes.mxfp8(), FivePoint(MX8, MX8, act_bwd=MX8, weight_bwd=MX8, grad=MX8)),
+    (recipes.mxfp6(), FivePoint(E3M2, E3M2, act_bwd=E3M2, weight_bwd=E3M2, grad=E3M2)),
+    (recipes.mxfp6("mxfp6_e2m3"), FivePoint(E2M3, E2M3, act_bwd=E3M2, weight_bwd=E3M2, grad=E3M2)),
+    (recipes.mxfp4(), FivePoint(MX4, MX4, act_bwd=MX4_NOISY, weight_bwd=MX4_NOISY, grad=MX4_NOISY)),
+    (recipes.mxfp4(forward=None), FivePoint(None, None, act_bwd=MX4_NOISY, weight_bwd=MX4_NOISY, grad=MX4_NOISY)),
+    (recipes.mxfp4(forward="mxfp8"), FivePoint("mxfp8", "mxfp8", act_bwd=MX4_NOISY, weight_bwd=MX4_NOISY, grad=MX4_NOISY)),
     (
         recipes.nvfp4(),
         FivePoint(
             Quantizer("e2m1", scale=NV),
             Quantizer("e2m1", scale=PerTile(16, 16, format="e4m3", rule="fit", outer=PerTensor())),
-            Quantizer("e2m1", scale=NV, transform=Hadamard(16)),
-            "same",
-            Quantizer("e2m1", "stochastic", scale=NV_UP),
-            Quantizer("e2m1", "stochastic", scale=NV_UP, transform=Hadamard(16)),
+            act_bwd=Quantizer("e2m1", scale=NV, transform=Hadamard(16)),
+            weight_bwd="same",
+            grad=Quantizer("e2m1", "stochastic", scale=NV_UP),
+            grad_w=Quantizer("e2m1", "stochastic", scale=NV_UP, transform=Hadamard(16)),
         ),
     ),
-    (recipes.int8(), FivePoint(INT, INT, INT, INT, Quantizer(Int(8, symmetric=True), "stochastic", scale=PerRow()))),
-    (recipes.stochastic_backward("e4m1"), FivePoint(None, "e4m1", NOISY, "same", NOISY)),
+    (
+        recipes.int8(),
+        FivePoint(INT, INT, act_bwd=INT, weight_bwd=INT, grad=Quantizer(Int(8, symmetric=True), "stochastic", scale=PerRow())),
+    ),
+    (recipes.stochastic_backward("e4m1"), FivePoint(None, "e4m1", act_bwd=NOISY, weight_bwd="same", grad=NOISY)),
     (recipes.weight_only("e2m1"), FivePoint(weight="e2m1", weight_bwd="same")),
-    (recipes.nearest_everywhere("e4m1"), FivePoint("e4m1", "e4m1", "e4m1", "e4m1", "e4m1")),
-    (recipes.nearest_everywhere("mxfp4"), FivePoint(MX4, MX4, MX4, MX4, MX4)),
+    (recipes.nearest_everywhere("e4m1"), FivePoint("e4m1", "e4m1", act_bwd="e4m1", weight_bwd="e4m1", grad="e4m1")),
+    (recipes.nearest_everywhere("mxfp4"), FivePoint(MX4, MX4, act_bwd=MX4, weight_bwd=MX4, grad=MX4)),
 ]
 #: One recipe for each name.
 ALL = {name: recipes.resolve(name, SHOWN_IN) for name in recipes.NAMED}
@@ -87,8 +91,10 @@ class TestPoints:
     def test_generic_recipes_take_scales(self) -> None:
         nearest, noisy = Quantizer("e2m1", scale="tensor"), Quantizer("e2m1", "stochastic", scale="tensor")
         assert recipes.weight_only("e2m1", scale="tensor").points == FivePoint(weight=nearest, weight_bwd="same")
-        assert recipes.stochastic_backward("e2m1", scale=PerTensor()).points == FivePoint(None, nearest, noisy, "same", noisy)
-        assert recipes.resolve("nearest_everywhere('e2m1', scale='tensor')").points == FivePoint(*[nearest] * 5)
+        assert recipes.stochastic_backward("e2m1", scale=PerTensor()).points == FivePoint(
+            None, nearest, act_bwd=noisy, weight_bwd="same", grad=noisy
+        )
+        assert recipes.resolve("nearest_everywhere('e2m1', scale='tensor')").points == in_order(*[nearest] * 5)
         with pytest.raises(ValueError, match="has scales of its own, got scale='tensor'"):
             recipes.nearest_everywhere("mxfp4", scale="tensor")
 
@@ -124,9 +130,8 @@ class TestPoints:
     def test_formats_may_be_blocks_where_directions_allow_it(self) -> None:
         tiles = Block("e2m1", (4, 4))
         assert recipes.weight_only(tiles).points.weight == Quantizer(tiles)
-        for make in (recipes.weight_only, recipes.stochastic_backward):
-            with pytest.raises(ValueError, match='weight_bwd="same" cannot reuse scales of weight along one direction'):
-                make("mxfp4")
+        for make in (recipes.weight_only, recipes.stochastic_backward):  # rounded again along the other direction
+            assert make("mxfp4").points.used["weight_bwd"] == Quantizer("mxfp4")
 
     @pytest.mark.parametrize(
         ("make", "error", "message"),
@@ -156,7 +161,7 @@ class TestRecipe:
         assert hash(Recipe.from_dict(given)) == hash(recipe)
 
     def test_prints_in_a_line(self) -> None:
-        points = "act=e4m3 tensor, weight=e4m3 tensor, act_bwd=same, weight_bwd=same, grad=e5m2 tensor"
+        points = "act=e4m3 tensor, weight=e4m3 tensor, grad=e5m2 tensor"
         assert str(recipes.fp8_hybrid()) == f"fp8_hybrid: {points}"
         assert str(Recipe("mine", FivePoint(act="e4m3"), 2, 1)) == "mine: act=e4m3; high precision: the first 2 and the last layers"
         assert str(Recipe("mine", FivePoint(act="e4m3"), last=1)) == "mine: act=e4m3; high precision: the last layer"
@@ -302,8 +307,8 @@ class TestConvert:
 
     def test_other_places_say_where_the_points_are(self) -> None:
         x, recipe = torch.ones(2, 2), recipes.mxfp8()
-        with pytest.raises(TypeError, match=r"got the recipe mxfp8, which is for a model: give recipe\.points"):
-            functional.linear(x, x, points=recipe)
+        for given in (recipe, "mxfp8"):
+            assert torch.equal(functional.linear(x, x, points=given), functional.linear(x, x, points=recipe.points))
         for points in ({"0": recipe}, lambda name, module: recipe):
             with pytest.raises(
                 TypeError, match=r"the points of 0 are those of one layer, and a recipe is for a model: give recipe\.points"
@@ -319,7 +324,7 @@ def test_scales_of_recipes_may_be_texts() -> None:
     ("points", "message"),
     [
         (recipes.mxfp8, "makes points or a recipe, call it, got <function mxfp8 .*: too many positional arguments"),
-        (torch.bfloat16, "points must be a FivePoint, a recipe or its name, .* got torch.bfloat16"),
+        (3, "points must be a FivePoint, a recipe .* got 3"),
     ],
 )
 def test_incomplete_recipes_raise_an_error(points: object, message: str) -> None:

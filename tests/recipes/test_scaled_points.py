@@ -12,12 +12,12 @@ import qsim
 from qsim import FivePoint, Quantizer
 from qsim.formats import E2M1, E4M3, FP32, Int
 from qsim.nn import functional
+from qsim.nn.product.along import along
 from qsim.nn.product.carriers import ProductCarrier, product_carrier
-from qsim.nn.product.directions import LINEAR
-from qsim.nn.product.sites import Site, values_of_site
-from qsim.random.places import WHOLE
+from qsim.nn.product.sites import Site
 from qsim.scaling import PerBlock, PerRow, PerTensor, PerTile
 from qsim.transforms import Hadamard
+from support.points import in_order
 
 TURNED = Quantizer("nvfp4", transform=Hadamard(16))
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -40,25 +40,31 @@ def test_tables_show_scales_and_transforms(point: Quantizer, text: str) -> None:
 
 
 def test_points_go_to_json_and_back() -> None:
-    points = FivePoint(TURNED, TURNED, "mxfp8", Quantizer("e4m3", scale=PerRow()), Quantizer("e5m2", scale=PerTensor()))
+    points = FivePoint(
+        TURNED, TURNED, act_bwd="mxfp8", weight_bwd=Quantizer("e4m3", scale=PerRow()), grad=Quantizer("e5m2", scale=PerTensor())
+    )
     assert FivePoint.from_json(points.to_json()) == points
     assert points.is_scaled
     assert FivePoint.from_json(points.to_json()).is_scaled
-    assert not FivePoint("e4m3", "e4m3", "same", "same", "e5m2").is_scaled
+    assert not FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e5m2").is_scaled
     assert not FivePoint().is_scaled
 
 
 @pytest.mark.parametrize("scale", [PerTensor(), PerTile(16, 16), None])
 def test_scales_without_a_direction_can_be_reused(scale: PerTensor | PerTile | None) -> None:
     point = Quantizer("e4m3", scale=scale)
-    assert FivePoint(point, point, "same", "same", point).weight_bwd == "same"
+    assert FivePoint(point, point, act_bwd="same", weight_bwd="same", grad=point).weight_bwd == "same"
 
 
 @pytest.mark.parametrize("point", [Quantizer("mxfp4"), Quantizer("e4m3", scale=PerRow()), Quantizer("e4m3", scale=PerTile(1, 128)), TURNED])
-def test_scales_with_a_direction_cannot_be_reused(point: Quantizer) -> None:
-    for name, own in (("act_bwd", "act"), ("weight_bwd", "weight")):
-        with pytest.raises(ValueError, match=rf'{name}="same" cannot reuse .*{own}'):
-            FivePoint(act=point, weight=point, **{name: "same"})  # type: ignore[arg-type]
+def test_what_follows_a_direction_is_rounded_again(point: Quantizer) -> None:
+    x, w, g = torch.randn(32, 32), torch.randn(32, 32), torch.randn(32, 32)
+    gradients = []
+    for back in ("same", point):
+        points = FivePoint(point, point, point, act_bwd=back, weight_bwd=back)
+        leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+        gradients.append(torch.autograd.grad(functional.linear(*leaves, points=points), leaves, g))
+    assert all(map(torch.equal, *gradients))
 
 
 OTHER = Quantizer("nvfp4", transform=Hadamard(32))
@@ -75,7 +81,7 @@ OTHER = Quantizer("nvfp4", transform=Hadamard(32))
         ({"grad": "e4m3", "grad_w": TURNED, "act_bwd": "e4m3"}, "grad_w and act_bwd"),
         ({"grad": TURNED, "grad_w": TURNED, "act_bwd": TURNED}, "grad is transformed by .*, and weight_bwd"),
         ({"act_bwd": TURNED, "weight_bwd": TURNED}, "and grad, its partner"),
-        ({"act": "e4m3", "act_bwd": "same", "grad": TURNED, "weight_bwd": TURNED}, "grad and act_bwd"),
+        ({"act_bwd": "same", "grad": TURNED, "weight_bwd": TURNED}, "and act_bwd, its partner"),
     ],
 )
 def test_partners_have_the_same_transform(given: dict[str, object], said: str) -> None:
@@ -85,7 +91,7 @@ def test_partners_have_the_same_transform(given: dict[str, object], said: str) -
 
 def test_transforms_of_one_product_alone() -> None:
     FivePoint("nvfp4", "nvfp4", act_bwd=TURNED, weight_bwd="nvfp4", grad="nvfp4", grad_w=TURNED)
-    FivePoint(act=TURNED, weight=TURNED)
+    FivePoint(act=TURNED, weight=TURNED, act_bwd=None, weight_bwd=None)
     FivePoint(act_bwd=TURNED, weight_bwd=TURNED, grad=TURNED)
 
 
@@ -98,13 +104,16 @@ ALONG = Quantizer("e4m3", scale=PerRow())
     [
         (lambda: functional.conv2d(X, W, groups=2, points=FivePoint(weight_bwd=ALONG)), "weight_bwd .*fall into groups"),
         (lambda: functional.conv2d(X, W, groups=2, points=FivePoint(act_bwd=ALONG)), "act_bwd .*fall into groups"),
-        (lambda: functional.conv2d(X, W, groups=2, points=FivePoint(TURNED, TURNED)), "act has Hadamard"),
-        (lambda: functional.conv_transpose2d(X, W, groups=2, points=FivePoint(weight=ALONG)), "weight .*fall into groups"),
+        (lambda: functional.conv2d(X, W, groups=2, points=FivePoint(TURNED, TURNED, act_bwd=None, weight_bwd=None)), "act has Hadamard"),
+        (lambda: functional.conv_transpose2d(X, W, groups=2, points=FivePoint(weight=ALONG, weight_bwd=None)), "weight .*fall into groups"),
         (lambda: functional.conv_transpose2d(X, W, groups=2, points=FivePoint(grad=ALONG)), "grad .*fall into groups"),
-        (lambda: functional.embedding(torch.tensor([0]), W[0, 0], points=FivePoint(TURNED, TURNED)), "a lookup is none: weight"),
+        (
+            lambda: functional.embedding(torch.tensor([0]), W[0, 0], points=FivePoint(TURNED, TURNED, act_bwd=None, weight_bwd=None)),
+            "a lookup is none: weight",
+        ),
         (
             lambda: functional.matmul(X, X, FivePoint(weight_bwd=TURNED, grad=TURNED, grad_w="e4m3")),
-            "grad is transformed .*act_bwd must be a quantizer, got None",
+            "grad is transformed .*act_bwd must be a quantizer, got 'same'",
         ),
     ],
 )
@@ -116,7 +125,10 @@ def test_unsupported_points_of_an_operation(call: Callable[[], object], said: st
 def test_an_input_multiplied_by_a_gradient_has_the_same_transform() -> None:
     """NVFP4's recipe only transforms the operands of ∇W; in attention an input also takes the weight's place for ∇A."""
     wide, turned = Quantizer("fp32"), Quantizer("fp32", transform=Hadamard(4))
-    for points in (FivePoint(wide, wide, turned, wide, wide, turned), FivePoint(wide, wide, wide, turned, turned, wide)):
+    for points in (
+        FivePoint(wide, wide, act_bwd=turned, weight_bwd=wide, grad=wide, grad_w=turned),
+        FivePoint(wide, wide, act_bwd=wide, weight_bwd=turned, grad=turned, grad_w=wide),
+    ):
         a, b = torch.randn(3, 5, 7, requires_grad=True), torch.randn(3, 7, 6, requires_grad=True)
         g = torch.randn(3, 5, 6)
         found = torch.autograd.grad(functional.matmul(a, b, points), (a, b), g)
@@ -126,13 +138,13 @@ def test_an_input_multiplied_by_a_gradient_has_the_same_transform() -> None:
 
 def test_tables_leave_transforms_out() -> None:
     model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 4))
-    qsim.convert(model, FivePoint(*[TURNED] * 5), embeddings=True)
+    qsim.convert(model, in_order(*[TURNED] * 5), embeddings=True)
     assert str(model[0].points) == "weight=nvfp4, grad=nvfp4"
     assert model(torch.tensor([[1, 2]])).shape == (1, 2, 4)
 
 
 def values(fmt: object, **scale: object) -> Site:
-    return Site("act", Quantizer(fmt, **scale), 0, WHOLE, LINEAR.act, True)  # type: ignore[arg-type]
+    return Site("act", Quantizer(fmt, **scale), 0, along("...mk,nk->mn")["act"], merges=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -156,13 +168,13 @@ def values(fmt: object, **scale: object) -> Site:
 )
 def test_carriers_hold_elements_times_their_blocks_scales(point: Site, on_cuda: ProductCarrier) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        operand = values_of_site(point, dtype)
+        operand = point.values(dtype)
         assert product_carrier(operand, operand, CUDA) == on_cuda
         assert product_carrier(operand, operand, CPU).dtype == torch.float32
 
 
 def test_a_float64_operand_is_not_cut_to_float32() -> None:
-    operand = values_of_site(values(E2M1, scale=PerBlock(16)), torch.float64)
+    operand = values(E2M1, scale=PerBlock(16)).values(torch.float64)
     assert product_carrier(operand, operand, CPU) == ProductCarrier(torch.float64)
 
 

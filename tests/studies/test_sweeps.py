@@ -95,17 +95,17 @@ def test_a_larger_grid_measures_what_is_new(tmp_path: Path) -> None:
 
 
 def test_results_of_other_points_models_and_data_are_not_used(tmp_path: Path) -> None:
-    swept(tmp_path, points={"P": FivePoint(act="e4m3")}, batches=[8])
+    swept(tmp_path, points={"P": FivePoint(act="e4m3", act_bwd=None)}, batches=[8])
     assert len(lines(tmp_path)) == 4
-    swept(tmp_path, points={"P": FivePoint(act="e5m2")}, batches=[8])
+    swept(tmp_path, points={"P": FivePoint(act="e5m2", act_bwd=None)}, batches=[8])
     assert len(lines(tmp_path)) == 6  # full precision is the same
 
     def other() -> nn.Module:
         return nn.Linear(6, 2)
 
-    swept(tmp_path, points={"P": FivePoint(act="e5m2")}, batches=[8], make_model=other)
+    swept(tmp_path, points={"P": FivePoint(act="e5m2", act_bwd=None)}, batches=[8], make_model=other)
     assert len(lines(tmp_path)) == 10
-    swept(tmp_path, points={"P": FivePoint(act="e5m2")}, batches=[8], data=(*DATA[:3], 1 - DATA[3]))
+    swept(tmp_path, points={"P": FivePoint(act="e5m2", act_bwd=None)}, batches=[8], data=(*DATA[:3], 1 - DATA[3]))
     assert len(lines(tmp_path)) == 14
 
 
@@ -132,7 +132,11 @@ def test_the_report_names_underflow(tmp_path: Path) -> None:
 
 def test_verdicts(tmp_path: Path) -> None:
     """Points that round nothing that matters train as well; points whose gradients vanish do not."""
-    points = {"FP32": None, "BF16": FivePoint(weight="fp32"), "nothing": FivePoint(grad=qsim.Quantizer("e4m0", overflow="saturate"))}
+    points = {
+        "FP32": None,
+        "BF16": FivePoint(weight="fp32", weight_bwd=None),
+        "nothing": FivePoint(grad=qsim.Quantizer("e4m0", overflow="saturate")),
+    }
     result = swept(tmp_path, points=points, batches=[32], steps=40, seeds=3, tolerance=0.05, rates=[1e-2, 1e-3])
     verdicts = {claim.paper: claim.verdict for claim in result.report.claims}
     assert result.reference == "FP32"

@@ -115,7 +115,9 @@ def _step(optimizer: Callable[..., torch.optim.Optimizer], **options: Any) -> Ca
 
 
 def _layer() -> None:
-    layer = qsim.convert(torch.nn.Linear(512, 256), qsim.FivePoint("e4m3", "e4m3", grad=qsim.Quantizer("e5m2", "stochastic"))).bfloat16()
+    layer = qsim.convert(
+        torch.nn.Linear(512, 256), qsim.FivePoint("e4m3", "e4m3", grad=qsim.Quantizer("e5m2", "stochastic"), act_bwd=None, weight_bwd=None)
+    ).bfloat16()
     layer(torch.ones(256, 512, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, distributed, nn
 import qsim
 from qsim import FivePoint, Quantizer, Stochastic
 from support.comparing import same_bits
+from support.points import in_order
 
 
 def noisy(fmt: str) -> Quantizer:
@@ -19,9 +20,9 @@ def noisy(fmt: str) -> Quantizer:
 #: A gradient that saturates, although it has no scale.
 SATURATED = Quantizer("e2m1", overflow="saturate")
 # Sums of products of these numbers are exact in float32 in any order, so that results can be compared bit for bit.
-NEAREST = FivePoint("e2m1", "e2m1", "e2m1", "e2m1", SATURATED)
-NOISY = FivePoint(*[noisy("e2m1")] * 4, Quantizer("e2m1", Stochastic(), overflow="saturate"))
-REUSED = FivePoint("e2m1", noisy("e2m1"), "same", "same", SATURATED)
+NEAREST = FivePoint("e2m1", "e2m1", act_bwd="e2m1", weight_bwd="e2m1", grad=SATURATED)
+NOISY = in_order(*[noisy("e2m1")] * 4, Quantizer("e2m1", Stochastic(), overflow="saturate"))
+REUSED = FivePoint("e2m1", noisy("e2m1"), act_bwd="same", weight_bwd="same", grad=SATURATED)
 
 
 def coarse(*shape: int, seed: int) -> Tensor:
@@ -169,7 +170,7 @@ def doubled(device: torch.device, mesh: Any) -> nn.Module:
     layer = nn.Linear(16, 32, bias=False, device=device)
     with torch.no_grad():
         layer.weight.copy_(torch.eye(16).repeat(2, 1))
-    qsim.convert(layer, FivePoint(act=noisy("e2m1")))
+    qsim.convert(layer, FivePoint(act=noisy("e2m1"), act_bwd=None))
     return parallelize_module(layer, mesh, ColwiseParallel(output_layouts=place("all")))
 
 

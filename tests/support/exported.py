@@ -10,36 +10,45 @@ E8M0 = scaling.PerTensor("e8m0", "ceil")
 
 #: Points by the name of the numbers that they make, in the order of their layers.
 FP8 = {
-    "tensor": FivePoint(Quantizer("e4m3", scale="tensor"), Quantizer("e4m3", scale="tensor")),
-    "no scale": FivePoint("e4m3", "e4m3"),
-    "given": FivePoint(Quantizer("e4m3", scale=scaling.Given(0.03)), Quantizer("e4m3", "toward_zero", scale=scaling.Given(0.01))),
-    "channel": FivePoint(Quantizer("e4m3", scale=scaling.PerRow()), Quantizer("e4m3", scale=scaling.PerRow())),
-    "delayed": FivePoint(Quantizer("e4m3", scale=scaling.Delayed(4)), Quantizer("e4m3", scale=scaling.Delayed(4))),
-    "tiles": FivePoint(Block("e4m3", 128, rule="ceil"), Block("e4m3", (64, 32), scale="fp32", rule="fit")),
-    "blocks": FivePoint(weight=Block("e4m3", 32, scale="fp32", rule="fit")),
-    "under a scale": FivePoint(weight=Quantizer("e4m3", scale=scaling.PerRow(format="e4m3", outer=scaling.PerTensor()))),
-    "blocks under a scale": FivePoint(weight=Block("e4m3", 32, outer=scaling.PerTensor(margin=40))),
-    "stochastic": FivePoint(weight=Quantizer("e4m3", Stochastic(8), scale="tensor")),
+    "tensor": FivePoint(Quantizer("e4m3", scale="tensor"), Quantizer("e4m3", scale="tensor"), act_bwd=None, weight_bwd=None),
+    "no scale": FivePoint("e4m3", "e4m3", act_bwd=None, weight_bwd=None),
+    "given": FivePoint(
+        Quantizer("e4m3", scale=scaling.Given(0.03)),
+        Quantizer("e4m3", "toward_zero", scale=scaling.Given(0.01)),
+        act_bwd=None,
+        weight_bwd=None,
+    ),
+    "channel": FivePoint(
+        Quantizer("e4m3", scale=scaling.PerRow()), Quantizer("e4m3", scale=scaling.PerRow()), act_bwd=None, weight_bwd=None
+    ),
+    "delayed": FivePoint(
+        Quantizer("e4m3", scale=scaling.Delayed(4)), Quantizer("e4m3", scale=scaling.Delayed(4)), act_bwd=None, weight_bwd=None
+    ),
+    "tiles": FivePoint(Block("e4m3", 128, rule="ceil"), Block("e4m3", (64, 32), scale="fp32", rule="fit"), act_bwd=None, weight_bwd=None),
+    "blocks": FivePoint(weight=Block("e4m3", 32, scale="fp32", rule="fit"), weight_bwd=None),
+    "under a scale": FivePoint(weight=Quantizer("e4m3", scale=scaling.PerRow(format="e4m3", outer=scaling.PerTensor())), weight_bwd=None),
+    "blocks under a scale": FivePoint(weight=Block("e4m3", 32, outer=scaling.PerTensor(margin=40)), weight_bwd=None),
+    "stochastic": FivePoint(weight=Quantizer("e4m3", Stochastic(8), scale="tensor"), weight_bwd=None),
 }
 INTEGERS = {
     "int8": qsim.recipes.int8().points,
-    "int8 tensor": FivePoint(Quantizer("int8", scale="tensor"), Quantizer("int8", scale="tensor")),
-    "int8 weights": FivePoint(weight=Quantizer("int8", scale=scaling.PerRow())),
-    "int4 weights": FivePoint(weight=Quantizer("int4", scale=scaling.PerBlock(32))),
+    "int8 tensor": FivePoint(Quantizer("int8", scale="tensor"), Quantizer("int8", scale="tensor"), act_bwd=None, weight_bwd=None),
+    "int8 weights": FivePoint(weight=Quantizer("int8", scale=scaling.PerRow()), weight_bwd=None),
+    "int4 weights": FivePoint(weight=Quantizer("int4", scale=scaling.PerBlock(32)), weight_bwd=None),
 }
 BLOCKS = {
     "mxfp8": qsim.recipes.mxfp8().points,
-    "mxfp6": FivePoint(weight="mxfp6_e2m3"),
-    "mxfp4": FivePoint("mxfp4", "mxfp4"),
-    "mxfp4 tiles": FivePoint("mxfp8", Block("e2m1", (32, 64))),
+    "mxfp6": FivePoint(weight="mxfp6_e2m3", weight_bwd=None),
+    "mxfp4": FivePoint("mxfp4", "mxfp4", act_bwd=None, weight_bwd=None),
+    "mxfp4 tiles": FivePoint("mxfp8", Block("e2m1", (32, 64)), act_bwd=None, weight_bwd=None),
     "nvfp4": qsim.recipes.nvfp4().points,
-    "nvfp4 of powers": FivePoint(weight=Block("e2m1", 16, "e4m3", "fit", outer=E8M0)),
-    "nvfp4 alone": FivePoint(weight=Block("e2m1", 16, "e4m3", "fit")),
+    "nvfp4 of powers": FivePoint(weight=Block("e2m1", 16, "e4m3", "fit", outer=E8M0), weight_bwd=None),
+    "nvfp4 alone": FivePoint(weight=Block("e2m1", 16, "e4m3", "fit"), weight_bwd=None),
 }
 TORCHAO_ONLY = {
-    "e5m2": FivePoint(weight=Quantizer("e5m2", scale=scaling.PerRow())),
-    "mxfp8_e5m2": FivePoint(weight="mxfp8_e5m2"),
-    "mxfp6_e3m2": FivePoint(weight="mxfp6_e3m2"),
+    "e5m2": FivePoint(weight=Quantizer("e5m2", scale=scaling.PerRow()), weight_bwd=None),
+    "mxfp8_e5m2": FivePoint(weight="mxfp8_e5m2", weight_bwd=None),
+    "mxfp6_e3m2": FivePoint(weight="mxfp6_e3m2", weight_bwd=None),
 }
 
 

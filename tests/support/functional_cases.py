@@ -96,7 +96,7 @@ POINTS = {
     "the forward's tensors": FivePoint(act="e2m1", weight="e3m2", act_bwd="same", weight_bwd="same", grad="e5m2"),
     "all of their own": FivePoint(act="e2m1", weight="e3m2", act_bwd="int4", weight_bwd="e4m1", grad="e5m2", grad_w="fp16"),
     "gradient only": FivePoint(grad="e3m0"),
-    "weight only": FivePoint(weight="e2m1"),
+    "weight only": FivePoint(weight="e2m1", weight_bwd=None),
     "backward inputs only": FivePoint(act_bwd="e2m1"),
 }
 

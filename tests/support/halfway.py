@@ -12,7 +12,7 @@ from support.bounds import check_share
 
 #: It rounds 1.25 to 1 or 1.5.
 COIN = Quantizer("e2m1", "stochastic")
-WEIGHT = FivePoint(weight=COIN)
+WEIGHT = FivePoint(weight=COIN, weight_bwd=None)
 #: Tosses that are compared.
 COUNT = 2048
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 import qsim
 from qsim import FivePoint, Quantizer
 from qsim.nn.modules import FivePointModule
+from support.points import in_order
 
 Shape = tuple[int, ...]
 
 NEAREST = FivePoint(act="e4m3", weight="e4m3", act_bwd="e4m3", weight_bwd="same", grad="e5m2")
-NOISY = FivePoint(*[Quantizer(fmt, "stochastic") for fmt in ("e4m3", "e4m3", "e4m1", "e4m1", "e5m2")])
+NOISY = in_order(*[Quantizer(fmt, "stochastic") for fmt in ("e4m3", "e4m3", "e4m1", "e4m1", "e5m2")])
 
 
 @dataclass(frozen=True)

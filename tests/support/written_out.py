@@ -14,10 +14,10 @@ from qsim.formats import Format
 from qsim.nn.product.autograd import planned_product
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct, Product
 from qsim.nn.product.convolution import ConvolutionProduct
-from qsim.nn.product.plans import plan_of
-from qsim.nn.product.setting import ProductSetting
+from qsim.nn.product.plans import Plan, plan_for
 from qsim.nn.product.tensors import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD
 from qsim.random import Noise, seeds
+from support.points import in_order
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -30,25 +30,48 @@ def noisy(fmt: str | Format, bits: int | None = None, **options: Any) -> Quantiz
 # Formats of up to 8 bits are kept as codes for the backward pass, the others are rounded again.
 NARROW, WIDE = Float(4, 1), Float(5, 6)
 POINTS = {
-    **{name: FivePoint(**{name: noisy(NARROW)}) for name in ("act", "weight", "act_bwd", "weight_bwd", "grad")},
-    "nearest": FivePoint("e4m3", "e4m3", "e4m3", "e4m3", "e5m2"),
-    "all": FivePoint(noisy("e4m3"), noisy("e2m1"), noisy("e3m2"), noisy("int4"), noisy("e5m2"), noisy(NARROW)),
-    "wide": FivePoint(*[noisy(WIDE)] * 6),
-    "narrow and wide": FivePoint(noisy("e4m3"), Fixed(12, 6), noisy(WIDE), noisy("e4m3"), noisy(Float(8, 7), 5), noisy("e5m2")),
-    "same": FivePoint(noisy("e4m3"), noisy("e2m1"), "same", "same", "e5m2"),
-    "same, wide": FivePoint(noisy(WIDE), noisy(WIDE), "same", "same"),
-    "same as nothing": FivePoint(None, None, "same", "same", noisy("e5m2")),
+    **{
+        name: FivePoint(**{"act_bwd": None, "weight_bwd": None, name: noisy(NARROW)})
+        for name in ("act", "weight", "act_bwd", "weight_bwd", "grad")
+    },
+    "nearest": FivePoint("e4m3", "e4m3", act_bwd="e4m3", weight_bwd="e4m3", grad="e5m2"),
+    "all": FivePoint(
+        noisy("e4m3"), noisy("e2m1"), act_bwd=noisy("e3m2"), weight_bwd=noisy("int4"), grad=noisy("e5m2"), grad_w=noisy(NARROW)
+    ),
+    "wide": in_order(*[noisy(WIDE)] * 6),
+    "narrow and wide": FivePoint(
+        noisy("e4m3"), Fixed(12, 6), act_bwd=noisy(WIDE), weight_bwd=noisy("e4m3"), grad=noisy(Float(8, 7), 5), grad_w=noisy("e5m2")
+    ),
+    "same": FivePoint(noisy("e4m3"), noisy("e2m1"), act_bwd="same", weight_bwd="same", grad="e5m2"),
+    "same, wide": FivePoint(noisy(WIDE), noisy(WIDE), act_bwd="same", weight_bwd="same"),
+    "same as nothing": FivePoint(None, None, act_bwd="same", weight_bwd="same", grad=noisy("e5m2")),
     "grad_w": FivePoint(grad=noisy("e5m2"), grad_w=noisy(NARROW)),
     "grad_w, nearest": FivePoint(grad=noisy("e5m2"), grad_w=NARROW),
-    "recipe": FivePoint(None, "e2m1", noisy(NARROW), "same", noisy(NARROW)),
-    "clipped": FivePoint(Quantizer("e2m1", clip_gradient=True), noisy(Int(3), clip_gradient=True), noisy("e4m3"), "same", "e5m2"),
-    "clipped at zero": FivePoint(Quantizer(Int(4, signed=False), clip_gradient=True), None, "same"),
+    "recipe": FivePoint(None, "e2m1", act_bwd=noisy(NARROW), weight_bwd="same", grad=noisy(NARROW)),
+    "clipped": FivePoint(
+        Quantizer("e2m1", clip_gradient=True), noisy(Int(3), clip_gradient=True), act_bwd=noisy("e4m3"), weight_bwd="same", grad="e5m2"
+    ),
+    "clipped at zero": FivePoint(Quantizer(Int(4, signed=False), clip_gradient=True), None, act_bwd="same"),
 }
+
+
+class ProductSetting(NamedTuple):
+    """A product without its tensors."""
+
+    points: FivePoint
+    product: Product
+    two_inputs: bool = False
+
+    def plan(self, a: Tensor, w: Tensor, bias: Tensor | None = None) -> Plan:
+        """Its plan for some operands."""
+        plan = plan_for(self.points, self.product, a, w, bias, two_inputs=self.two_inputs)
+        assert plan is not None, "nothing is rounded"
+        return plan
 
 
 def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductSetting, stream: int = 0) -> Tensor:
     """A product of a configuration, whose operands are rounded forward and backward."""
-    return planned_product(a, w, bias, plan_of(setting, a, w), stream)
+    return planned_product(a, w, bias, setting.plan(a, w, bias), stream)
 
 
 class ProductCase(NamedTuple):

@@ -56,7 +56,7 @@ class StoredLayer:
     def points(self) -> FivePoint:
         """The points of the forward pass; in the backward pass the rounded weight is used again, as far as its scales allow."""
         directed = self.weight.scale is not None and self.weight.scale.is_directed
-        return FivePoint(act=self.act, weight=self.weight, weight_bwd=None if directed else "same")
+        return FivePoint(act=self.act, weight=self.weight, act_bwd=None, weight_bwd=None if directed else "same")
 
 
 def check_parts(name: str, shape: Sequence[int], decode: Callable[[], Tensor]) -> None:

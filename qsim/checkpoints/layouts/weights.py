@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from qsim.formats import FP32
+from qsim.functional.callables import CallablePoint
 from qsim.functional.codes import decode, encode
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.converting.layers import is_conv1d
@@ -90,6 +91,8 @@ def forward_weight(layer: FivePointModule) -> Quantizer:
         raise LayoutError(f"it is a {type(layer).__name__}, and layouts hold linear layers")
     if is_parametrized(layer):
         raise LayoutError("its weight is computed by a parametrization: call torch.nn.utils.parametrize.remove_parametrizations first")
+    if isinstance(point, CallablePoint):
+        raise LayoutError(f"its point weight is the callable {point.name}, whose results no layout can express")
     if point is None:
         raise LayoutError("its point weight is None: there are no low-precision numbers to write")
     if point.transform is not None:
@@ -98,6 +101,25 @@ def forward_weight(layer: FivePointModule) -> Quantizer:
         raise LayoutError("its weight is float64, and layouts decode in float32")
     rounding = NEAREST if point.rounding.is_stochastic else point.rounding
     return replace(point, rounding=rounding, scale=_scaling_of(layer, point))
+
+
+def forward_act(layer: FivePointModule, *, weight_only: bool) -> Quantizer | None:
+    """The rounding of a linear layer's input, if a checkpoint is to have it.
+
+    Raises:
+        LayoutError: If no layout can express it.
+    """
+    point = None if weight_only else layer.points.act
+    if isinstance(point, CallablePoint):
+        raise LayoutError(f"its point act is the callable {point.name}, which no layout can express; weight_only=True omits it")
+    return point
+
+
+def original_weight(layer: FivePointModule) -> Quantizer:
+    """The rounding of a layer's weight, which `forward_weight` has accepted."""
+    point = layer.points.weight
+    assert isinstance(point, Quantizer)
+    return point
 
 
 def check_part(point: Quantizer, shape: Sequence[int], rows: range) -> None:

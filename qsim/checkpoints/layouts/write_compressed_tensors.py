@@ -13,7 +13,7 @@ from torch import Tensor
 from qsim.checkpoints.layouts.merged import under_common_scale, with_common_scales
 from qsim.checkpoints.layouts.plans import LayerPlan, is_grouped, is_microscaled
 from qsim.checkpoints.layouts.reciprocals import reciprocal
-from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, delayed_scale, forward_weight, matrix
+from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, delayed_scale, forward_act, forward_weight, matrix, original_weight
 from qsim.formats import E2M1, E2M3, E4M3, E8M0, Fixed, Format
 from qsim.functional import packing
 from qsim.functional.codes import decode
@@ -42,14 +42,12 @@ class CompressedTensors:
 
     def plan(self, layer: FivePointModule, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
         """Find a layer's place in the layout."""
-        weight, act = forward_weight(layer), None if weight_only else layer.points.act
+        weight, act = forward_weight(layer), forward_act(layer, weight_only=weight_only)
         static: dict[str, Tensor] = {}
         inputs = None if act is None else _inputs(layer, act, input_amax, static)
         args = _weights(weight, matrix(layer).shape[1])
         scheme = {"weights": args, "input_activations": inputs, "output_activations": None, "format": _format(weight, args, inputs)}
-        original = layer.points.weight
-        assert original is not None  # forward_weight sees to it
-        return LayerPlan(layer, weight, original, act, scheme, static)
+        return LayerPlan(layer, weight, original_weight(layer), act, scheme, static)
 
     def together(self, plans: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
         """Give layers that servers merge a common scale."""

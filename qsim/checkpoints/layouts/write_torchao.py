@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qsim.checkpoints.layouts.plans import LayerPlan, is_grouped, is_microscaled
-from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, forward_weight, matrix
+from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, forward_act, forward_weight, matrix, original_weight
 from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, Fixed, Format
 from qsim.functional import packing
 from qsim.functional.quantizer import Quantizer, short
@@ -41,16 +41,14 @@ class TorchAO:
 
     def plan(self, layer: FivePointModule, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
         """Find a layer's place in the layout."""
-        weight, act = forward_weight(layer), None if weight_only else layer.points.act
+        weight, act = forward_weight(layer), forward_act(layer, weight_only=weight_only)
         if act is not None and (act.rounding.is_stochastic or act.transform is not None):
             raise LayoutError(f"its input, act={short(act)}, is rounded stochastically or after a transform; weight_only=True omits it")
         shape = matrix(layer).shape
         kind = _kind(weight, shape[1])
         scheme = _SCHEMES[kind](weight, act, list(shape))
         scheme["tensor"]["_data"] |= {_DTYPE_NAMES[kind]: _named(layer.get_parameter("weight").dtype)}
-        original = layer.points.weight
-        assert original is not None  # forward_weight sees to it
-        return LayerPlan(layer, weight, original, act, scheme, {})
+        return LayerPlan(layer, weight, original_weight(layer), act, scheme, {})
 
     def together(self, plans: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
         """Adapt the plans of layers to each other: there is nothing to adapt."""

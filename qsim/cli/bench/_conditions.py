@@ -84,6 +84,6 @@ def _points(args: argparse.Namespace) -> FivePoint:
         raise ValueError("--peers: QPyTorch has no accumulators and rounds five times; omit --accumulate, --backward same or --peers")
     forward = Quantizer(args.format)
     if args.backward == "same":
-        return FivePoint(forward, forward, "same", "same", forward, accumulate=args.accumulate)
+        return FivePoint(forward, forward, act_bwd="same", weight_bwd="same", grad=forward, accumulate=args.accumulate)
     backward = Quantizer(args.format, args.backward)
-    return FivePoint(forward, forward, backward, backward, backward, accumulate=args.accumulate)
+    return FivePoint(forward, forward, act_bwd=backward, weight_bwd=backward, grad=backward, accumulate=args.accumulate)

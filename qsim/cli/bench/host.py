@@ -97,7 +97,10 @@ def main(args: argparse.Namespace) -> int:
 def _points() -> dict[str, FivePoint]:
     """The points of the layers, by their names in the tables."""
     nearest, stochastic = Quantizer("e4m3"), Quantizer("e4m3", "stochastic")
-    own = {"nearest": FivePoint(*[nearest] * 5), "five points": FivePoint(nearest, nearest, stochastic, stochastic, stochastic)}
+    own = {
+        "nearest": FivePoint(nearest, nearest, nearest, act_bwd=nearest, weight_bwd=nearest),
+        "five points": FivePoint(nearest, nearest, act_bwd=stochastic, weight_bwd=stochastic, grad=stochastic),
+    }
     return own | {name: recipes.resolve(name).points for name in ("fp8_hybrid", "mxfp4", "nvfp4")}
 
 

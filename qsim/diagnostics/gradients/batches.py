@@ -17,9 +17,9 @@ from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding_va
 from qsim.diagnostics.gradients.text import in_percent
 from qsim.formats import Float
 from qsim.nn.converting.layers import Layer, check_layer
-from qsim.nn.modules import resolve_points
 from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
+from qsim.recipes.points_of import points_of
 from qsim.recipes.recipe import Recipe
 from qsim.text.records import Records, Values
 
@@ -211,7 +211,7 @@ def measured_factors(
 
 def _settings(weights: MeasuredWeights, given: Points) -> list[FivePoint]:
     """The points of each layer."""
-    points, count = resolve_points(given), len(weights.layers)
+    points, count = points_of(given), len(weights.layers)
     first, last = (given.first, given.last) if isinstance(given, Recipe) else (0, 0)
     chosen = [points if first <= i < count - last else FivePoint() for i in range(count)]
     for name, layer, own in zip(weights.names, weights.layers, chosen, strict=True):
@@ -229,14 +229,14 @@ def _factor(layer: str, found: Moments, other: Moments, norms: Moments, counts: 
 
 
 def _words(points: Points) -> str:
-    return str(points) if isinstance(points, Recipe) else "full precision" if points is None else str(resolve_points(points))
+    return str(points) if isinstance(points, Recipe) else "full precision" if points is None else str(points_of(points))
 
 
 def _bound(points: Points, like: Points) -> float | None:
     """4 for each mantissa bit by which `points` is below `like`, if that number is the same at every point that differs."""
     removed = set()
     for name in NAMES:
-        few, many = (quantizer_of(resolve_points(given), name) for given in (points, like))
+        few, many = (quantizer_of(points_of(given), name) for given in (points, like))
         if few == many:
             continue
         if few is None or many is None or not isinstance(few.format, Float) or not isinstance(many.format, Float):

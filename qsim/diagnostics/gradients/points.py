@@ -40,9 +40,8 @@ def alone(points: FivePoint, name: str) -> FivePoint:
 
 def quantizer_of(points: FivePoint, name: str) -> Quantizer | None:
     """The quantizer of a point; for `"same"`, that of the forward pass."""
-    point = getattr(points, name)
-    found: Quantizer | None = getattr(points, name.removesuffix("_bwd")) if isinstance(point, str) else point
-    return found
+    used = points.used[name]
+    return used if isinstance(used, Quantizer) else None
 
 
 def _exact(transform: Hadamard | None) -> Quantizer:

@@ -18,7 +18,7 @@ ONCE = frozenset((
     "soft_margin_loss", "triplet_margin_loss", "triplet_margin_with_distance_loss", "cosine_similarity", "instance_norm",
     "local_response_norm", "normalize", "pairwise_distance", "rms_norm", "gumbel_softmax", "log_sigmoid", "logsumexp", "prelu",
     "scaled_dot_product_attention", "softmin", "softsign", "tanhshrink", "alpha_dropout", "dropout", "dropout1d", "dropout2d",
-    "dropout3d", "feature_alpha_dropout", "feature_dropout", "product_with_seeds", "grouped_with_seeds",
+    "dropout3d", "feature_alpha_dropout", "feature_dropout", "product_with_seeds",
 ))  # fmt: skip
 
 #: Functions of qsim that have their own roundings, built from operators of torch.

@@ -39,11 +39,13 @@ def with_calls(cls: type[nn.Module]) -> Any:
     if cls not in _CLASSES:
         own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "without_calls": cls}
         make: Any = type(cls)
-        _CLASSES[cls] = make(cls.__name__, (RoundsCalls, cls), {**own, "forward": _in_the_mode(cls)})
+        _CLASSES[cls] = make(cls.__name__, (RoundsCalls, cls), {**own, "forward": in_the_mode(cls)})
     return _CLASSES[cls]
 
 
-def _in_the_mode(cls: type[nn.Module]) -> Callable[..., Any]:
+def in_the_mode(cls: type[nn.Module]) -> Callable[..., Any]:
+    """The `forward` of a class of modules, run in the mode."""
+
     @wraps(cls.forward)
     def rounded(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         running.modules.append(self)

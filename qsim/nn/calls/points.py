@@ -17,7 +17,8 @@ from qsim.nn.calls.weights import base_of_view, parameter_of
 from qsim.nn.histories import with_histories
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
-from qsim.random.sources import Stream
+from qsim.random.sources import Stream, varied
+from qsim.random.streams import stream
 from qsim.recipes.five_point import FivePoint
 
 
@@ -42,13 +43,16 @@ def weight_of(x: Any) -> Weight | None:
     if found is None:
         return None
     owner, name = found
+    calls, innermost = call_points(owner), running.modules[-1]
+    if calls is None and not isinstance(owner, FivePointModule) and isinstance(innermost, FivePointModule):
+        owner = innermost  # attention, whose output projection is a module in it
     observers.enter_call(owner, name)
-    calls = call_points(owner)
     if calls is not None:
         points = _points_in_use(owner, name, calls)
         return None if points is None else Weight(points, calls.stream(name, owner.training))
     if isinstance(owner, FivePointModule) and not owner.points.is_identity:
-        return Weight(owner.points_in_use, owner.stream_in_use(owner.points))
+        own = owner.stream_in_use(owner.points)
+        return Weight(owner.points_in_use, varied(own, stream("attention", name)) if owner is innermost else own)
     return None
 
 
@@ -71,12 +75,17 @@ def of_activations(a: Tensor, b: Tensor) -> Weight | None:
     """
     module = running.modules[-1]
     calls = call_points(module)
-    if calls is None or not calls.of_activations or a.dtype not in FLOATS or b.dtype not in FLOATS:
+    if not isinstance(module, FivePointModule) and (calls is None or not calls.of_activations):
+        return None
+    if a.dtype not in FLOATS or b.dtype not in FLOATS:
         return None
     constants = list(module._buffers.values())
     if any(_parameter(x) is not None or any(base_of_view(x) is constant for constant in constants) for x in (a, b)):
         return None
     observers.enter_call(module, "")
+    if isinstance(module, FivePointModule):  # attention
+        return Weight(module.points_in_use, varied(module.stream_in_use(module.points), stream("attention", "activations")))
+    assert calls is not None
     return Weight(calls.points, calls.stream("activations", module.training))
 
 

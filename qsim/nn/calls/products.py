@@ -15,14 +15,13 @@ from torch.nn import functional as F
 
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import functional
-from qsim.nn.arguments import plan_for
 from qsim.nn.calls.points import Weight, of_activations, weight_of
 from qsim.nn.dispatch import planned
 from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
 from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.grouped import GROUPED, GROUPED_LINEAR
-from qsim.nn.product.grouped_autograd import grouped_product
+from qsim.nn.product.plans import plan_for
 from qsim.random.shards import is_distributed
 from qsim.random.sources import varied
 from qsim.recipes.five_point import POINTS, FivePoint
@@ -181,8 +180,7 @@ def _all_groups(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor | Non
     plan = plan_for(own.points, product, a, weight)
     if plan is None:
         return None
-    a, weight, _ = plan.cast(a, weight)
-    return grouped_product(a, weight, ends, plan, own.stream)
+    return planned(a, weight, None, plan, own.stream, ends)
 
 
 def _group_by_group(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:

@@ -9,15 +9,16 @@ from typing import Any
 
 from torch import nn
 
+from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import Quantizer
-from qsim.nn.arguments import recipe_hint
 from qsim.nn.calls.settings import Calls
 from qsim.nn.converting.calls import callers
 from qsim.nn.converting.interfaces import attends_by_qsim
 from qsim.nn.converting.layers import ATTENTION, TARGETS, Layer, layers, target
 from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of_modules
-from qsim.nn.modules import FivePointModule, resolve_points
+from qsim.nn.modules import FivePointModule
 from qsim.recipes.five_point import POINTS, FivePoint
+from qsim.recipes.points_of import points_of
 from qsim.recipes.recipe import Recipe
 from qsim.text.warning import warn
 
@@ -99,7 +100,7 @@ def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, s
     if isinstance(points, Mapping) and _is_configuration(points):
         points = FivePoint.from_dict(points)
     if isinstance(points, (FivePoint, Recipe)):
-        return lambda layer: resolve_points(points)
+        return lambda layer: points_of(points)
     if isinstance(points, Mapping):
         _refuse_hidden(patterns_of_layers("points", points, usable, left), usable)
         return lambda layer: _checked(layer, next((found for key, found in points.items() if matches(layer.names, [key])), _KEPT))
@@ -125,7 +126,7 @@ def _is_configuration(points: Mapping[str, Any]) -> bool:
     """Whether a dictionary describes one `FivePoint`, as in a configuration file, rather than patterns."""
 
     def is_point(point: Any) -> bool:
-        return isinstance(point, (str, Quantizer)) or (isinstance(point, Mapping) and "format" in point)
+        return point is None or isinstance(point, (str, Quantizer, CallablePoint)) or (isinstance(point, Mapping) and "format" in point)
 
     return bool(points) and all(name in ("accumulate", "chip") or (name in POINTS and is_point(point)) for name, point in points.items())
 
@@ -144,13 +145,14 @@ _KEPT = _Kept()
 
 
 def _checked(layer: Layer, points: Any) -> FivePoint | _Kept | None:
-    if points is None or isinstance(points, (FivePoint, _Kept)):
+    if points is None or isinstance(points, _Kept):
         return points
-    if isinstance(points, Mapping):
-        return FivePoint.from_dict(points)
     if isinstance(points, Recipe):
         raise TypeError(f"convert: the points of {layer.title} are those of one layer, and a recipe is for a model: give recipe.points")
-    raise TypeError(f"convert: the points of {layer.title} must be a FivePoint or None, got {points!r}{recipe_hint(points)}")
+    try:
+        return points_of(points)
+    except TypeError as error:
+        raise TypeError(f"convert: {layer.title}: {error}") from error
 
 
 def rounds(module: nn.Module) -> bool:

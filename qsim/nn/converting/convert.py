@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from qsim import recipes
+from qsim.formats import Format
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import Calls, check_calls
 from qsim.nn.converting import serving
@@ -21,12 +23,14 @@ from qsim.nn.converting.configs import note_in_configs, remove_from_configs
 from qsim.nn.converting.defaults import fitted, warn_of_zeros
 from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, Layer, check_layer, parts, target
 from qsim.nn.converting.table import changes, conversion
-from qsim.nn.histories import keep_histories
+from qsim.nn.histories import keep_histories, keep_modules
 from qsim.nn.modules import FivePointModule
 from qsim.random.seeds import fresh_seed
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
+from qsim.recipes.points_of import is_recipe, points_of
 from qsim.recipes.recipe import Recipe
+from qsim.scaling.block_formats import Block
 from qsim.text.warning import warn
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -41,7 +45,7 @@ _BYPASSES: dict[type[nn.Module], tuple[str, object]] = {
 
 def convert(
     model: Model,
-    points: FivePoint | Recipe | str | Mapping[str, FivePoint | Mapping[str, Any] | None] | Chooser,
+    points: FivePoint | Recipe | Quantizer | Format | Block | str | torch.dtype | Mapping[str, Any] | Chooser,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     *,
@@ -69,6 +73,8 @@ def convert(
             and module that gives points, or `None` to leave a layer without any. A recipe or its name gives its points, except to the
             layers that it keeps in high precision: the first and the last of those that can round, chosen or not, in the order of the
             model's modules. Points and recipes may be dictionaries, as `to_dict` returns them.
+            A format or a `Quantizer`, or their names, round at all points. Modules in points are copied for each layer, whose parts they
+            become, so create optimizers of their parameters after this call.
         include: Pattern or patterns of the layers to convert; all of them by default. A pattern names a layer, or a module and all in it;
             `*` matches anything. A shared layer matches by any of its names.
         exclude: Pattern or patterns of layers to leave alone.
@@ -102,11 +108,11 @@ def convert(
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
     if isinstance(points, str):
-        points = recipes.resolve(points)
+        points = recipes.resolve(points) if is_recipe(points) else points_of(points)
+    if isinstance(points, (Quantizer, Format, Block, torch.dtype)):
+        points = points_of(points)
     if isinstance(points, Mapping) and "points" in points and isinstance(points.get("name"), str):
         points = Recipe.from_dict(points)
-    if isinstance(points, Quantizer):
-        raise TypeError(f"convert: a Quantizer is one point of a layer: FivePoint(act=…, weight=…) says where, got {points!r}")
     check_calls(calls)
     dry_run = None if layout is None else serving.dry_runner("convert", layout)
     choice = choose(model, points, include, exclude, calls, {EMBEDDING: embeddings, ADAPTER: adapters})
@@ -198,7 +204,7 @@ def _clear(module: nn.Module) -> None:
         leave_calls(part)
     _leave_class(module)
     if isinstance(module, FivePointModule):  # built with points
-        module.__dict__["points"] = FivePoint()
+        module.points = FivePoint()
         module.remember()
 
 
@@ -209,8 +215,9 @@ def _leave_class(module: nn.Module) -> None:
         original, with_points = classes
         assert isinstance(module, FivePointModule)  # made so by convert
         keep_histories(module, {})
+        keep_modules(module, None)
         module.__class__ = with_ancestor_replaced(type(module), with_points, original)
-        del module.__dict__["points"], module.__dict__["_stream_source"], module.__dict__["_stream_numbers"]
+        del module.__dict__["_points"], module.__dict__["_stream_source"], module.__dict__["_stream_numbers"]
         for name in ("_recipe", "_without", "_points_in_use"):
             module.__dict__.pop(name, None)
 
@@ -223,7 +230,7 @@ def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None,
         module.__dict__["_converted"] = (original, with_points)
         module.__class__ = with_ancestor_replaced(type(module), original, with_points)
     module.stream_source = source
-    module.__dict__["points"] = module.own_points(points)
+    module.points = module.own_points(points)
     module.__dict__["_recipe"] = recipe
     module.__dict__.pop("_without", None)
     if note:

@@ -37,10 +37,10 @@ def _quantizers(points: FivePoint) -> dict[str, Quantizer]:
 
 def warn_of_zeros(chosen: Sequence[tuple[Layer, FivePoint]]) -> None:
     """Warn of weights of which a format without scales leaves less than half."""
-    lost = [(layer, points) for layer, points in chosen if points.weight is not None and _share_of_zeros(layer.module, points.weight) > 0.5]
+    quantizers = [(layer, point) for layer, points in chosen if isinstance(point := points.weight, Quantizer)]
+    lost = [(layer, point) for layer, point in quantizers if _share_of_zeros(layer.module, point) > 0.5]
     if lost:
-        names, point = [layer.title for layer, _ in lost], lost[0][1].weight
-        assert point is not None
+        names, point = [layer.title for layer, _ in lost], lost[0][1]
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         name = repr(name_of(point.format) or point.format)
         warn(

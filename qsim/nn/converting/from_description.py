@@ -40,7 +40,7 @@ def check_description(description: Any) -> None:
     if description["version"] != VERSION:
         raise ValueError(f"the description of the conversion has version {description['version']}; this release reads {VERSION}")
     check_shape(description, _SHAPE, "the conversion")
-    points = [FivePoint.from_dict(each) for each in description["points"]]
+    points = _points(description)
     for name, facts in (*description["layers"].items(), *description.get("calls", {}).items()):
         if not 0 <= facts["points"] < len(points):
             raise ValueError(f"{name or 'the model'} has the points number {facts['points']}, of {len(points)} that are listed")
@@ -48,6 +48,16 @@ def check_description(description: Any) -> None:
         seed = stream if isinstance(stream, int) else stream["seed"]
         if not -(2**63) <= seed < 2**63:
             raise ValueError(f"{name or 'the model'} has the seed or stream {seed}, which has more than 64 bits")
+
+
+def _points(description: Mapping[str, Any]) -> list[FivePoint]:
+    """The points of a description: older releases left out backward points in full precision."""
+    given: list[dict[str, Any]] = [dict(each) for each in description["points"]]
+    for each in given:
+        for name in ("act", "weight"):
+            if name in each:
+                each.setdefault(f"{name}_bwd", None)
+    return [FivePoint.from_dict(each) for each in given]
 
 
 def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> None:
@@ -60,7 +70,7 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
     Raises:
         ValueError: If the description is of another architecture, or a layer cannot have its points. The model is unchanged.
     """
-    points = [FivePoint.from_dict(each) for each in description["points"]]
+    points = _points(description)
     layers: Mapping[str, Any] = description["layers"]
     calls: Mapping[str, Any] = description.get("calls", {})
     _check_same_layers(model, layers)

@@ -15,7 +15,7 @@ from qsim.nn.calls.settings import own_matrices
 from qsim.nn.converting.classes import kind
 from qsim.nn.converting.interfaces import check_attention, check_experts
 from qsim.nn.converting.sums import check_sums
-from qsim.nn.product.scaled_checks import check_groups
+from qsim.nn.product.checks import check_groups
 from qsim.recipes.five_point import FivePoint
 
 TARGETS: dict[type[nn.Module], type[modules.FivePointModule]] = {

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import call_points
 from qsim.nn.converting.layers import Layer, is_conv1d, layers
 from qsim.nn.modules import FivePointModule, Linear
@@ -166,7 +167,7 @@ def conversion(model: nn.Module) -> Conversion:
 def uneven_blocks(module: Any) -> str:
     """A note on blocks that do not divide the rows of a linear layer's weight; empty if they do, or if there are none."""
     point = module.points.weight
-    if point is None or not (isinstance(module, Linear) or is_conv1d(module)):
+    if not isinstance(point, Quantizer) or not (isinstance(module, Linear) or is_conv1d(module)):
         return ""
     # Layouts have 8-bit numbers in tiles that are smaller at the edges.
     tiles = point.scale.width if isinstance(point.scale, PerTile) and point.format.bits < 8 else 0

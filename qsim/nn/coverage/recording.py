@@ -11,7 +11,6 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from qsim.functional.quantizer import short
 from qsim.nn.converting.layers import layers, target
 from qsim.nn.converting.table import reason_left
 from qsim.nn.coverage.formulas import multiplier, multiply_adds, products_of
@@ -84,10 +83,9 @@ class Recorder(TorchDispatchMode):
         is_backward = self.paths.is_backward if sites is None else sites[0].name.startswith("grad")
         path = self._path(is_backward)
         name = str(operator).rpartition(".")[2]
-        rounded = [site for site in sites or () if site.quantizer is not None]
-        points = tuple(f"{site.name}={short(site.quantizer, site.name)}" for site in rounded if site.quantizer is not None)
+        points = tuple(f"{site.name}={site.description}" for site in sites or () if site.rounds)
         if sites is not None:
-            missing = [site.name for site in sites if site.quantizer is None]
+            missing = [site.name for site in sites if not site.rounds]
             reason = f"no quantizer at {', '.join(missing)}" if missing else ""
         else:
             known_reason = self._recorded_why.get(running_node()) if is_backward else self._reasons.get(path)
@@ -126,7 +124,7 @@ class Recorder(TorchDispatchMode):
         """Remember the sites of the next products."""
         self._announced = products
 
-    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None, rounded: Tensor | None = None) -> None:
         """Ignored: `multiplies` reports the sites of products."""
 
     def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> None:

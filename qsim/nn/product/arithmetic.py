@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -60,9 +61,9 @@ class Arithmetic(NamedTuple):
         dtype: The dtype of the result.
         ops: The operators.
         exact: Whether the operands are float32 whose precision must not be reduced.
-        factors: Scales that the operands were divided by, as `directions` spreads them; the result is multiplied by them before anything
-            else.
+        factors: Scales that the operands were divided by, as `along` spreads them; the result is multiplied by them before anything else.
         adder: The emulated accumulator that adds, if any.
+        ends: The ends of the groups of rows, in a grouped product.
     """
 
     dtype: torch.dtype
@@ -70,66 +71,21 @@ class Arithmetic(NamedTuple):
     exact: bool = False
     factors: tuple[Tensor, ...] = ()
     adder: Adder | None = None
+    ends: Tensor | None = None
 
     def widened(self) -> Arithmetic:
         """The same in at least float32, before factors: results that are changed further must not be rounded to 16 bits before."""
         return Arithmetic(_WIDE.get(self.dtype, self.dtype), self.ops, self.exact, (), self.adder)
 
 
-class Left(NamedTuple):
-    """Factors and scales left to multiply by after a tensor was rounded under scales.
-
-    Attributes:
-        factors: Factors for the result of a product, if any.
-        scales: The scales that were not multiplied in.
-        chains: The scales that enter with short sums.
-    """
-
-    factors: tuple[Tensor, ...] = ()
-    scales: Tensor | None = None
-    chains: ChainScales | None = None
-
-
-_NOTHING = Left()
-
-
-class ArithmeticPlan(NamedTuple):
-    """The computation of one of a layer's three products, as far as it is known before their operands.
-
-    Attributes:
-        held: The dtype of both operands.
-        plain: The computation where nothing is left to multiply by and no accumulator adds.
-        sum: The emulated accumulator, spelled as for the operator; `None` for torch's own.
-        sum_stream: Its stream of random bits.
-        chip: Whether the chip may multiply, if it adds like this.
-        is_turned: Whether the gradient of the result is the right operand.
-    """
-
-    held: torch.dtype
-    plain: Arithmetic
-    sum: str | None
-    sum_stream: int
-    chip: Chip
-    is_turned: bool
-
-    def after(self, ops: Operators, one: Left | None, other: Left | None, seed: Tensor | None) -> Arithmetic:
-        """The computation after both operands are rounded.
-
-        Args:
-            ops: The operators.
-            one: What is left to multiply by of the first operand forward, and of the result's gradient backward.
-            other: The same of the other operand.
-            seed: Needed only for stochastic sums.
-        """
-        one, other = one or _NOTHING, other or _NOTHING
-        left, right = (other, one) if self.is_turned else (one, other)
-        adder = None if self.sum is None else Adder(self.sum, seed, self.sum_stream, self.chip, (left.chains, right.chains))
-        return Arithmetic(self.plain.dtype, ops, self.plain.exact, one.factors + other.factors, adder)
+def rows(x: Tensor) -> Tensor:
+    """All dimensions but the last merged into one; torch does not allow -1 for rows without elements."""
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) -> Tensor:
     """The matrix product of two operands in their carrier, summed in float32 or by an adder, times factors, plus a bias."""
-    dtype, ops, exact, factors, adder = how
+    dtype, ops, exact, factors, adder, _ = how
     if adder is not None and not factors and (bias is None or adder.adds_bias):
         return adder.product(ops, a, b, dtype, bias)
     if not factors and bias is None:

@@ -1,9 +1,12 @@
-"""Algorithms 1 and 2 of *Training with Fewer Bits*: a product whose operands and gradients are rounded at five points."""
+"""Algorithms 1 and 2 of *Training with Fewer Bits*: a product whose operands and gradients are rounded at five points.
+
+Three products of two rounded operands are computed by one function, `multiply`: forward, for the gradient of the first operand, and for
+that of the second.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,17 +15,26 @@ from torch.overrides import handle_torch_function, has_torch_function
 from qsim.functional.applying import applied, changeable, not_a_view
 from qsim.nn.product import observers
 from qsim.nn.product.autocast import autocasts, without_autocast
-from qsim.nn.product.bilinear import BackwardOperands
 from qsim.nn.product.double_backward import refuses_double_backward
-from qsim.nn.product.operands import Received, Upstream
-from qsim.nn.product.plans import ProductPlan
-from qsim.nn.product.sites import beyond
+from qsim.nn.product.plans import Plan
+from qsim.nn.product.sites import Rounded
 from qsim.random import seeds
 from qsim.random.sources import Stream
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
+#: The operands before callables outside of the product rounded them; `None` for others.
+Raw = tuple[Tensor | None, Tensor | None]
 
-def planned_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream = 0) -> Tensor:
+
+def planned_product(
+    a: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    plan: Plan,
+    stream: Stream = 0,
+    ends: Tensor | None = None,
+    raw: Raw = (None, None),
+) -> Tensor:
     """A product whose operands are rounded forward and backward.
 
     Args:
@@ -31,23 +43,25 @@ def planned_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan
         bias: Added to the result, not rounded.
         plan: The plan for such operands.
         stream: Distinguishes weights that have the same values.
+        ends: The ends of the groups of rows, in a grouped product.
+        raw: The operands before they were rounded, if that was before the product.
     """
-    seed, weight_seed = drawn_seeds(a, w, plan, stream)
-    if plan.ops is DISPATCHED or torch.is_autocast_enabled(a.device.type):
-        return product_with_seeds(a, w, bias, seed, weight_seed, plan)
-    return _apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
-
-
-def drawn_seeds(a: Tensor, w: Tensor, plan: ProductPlan, stream: Stream) -> tuple[Tensor | None, Tensor | None]:
-    """The seed of a product, and that of its weight, where they are needed."""
-    points, ops = plan.setting.points, plan.ops
-    seed = seeds.drawn(a.device, ops, stream) if points.is_stochastic else None
-    weight_draws = points.weight_is_stochastic and not plan.setting.two_inputs
-    return seed, seeds.weight_seed(w, stream, ops=ops, redraws=points.redraws_weight) if weight_draws else None
+    seed = seeds.drawn(w.device, plan.ops, stream) if plan.draws else None
+    weight_seed = seeds.weight_seed(w, stream, ops=plan.ops, redraws=plan.points.redraws_weight) if plan.weight_draws else None
+    if plan.ops is DISPATCHED or torch.is_autocast_enabled(w.device.type):
+        return product_with_seeds(a, w, bias, seed, weight_seed, plan, ends, raw)
+    return _apply(a, w, bias, seed, weight_seed, ends, *raw, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
 
 
 def product_with_seeds(
-    a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, plan: ProductPlan
+    a: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    weight_seed: Tensor | None,
+    plan: Plan,
+    ends: Tensor | None = None,
+    raw: Raw = (None, None),
 ) -> Tensor:
     """`planned_product` with given seeds, each needed only for stochastic rounding.
 
@@ -55,9 +69,29 @@ def product_with_seeds(
     """
     operands = (a, w) if bias is None else (a, w, bias)
     if has_torch_function(operands):
-        return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, plan)
-    with without_autocast(a.device):
-        return changeable(applied(FivePointProduct, plan.ops)(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled()))
+        return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, plan, ends, raw)
+    with without_autocast(w.device):
+        return changeable(applied(FivePointProduct, plan.ops)(a, w, bias, seed, weight_seed, ends, *raw, plan, torch.is_grad_enabled()))
+
+
+def multiply(
+    plan: Plan, index: int, ops: Operators, x: Rounded, y: Rounded, last: Any, seed: Tensor | None, ends: Tensor | None = None
+) -> Tensor:
+    """One of the three products of two rounded operands.
+
+    Args:
+        plan: The plan.
+        index: 0 for the forward product; 1 and 2 for the gradients of the first and the second operand.
+        ops: The operators.
+        x: The first operand, or the gradient of the result.
+        y: The second operand, or the one whose gradient is not computed.
+        last: The bias, or the shape of the gradient.
+        seed: Needed only for stochastic sums.
+        ends: The ends of the groups.
+    """
+    product = plan.product
+    compute: Any = (product.forward, product.grad_a, product.grad_w)[index]
+    return compute(x.values, y.values, last, plan.products[index].of(ops, x, y, seed, ends))  # type: ignore[no-any-return]
 
 
 class FivePointProduct(torch.autograd.Function):
@@ -71,112 +105,127 @@ class FivePointProduct(torch.autograd.Function):
         bias: Tensor | None,
         seed: Tensor | None,
         weight_seed: Tensor | None,
-        plan: ProductPlan,
+        ends: Tensor | None,
+        raw_a: Tensor | None,
+        raw_w: Tensor | None,
+        plan: Plan,
         recording: bool,
     ) -> Tensor:
-        ctx.plan = plan
-        result, saved = multiplied(ctx, plan, a, w, bias, seed, weight_seed, recording)
-        ctx.save_for_backward(*saved)
-        return result
+        # torch reports needs_input_grad for parameters under no_grad, too.
+        needs_a, needs_w = recording and ctx.needs_input_grad[0], recording and ctx.needs_input_grad[1]
+        ctx.plan, ctx.shapes, ctx.bias_dtype = plan, (a.shape, w.shape), None if bias is None else bias.dtype
+        ops = plan.ops
+        observer = ctx.observer = observers.current(ops)
+        plan = plan if ends is None else plan.in_groups(ends, is_observed=observer is not None)
+        first, second, carrier, seed_of_w = plan.first, plan.second, plan.carriers[0], seed if plan.two_inputs else weight_seed
+        x = first.round(ops, a, seed, carrier, keeps=needs_w, raw=raw_a)
+        y = second.round(ops, w, seed_of_w, carrier, keeps=needs_a, raw=raw_w)
+        if observer is not None:
+            ctx.noted = first.show(observer, a, x, seed), second.show(observer, w, y, seed_of_w)
+            if not plan.product.is_lookup:
+                observer.multiplies(plan.pairs[0])
+        ctx.save_for_backward(
+            seed,
+            weight_seed,
+            ends,
+            x.kept,
+            y.kept if needs_a else None,
+            x.scales if needs_w and first.is_reused else None,
+            y.scales if needs_a and second.is_reused else None,
+            first.forward.saturates(a) if first.clips and needs_a else None,
+            second.forward.saturates(w) if second.clips and needs_w else None,
+        )
+        return not_a_view(multiply(plan, 0, ops, x, y, bias if plan.adds_bias else None, seed, ends))
 
     @staticmethod
     @refuses_double_backward
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
         if not autocasts(g.device):
-            return *gradients(ctx, ctx.plan, ctx.saved_tensors, g), None, None, None, None
+            return *_gradients(ctx, g), None, None, None, None, None, None, None
         with without_autocast(g.device):
-            return *gradients(ctx, ctx.plan, ctx.saved_tensors, g), None, None, None, None
+            return *_gradients(ctx, g), None, None, None, None, None, None, None
 
 
 _apply = super(torch.autograd.Function, FivePointProduct).apply
 
 
-#: What the backward pass needs: both seeds, what was kept of either operand for the gradient of the other one, their scales if they are
-#: reused, and where they saturated if their gradients are zero there.
-Saved = Sequence[Tensor | None]
-
-
-def multiplied(
-    ctx: Any, plan: ProductPlan, a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, recording: bool
-) -> tuple[Tensor, Saved]:
-    """The forward pass: the result, and what the backward pass needs."""
-    # torch reports needs_input_grad for parameters under no_grad, too.
-    needs_a, needs_w = recording and ctx.needs_input_grad[0], recording and ctx.needs_input_grad[1]
-    ops, first, second, how = plan.ops, plan.first, plan.second, plan.arithmetics[0]
-    seed_of_w = seed if plan.setting.two_inputs else weight_seed
-    rounded_a, left_a, kept_a = first.round(ops, a, seed, how.held, needs_w)
-    rounded_w, left_w, kept_w = second.round(ops, w, seed_of_w, how.held, needs_a)
-    observer = ctx.observer = observers.current(ops)
-    if observer is not None:
-        ctx.noted = first.show(observer, a, kept_a, seed), second.show(observer, w, kept_w, seed_of_w)
-        observer.multiplies((first.forward, second.forward))
-    ctx.shapes, ctx.bias_dtype = (a.shape, w.shape), None if bias is None else bias.dtype
-    is_plain = how.sum is None and left_a is None and left_w is None
-    arithmetic = how.plain if is_plain else how.after(ops, left_a, left_w, seed)
-    result = not_a_view(plan.setting.product.forward(rounded_a, rounded_w, bias if plan.adds_bias else None, arithmetic))
-    return result, (
-        seed,
-        weight_seed,
-        kept_a,
-        kept_w,
-        left_a.scales if left_a is not None and needs_w and first.is_reused else None,
-        left_w.scales if left_w is not None and needs_a and second.is_reused else None,
-        beyond(a, first.forward) if first.clips and needs_a else None,
-        beyond(w, second.forward) if second.clips and needs_w else None,
-    )
-
-
-def gradients(ctx: Any, plan: ProductPlan, saved: Saved, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The backward pass: the gradients of both operands and of the bias, where they are needed."""
-    seed, weight_seed, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w = saved
-    needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
+def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of both operands and of the bias, where they are needed."""
+    seed, weight_seed, ends, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w = ctx.saved_tensors
+    plan: Plan = ctx.plan if ends is None else ctx.plan.in_groups(ends, is_observed=ctx.observer is not None)
     # What was kept of operands with direct operators is like them.
     ops = operators(g, kept_a, kept_w) if plan.ops is DISPATCHED else operators(g)
-    upstream = plan.gradient.upstream(Received(ops, g, seed, ctx.observer, kept_w is not None, kept_a is not None, needs_bias))
-    of_a = of_w = of_bias = None
-    product, seed_of_w = plan.setting.product, seed if plan.setting.two_inputs else weight_seed
-    one = two = None
-    if kept_w is not None:
-        one = _operands(ctx, plan, 1, ops, upstream, kept_w, scales_w, seed_of_w)
-        if kept_a is not None and product.joins_gradients:
-            two = _operands(ctx, plan, 2, ops, upstream, kept_a, scales_a, seed)
-    if one is not None and two is not None and product.joins(one, two):
-        _announce(ctx.observer, plan, 1, 2)
-        of_a, of_w = product.gradients(one, two)
+    sums, needs_both = ctx.bias_dtype is not None and ctx.needs_input_grad[2], kept_a is not None and kept_w is not None
+    run = _BackwardPass(plan, ops, g, seed, weight_seed, ends, ctx.observer, ctx.noted if ctx.observer is not None else (None, None))
+    of_a = of_w = of_bias = total = z = None
+    if needs_both and plan.joins_gradients:
+        x, _, total = run.upstream(1, needs_both=True, sums=sums)
+        y, a = run.recalled(1, kept_w, scales_w), run.recalled(2, kept_a, scales_a)
+        of_a, of_w = run.joint_products(x, y, a)
     else:
-        if one is not None:
-            _announce(ctx.observer, plan, 1)
-            of_a = product.grad_a(one[0], one[1], ctx.shapes[0], one[2])
-            one = None
+        if kept_w is not None:
+            x, z, total = run.upstream(1, needs_both=needs_both, sums=sums)
+            of_a = run.product(1, x, run.recalled(1, kept_w, scales_w), ctx.shapes[0])
+            del x  # before the other product is computed
         if kept_a is not None:
-            two = two or _operands(ctx, plan, 2, ops, upstream, kept_a, scales_a, seed)
-            _announce(ctx.observer, plan, 2)
-            of_w = product.grad_w(two[0], two[1], ctx.shapes[1], two[2])
-    if needs_bias:
-        total = plan.setting.product.grad_bias(g) if upstream.total is None else upstream.total
+            if z is None:
+                z, _, more = run.upstream(2, needs_both=False, sums=sums and total is None)
+                total = more if total is None else total
+            of_w = run.product(2, z, run.recalled(2, kept_a, scales_a), ctx.shapes[1])
+    if sums:
+        total = plan.product.grad_bias(g) if total is None else total
         of_bias = total if total.dtype == ctx.bias_dtype else total.to(ctx.bias_dtype)
     return _unless(beyond_a, of_a), _unless(beyond_w, of_w), of_bias
 
 
-def _operands(
-    ctx: Any, plan: ProductPlan, index: int, ops: Operators, upstream: Upstream, kept: Tensor, scales: Tensor | None, seed: Tensor | None
-) -> BackwardOperands:
-    """The operands of the product that gives the gradient of an operand, 1 or 2, from what was kept of the other one."""
-    observer: observers.Observer | None = ctx.observer
-    site, other = (plan.gradient.for_first, plan.second) if index == 1 else (plan.gradient.for_second, plan.first)
-    how = plan.arithmetics[index]
-    (rounded_g, left_g), (rounded, left) = upstream.round(site, how.held), other.recall(ops, kept, seed, how.held, scales)
-    if observer is not None:
-        other.show_recalled(observer, kept, ctx.noted[2 - index], seed)
-    is_plain = how.sum is None and left_g is None and left is None
-    return rounded_g, rounded, how.plain if is_plain else how.after(ops, left_g, left, upstream.seed)
+class _BackwardPass(NamedTuple):
+    """What the two products of a backward pass share."""
 
+    plan: Plan
+    ops: Operators
+    g: Tensor
+    seed: Tensor | None
+    weight_seed: Tensor | None
+    ends: Tensor | None
+    observer: observers.Observer | None
+    noted: tuple[Any, Any]
 
-def _announce(observer: observers.Observer | None, plan: ProductPlan, *indices: int) -> None:
-    """Tell an observer, if there is one, whose gradients the next operator computes: the first operand's, 1, the second's, 2, or both."""
-    if observer is not None:
-        products = {1: (plan.gradient.for_first, plan.second.backward), 2: (plan.gradient.for_second, plan.first.backward)}
-        observer.multiplies(*(products[index] for index in indices))
+    def upstream(self, index: int, *, needs_both: bool, sums: bool) -> tuple[Rounded, Rounded | None, Tensor | None]:
+        """The gradient of the result, rounded for a product, for the other one, if it comes from the same read, and summed, likewise."""
+        gradient = self.plan.gradient
+        x, other, total = gradient.round(self.ops, self.g, self.seed, self.plan.carriers, index, needs_both=needs_both, sums=sums)
+        if self.observer is not None:
+            (gradient.for_first if index == 1 else gradient.for_second).show(self.observer, self.g, self.seed, x)
+            if other is not None and not gradient.is_rounded_once:
+                gradient.for_second.show(self.observer, self.g, self.seed, other)
+        return x, other, total
+
+    def recalled(self, index: int, kept: Tensor, scales: Tensor | None) -> Rounded:
+        """The operand of a product, from what was kept of it."""
+        plan = self.plan
+        operand = plan.second if index == 1 else plan.first
+        seed = self.seed if index == 2 or plan.two_inputs else self.weight_seed
+        rounded = operand.recall(self.ops, kept, seed, plan.carriers[index], scales)
+        if self.observer is not None:
+            operand.show_recalled(self.observer, kept, rounded, self.noted[2 - index], seed)
+        return rounded
+
+    def product(self, index: int, x: Rounded, y: Rounded, shape: torch.Size) -> Tensor:
+        """The gradient of an operand."""
+        self._announce(index)
+        return multiply(self.plan, index, self.ops, x, y, shape, self.seed, self.ends)
+
+    def joint_products(self, x: Rounded, y: Rounded, a: Rounded) -> tuple[Tensor, Tensor]:
+        """The gradients of both operands from one operator."""
+        self._announce(1, 2)
+        _, first, second = self.plan.products
+        hows = first.of(self.ops, x, y, self.seed, None), second.of(self.ops, x, a, self.seed, None)
+        return self.plan.product.gradients(x.values, y.values, a.values, *hows)
+
+    def _announce(self, *indices: int) -> None:
+        """Tell an observer, if there is one, which products the next operator computes."""
+        if self.observer is not None and not self.plan.product.is_lookup:
+            self.observer.multiplies(*(self.plan.pairs[index] for index in indices))
 
 
 def _unless(clipped: Tensor | None, gradient: Tensor | None) -> Tensor | None:

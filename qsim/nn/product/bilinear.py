@@ -13,12 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.nn.product import directions
-from qsim.nn.product.arithmetic import Arithmetic, multiply, rescaled
-from qsim.nn.product.directions import Directions
-
-#: What an operand's gradient is a product of: the gradient of the result, the other operand, and the computation.
-BackwardOperands = tuple[Tensor, Tensor, Arithmetic]
+from qsim.nn.product.arithmetic import Arithmetic, multiply, rescaled, rows
+from qsim.nn.product.carriers import ProductCarrier, Values, product_carrier
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,16 +22,19 @@ class Product:
     """An operation that is linear in two operands.
 
     Attributes:
+        equation: Two dimensions of both operands and of the result, as `torch.einsum` writes them: those along which all six operands of
+            the three products are scaled follow from it.
         gradient_first: Whether the gradient is the left operand of the product that gives the second operand's gradient.
         sums_rows: Whether the gradient of the bias is the sum over all dimensions of the result but the last.
-        joins_gradients: Whether both operands' gradients may come from one operator, for which all operands must be in memory at once.
-        directions: The dimensions along which operands are scaled.
+        joins_gradients: Whether both operands' gradients may come from one operator, as in torch.
+        is_lookup: Whether it copies rows of the second operand instead of multiplying.
     """
 
+    equation: ClassVar[str]
     gradient_first: ClassVar[bool] = True
     sums_rows: ClassVar[bool] = False
     joins_gradients: ClassVar[bool] = False
-    directions: ClassVar[Directions]
+    is_lookup: ClassVar[bool] = False
 
     @property
     def constant(self) -> Any:
@@ -46,12 +45,9 @@ class Product:
         """Whether all dimensions but the last of the first operand and the result count as one, given the second's dimensions."""
         return False
 
-    def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
-        """The only 16-bit carrier allowed for a result of this dtype; float32 if there is none, `None` if any is allowed.
-
-        Any is for matrix products, which sum in float32 whatever their operands are.
-        """
-        return None
+    def carrier(self, index: int, one: Values, other: Values, result: torch.dtype, device: torch.device) -> ProductCarrier:
+        """The carrier of the operands of one of the three products, of which each is given by a format that holds its values."""
+        return product_carrier(one, other, device)
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
         """The result, with the bias added."""
@@ -65,11 +61,7 @@ class Product:
         """The gradient of the second operand."""
         raise NotImplementedError
 
-    def joins(self, first: BackwardOperands, second: BackwardOperands) -> bool:
-        """Whether the gradients of both operands come from one operator, if they may."""
-        raise NotImplementedError
-
-    def gradients(self, first: BackwardOperands, second: BackwardOperands) -> tuple[Tensor, Tensor]:
+    def gradients(self, g: Tensor, w: Tensor, a: Tensor, first: Arithmetic, second: Arithmetic) -> tuple[Tensor, Tensor]:
         """The gradients of both operands from one operator."""
         raise NotImplementedError
 
@@ -78,52 +70,48 @@ class Product:
         raise NotImplementedError
 
 
+def _is_torchs(x: Tensor, how: Arithmetic) -> bool:
+    """Whether torch's own function of operands like this one gives the result."""
+    return x.dtype == how.dtype and how.adder is None and not how.exact and len(how.factors) == 0
+
+
 @dataclass(frozen=True, eq=False)
 class LinearProduct(Product):
     """`a @ w.T`, over the last dimension of `a`, which may have any number of others."""
 
+    equation: ClassVar[str] = "...mk,nk->mn"
     sums_rows: ClassVar[bool] = True
-    directions: ClassVar[Directions] = directions.LINEAR
 
     def merges_rows(self, dims: int) -> bool:
         """Tokens are rows, whatever their dimensions."""
         return True
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        if a.dtype == how.dtype and not (how.exact or how.factors or how.adder):
+        if _is_torchs(a, how):
             return F.linear(a, w, bias)
         return multiply(rows(a), w.t(), how, bias).view(*a.shape[:-1], w.shape[0])
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        g = g if g.dim() == 2 else rows(g)
-        found = torch.matmul(g, w) if g.dtype == how.dtype and not (how.exact or how.factors or how.adder) else multiply(g, w, how)
-        return found if len(a_shape) == 2 else found.view(a_shape)
+        gradient = torch.matmul(rows(g), w) if _is_torchs(g, how) else multiply(rows(g), w, how)
+        return gradient if len(a_shape) == 2 else gradient.view(a_shape)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        if g.dim() != 2:
-            g, a = rows(g), rows(a)
-        if g.dtype == how.dtype and not (how.exact or how.factors or how.adder):
-            return torch.matmul(g.t(), a)
-        return multiply(g.t(), a, how)
+        g, a = rows(g), rows(a)
+        return torch.matmul(g.t(), a) if _is_torchs(g, how) else multiply(g.t(), a, how)
 
     def grad_bias(self, g: Tensor) -> Tensor:  # noqa: D102 (documented above)
-        return g.sum(0) if g.dim() == 2 else rows(g).sum(0)
+        return rows(g).sum(0)
 
 
 LINEAR = LinearProduct()
-
-
-def rows(x: Tensor) -> Tensor:
-    """All dimensions but the last merged into one; torch does not allow -1 for rows without elements."""
-    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
 class MatmulProduct(Product):
     """`a @ b` of matrices or batches of them, batch dimensions being broadcast."""
 
+    equation: ClassVar[str] = "...mk,kn->mn"
     gradient_first: ClassVar[bool] = False
-    directions: ClassVar[Directions] = directions.MATMUL
 
     def merges_rows(self, dims: int) -> bool:
         """Matrices that share their second operand are one."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from qsim.nn.product import float32
 from qsim.nn.product.arithmetic import Arithmetic, in_dtype, multiply, rescaled
-from qsim.nn.product.bilinear import BackwardOperands, Product
+from qsim.nn.product.bilinear import Product
+from qsim.nn.product.carriers import ProductCarrier, Values, product_carrier
 from qsim.nn.product.convolution_gradients import convolution_gradient
-from qsim.nn.product.directions import CONVOLUTION, TRANSPOSED, Directions
 from qsim.nn.product.unfolding import Multiply, Unfolding
 
 
@@ -39,19 +39,19 @@ class ConvolutionProduct(Product):
     joins_gradients: ClassVar[bool] = True
 
     @property
-    def directions(self) -> Directions:  # type: ignore[override]
-        """Channels are summed over, and samples for the gradient of the weight."""
-        return TRANSPOSED if self.transposed else CONVOLUTION
+    def equation(self) -> str:  # type: ignore[override]
+        """Samples and channels: channels are summed over, and samples for the gradient of the weight."""
+        return "ni,io->no" if self.transposed else "ni,oi->no"
 
     @property
     def constant(self) -> Any:
         """The attributes; output paddings follow from sizes, if these are given."""
         numbers = self.stride, self.padding, self.dilation, self.output_padding, self.groups, self.transposed
-        return None if self.transposed else numbers
+        return None if self.transposed else ("convolution", *numbers)
 
-    def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
-        """Torch's convolutions round their results to their operands' dtype."""
-        return dtype if dtype.itemsize == 2 else torch.float32
+    def carrier(self, index: int, one: Values, other: Values, result: torch.dtype, device: torch.device) -> ProductCarrier:
+        """The carrier; of 16 bits only for results of that dtype, because torch's convolutions round these to their operands' dtype."""
+        return product_carrier(one, other, device, result if result.itemsize == 2 else torch.float32)
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if how.adder is not None:
@@ -74,16 +74,10 @@ class ConvolutionProduct(Product):
             return _times(found, how).to(how.dtype)
         return _times(self._gradient(g, a, w_shape, how, second=True), how).to(how.dtype)
 
-    def joins(self, first: BackwardOperands, second: BackwardOperands) -> bool:
-        """Whether both products have the same rounded gradient of the result, and torch computes them."""
-        (g, _, one), (other_g, _, other) = first, second
-        return g is other_g and not (one.exact or other.exact or one.adder or other.adder)
-
-    def gradients(self, first: BackwardOperands, second: BackwardOperands) -> tuple[Tensor, Tensor]:
+    def gradients(self, g: Tensor, w: Tensor, a: Tensor, first: Arithmetic, second: Arithmetic) -> tuple[Tensor, Tensor]:
         """The gradients of both operands from one operator, as without rounding."""
-        (g, w, one), (_, a, other) = first, second
         of_a, of_w, _ = torch.ops.aten.convolution_backward(g, a, w, None, *self._numbers(), [True, True, False])
-        return _times(of_a, one).to(one.dtype), _times(of_w, other).to(other.dtype)
+        return _times(of_a, first).to(first.dtype), _times(of_w, second).to(second.dtype)
 
     def grad_bias(self, g: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return g.sum([0, *range(2, g.dim())])

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from qsim.functional.matmul import accumulated
-from qsim.nn.product import directions
 from qsim.nn.product.arithmetic import Arithmetic, multiply
 from qsim.nn.product.bilinear import Product
-from qsim.nn.product.directions import Directions
 from qsim_kernels.ops.direct import DISPATCHED
 
 #: The factors of a product, of shape [rows, columns] or 1 in place of these.
@@ -25,51 +23,47 @@ class GroupedProduct(Product):
     """`a[start:end] @ w[i]` for each group. The ends of the groups are a tensor, which the host reads only for large groups under scales.
 
     As in torch's function, rows after the last group are undefined, in the result and in the gradient of the first operand.
-
-    Attributes:
-        ends: The ends of the groups; only in one pass of a product, not in its plan.
     """
 
-    ends: Tensor | None = None
-
+    equation: ClassVar[str] = "...mk,kn->mn"
     gradient_first: ClassVar[bool] = False
-    directions: ClassVar[Directions] = directions.MATMUL
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
         """The result; there is no bias."""
-        return self._of_groups(a, w, how)
+        return _of_groups(a, w, how)
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return self._of_groups(g, w.mT, how)
+        return _of_groups(g, w.mT, how)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return self._of_groups(a.t(), g, how)
-
-    def _of_groups(self, a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
-        """The products of the groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`."""
-        assert self.ends is not None
-        if how.adder is not None:
-            one, chip = how.adder, how.adder.chip
-            return torch.ops.qsim.grouped_accumulate.default(a, b, self.ends, how.factors, how.dtype, one.seed, one.how, one.stream, chip)  # type: ignore[no-any-return]
-        if a.dtype == b.dtype == how.dtype == torch.bfloat16 and not how.factors:
-            return torch._grouped_mm(a, b, offs=self.ends)
-        return torch.ops.qsim.grouped_matmul.default(a, b, self.ends, how.factors, how.dtype, how.exact)  # type: ignore[no-any-return]
+        return _of_groups(a.t(), g, how)
 
 
 class GroupedLinearProduct(GroupedProduct):
     """`a[start:end] @ w[i].T`: a linear layer for each group."""
 
+    equation: ClassVar[str] = "...mk,nk->mn"
     gradient_first: ClassVar[bool] = True
-    directions: ClassVar[Directions] = directions.LINEAR
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return self._of_groups(a, w.mT, how)
+        return _of_groups(a, w.mT, how)
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return self._of_groups(g, w, how)
+        return _of_groups(g, w, how)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return self._of_groups(g.t(), a, how)
+        return _of_groups(g.t(), a, how)
+
+
+def _of_groups(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
+    """The products of the groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`."""
+    assert how.ends is not None
+    if how.adder is not None:
+        one, chip = how.adder, how.adder.chip
+        return torch.ops.qsim.grouped_accumulate.default(a, b, how.ends, how.factors, how.dtype, one.seed, one.how, one.stream, chip)  # type: ignore[no-any-return]
+    if a.dtype == b.dtype == how.dtype == torch.bfloat16 and not how.factors:
+        return torch._grouped_mm(a, b, offs=how.ends)
+    return torch.ops.qsim.grouped_matmul.default(a, b, how.ends, how.factors, how.dtype, how.exact)  # type: ignore[no-any-return]
 
 
 GROUPED = GroupedProduct()

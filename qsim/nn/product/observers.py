@@ -30,8 +30,8 @@ class Observer(Protocol):
     def used(self, name: str, measured: Any) -> None:
         """Called when a recorded tensor is used at a point."""
 
-    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
-        """Called when a tensor is rounded at a point, and used."""
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None, rounded: Tensor | None = None) -> None:
+        """Called when a tensor is rounded at a point, and used; with the result if a callable rounded, which may not repeat itself."""
 
     def multiplies(self, *products: tuple[Site, Site]) -> None:
         """Called before a product, or two that one operator computes, with the sites that the operands of each have passed.

@@ -1,26 +1,30 @@
-"""Plans of products, computed once for all calls of a kind: the sites that round their tensors, and the arithmetic of their sums."""
+"""Plans of products: what is known before the values of their tensors. A plan is made once for all calls of a kind, under one key."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from qsim.nn.product.arithmetic import Arithmetic, ArithmeticPlan
+from qsim.accumulators.chips import Chip
+from qsim.nn.product.arithmetic import Adder, Arithmetic
+from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.bilinear import Product
-from qsim.nn.product.carriers import product_carrier
-from qsim.nn.product.chip import coded_gradient, coded_operand, takes_codes
+from qsim.nn.product.checks import check_operands, check_table, rounds
+from qsim.nn.product.codes import takes_codes
 from qsim.nn.product.convolution import ConvolutionProduct
+from qsim.nn.product.embedding import Lookup
+from qsim.nn.product.groups import Groups
 from qsim.nn.product.operands import Gradient, Operand
-from qsim.nn.product.setting import Draws, ProductSetting
-from qsim.nn.product.sites import Site, leaves_factor, values_of_site
-from qsim.nn.product.sums import spelled_sum
-from qsim.nn.product.tensors import tensors_of
+from qsim.nn.product.sites import Rounded, Site
+from qsim.nn.product.sums import spelled_lookup, spelled_sum
+from qsim.nn.product.tensors import Shards, Tensors
 from qsim.random.streams import own_rank, rank_stream, stream
 from qsim.recipes.five_point import FivePoint
+from qsim.recipes.points_of import points_of
 from qsim_kernels.chip.library import is_chip
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
@@ -28,35 +32,107 @@ from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 SUMS = tuple(stream("accumulate", name) for name in ("forward", "grad_a", "grad_w"))
 
 
+class Multiplication(NamedTuple):
+    """One of a layer's three products, as far as it is known before its operands.
+
+    Attributes:
+        carrier: The dtype of both operands.
+        plain: Its arithmetic where nothing is left to multiply by and no accumulator adds.
+        sum: The emulated accumulator, spelled as for the operator; `None` for torch's own.
+        sum_stream: Its stream of random bits.
+        chip: Whether the chip may multiply, if it adds like this.
+        is_turned: Whether the gradient of the result is the right operand.
+    """
+
+    carrier: torch.dtype
+    plain: Arithmetic
+    sum: str | None
+    sum_stream: int
+    chip: Chip
+    is_turned: bool
+
+    def of(self, ops: Operators, x: Rounded, y: Rounded, seed: Tensor | None, ends: Tensor | None) -> Arithmetic:
+        """Its arithmetic for two rounded operands.
+
+        Args:
+            ops: The operators.
+            x: The first operand forward, and the result's gradient backward.
+            y: The other operand.
+            seed: Needed only for stochastic sums.
+            ends: The ends of the groups, in a grouped product.
+        """
+        if x.factor is None and y.factor is None and self.sum is None and ends is None:
+            return self.plain
+        left, right = (y, x) if self.is_turned else (x, y)
+        adder = None if self.sum is None else Adder(self.sum, seed, self.sum_stream, self.chip, (left.chains, right.chains))
+        factors = tuple(factor for factor in (x.factor, y.factor) if factor is not None)
+        return Arithmetic(self.plain.dtype, ops, self.plain.exact, factors, adder, ends)
+
+
 @dataclass(frozen=True)
-class ProductPlan:
+class Plan:
     """The plan of a product, given the dtypes of its operands.
 
     Attributes:
-        setting: The configuration that it follows from.
+        points: The points at which it rounds.
+        product: The operation.
+        two_inputs: Whether the second operand is an input, rounded like the first, instead of a weight.
         ops: The operators of the forward pass.
         first: The input.
         second: The weight, or another input.
         gradient: The gradient of the result.
-        arithmetics: The computation of the forward product, and of the products for the gradients of the first and the second operand.
+        products: The forward product, and the products for the gradients of the first and the second operand.
+        carriers: The dtypes of their operands.
+        draws: Whether a seed is drawn, for inputs, gradients or sums.
+        weight_draws: Whether a weight needs a seed.
+        joins_gradients: Whether the gradients of both operands come from one operator, if both are needed.
         adds_bias: Whether the bias is added here.
         casts: The dtypes to which autocast casts the operands and the bias first; `None` where it is off.
     """
 
-    setting: ProductSetting
+    points: FivePoint
+    product: Product
+    two_inputs: bool
     ops: Operators
     first: Operand
     second: Operand
     gradient: Gradient
-    arithmetics: tuple[ArithmeticPlan, ArithmeticPlan, ArithmeticPlan]
-    adds_bias: bool = True
-    casts: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
+    products: tuple[Multiplication, Multiplication, Multiplication]
+    carriers: tuple[torch.dtype, torch.dtype, torch.dtype]
+    draws: bool
+    weight_draws: bool
+    joins_gradients: bool
+    adds_bias: bool
+    casts: tuple[torch.dtype, torch.dtype, torch.dtype] | None
 
     @property
-    def sites(self) -> tuple[Site, ...]:
-        """All sites."""
+    def pairs(self) -> tuple[tuple[Site, Site], tuple[Site, Site], tuple[Site, Site]]:
+        """The sites of the operands of each product."""
         first, second, gradient = self.first, self.second, self.gradient
-        return first.forward, first.backward, second.forward, second.backward, gradient.for_first, gradient.for_second
+        return (
+            (first.forward, second.forward),
+            (gradient.for_first, second.backward),
+            (gradient.for_second, first.backward),
+        )
+
+    @property
+    def sites(self) -> list[Site]:
+        """All sites."""
+        return [site for pair in self.pairs for site in pair]
+
+    def in_groups(self, ends: Tensor, *, is_observed: bool) -> Plan:
+        """The plan in one pass, whose rows fall into groups: only scales, transforms and observers need to know which."""
+        if not is_observed and all(site.is_plain for site in self.sites):
+            return self
+        groups, gradient = Groups(ends), self.gradient
+
+        def bound(operand: Operand) -> Operand:
+            return replace(operand, forward=replace(operand.forward, groups=groups), backward=replace(operand.backward, groups=groups))
+
+        one, other = (replace(site, groups=groups) for site in (gradient.for_first, gradient.for_second))
+        return replace(
+            self, first=bound(self.first), second=bound(self.second), gradient=replace(gradient, for_first=one, for_second=other)
+        )
 
     def cast(self, a: Tensor, w: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The operands and the bias, as autocast casts them."""
@@ -65,112 +141,192 @@ class ProductPlan:
         of_a, of_w, of_bias = self.casts
         return a.to(of_a), w.to(of_w), None if bias is None else bias.to(of_bias)
 
-    def on_codes(self) -> ProductPlan:
-        """The same products of FP8 codes."""
-        return replace(self, first=coded_operand(self.first), second=coded_operand(self.second), gradient=coded_gradient(self.gradient))
+
+def plan_for(
+    points: object,
+    product: Product,
+    a: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    two_inputs: bool = False,
+    shards: Shards | None = None,
+) -> Plan | None:
+    """The plan of a product with points, or `None` if there is nothing to round.
+
+    Arguments are checked where no plan is known for their kind: the key has all that these checks and the plan depend on.
+    """
+    if points is not None and type(points) is not FivePoint:
+        points = points_of(points)
+    ops, device = operators(a, w, bias), a.device
+    if not rounds(points, a, w, ops):
+        return None
+    key = (
+        ops,
+        product,
+        two_inputs,
+        a.dtype,
+        w.dtype,
+        w.dim(),
+        device,
+        w.device,
+        None if bias is None else (bias.device, bias.dtype),
+        torch.get_autocast_dtype(device.type) if autocasts(device) else None,
+        own_rank() if points.is_stochastic else 0,
+        shards,
+    )
+    if ops is DISPATCHED:
+        check_operands(points, product, a, w, bias, two_inputs=two_inputs)
+        if torch.compiler.is_compiling():
+            return _plan_in_graph(points, *key[1:])
+    plan: Plan | None = points.plans.get(key)
+    if plan is None:
+        check_operands(points, product, a, w, bias, two_inputs=two_inputs)
+        plan = _plan(points, *key)
+        if shards is None or shards.shared[1] is None:  # scales of a whole tensor are those of its shape
+            points.plans[key] = plan
+    return plan
 
 
 #: Before torch 2.13, Dynamo passes only plain constants on to functions whose results it takes for constants.
 _TAKES_POINTS = TorchVersion(torch.__version__) >= "2.13"
+#: The operations whose constants are their numbers.
+_OF_NUMBERS: dict[str, type[Product]] = {"convolution": ConvolutionProduct, "lookup": Lookup}
 
 
-def plan_of(setting: ProductSetting, a: Tensor, w: Tensor) -> ProductPlan:
-    """The plan of a product of two tensors, cached on the points."""
-    ops, device = operators(a, w), a.device
-    compiles = ops is DISPATCHED and torch.compiler.is_compiling()
-    rank = own_rank() if setting.points.is_stochastic else 0
-    kind = ops, a.dtype, w.dtype, w.dim(), device, rank, compiles
-    constant = setting.product.constant if compiles and _TAKES_POINTS and setting.draws is None and setting.shares is None else None
-    if constant is not None:
-        name = _plan_in_graphs(setting.points, constant, setting.two_inputs, setting.dtype, *kind[1:])
-        if name:
-            return getattr(setting.points, name)  # type: ignore[no-any-return]
-    if compiles or setting.shares is not None:
-        return _plan(setting, *kind)
-    key = setting.product, setting.two_inputs, setting.draws, setting.dtype, kind
-    known: ProductPlan | None = setting.points.plans.get(key)
-    if known is None:
-        known = setting.points.plans[key] = _plan(setting, *kind)
-    return known
+def _plan_in_graph(points: FivePoint, product: Product, *kind: Any) -> Plan:
+    """A plan for a graph: a constant, where compilers can take it for one, so that they trace nothing of how plans are made."""
+    constant = product.constant if _TAKES_POINTS and kind[-1] is None else None
+    name = "" if constant is None else _attribute_of_plan(points, constant, *kind)
+    return getattr(points, name) if name else _plan(points, DISPATCHED, product, *kind)
 
 
-def _plan_in_graphs(points: FivePoint, constant: Any, two_inputs: bool, dtype: torch.dtype | None, *kind: Any) -> str:
-    """Make a plan for a graph as an attribute of the points, and return its name; an empty one if a compiler has only a model of them.
+def _attribute_of_plan(points: FivePoint, constant: Any, *kind: Any) -> str:
+    """Keep a plan as an attribute of the points, and return its name; an empty one if a compiler has only a model of them.
 
-    A compiler takes the result for a constant, and so it traces nothing of how plans are made. Layers with the same points share them.
+    A compiler takes the result for a constant. Layers with the same points share the plan.
     """
     if "plans" not in vars(points):
         return ""
-    key = constant, two_inputs, dtype, kind
-    name = points.plans.get(key)
+    key = constant, kind
+    name: str | None = points.plans.get(key)
     if name is None:
         name = points.plans[key] = f"_plan_{len(points.plans)}"
-        product = constant if isinstance(constant, Product) else ConvolutionProduct(*constant)
-        object.__setattr__(points, name, _plan(ProductSetting(points, product, two_inputs, dtype=dtype), DISPATCHED, *kind))
+        product = constant if isinstance(constant, Product) else _OF_NUMBERS[constant[0]](*constant[1:])
+        object.__setattr__(points, name, _plan(points, DISPATCHED, product, *kind, compiles=True))
     return name
 
 
 # The same as torch.compiler.assume_constant_result, which would import the compiler with this module.
-_plan_in_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_attribute_of_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _plan(
-    setting: ProductSetting,
+    points: FivePoint,
     ops: Operators,
+    product: Product,
+    two_inputs: bool,
     of_a: torch.dtype,
     of_w: torch.dtype,
     dims: int,
     device: torch.device,
+    _: torch.device,
+    of_bias: tuple[torch.device, torch.dtype] | None,
+    lower: torch.dtype | None,
     rank: int,
-    compiles: bool,
-) -> ProductPlan:
-    first, second, gradient = tensors_of(setting, dims, rank, keeps_codes=not compiles)
-    dtype = setting.dtype or torch.promote_types(of_a, of_w)
-    operands = (
-        ((first.forward, of_a), (second.forward, of_w), dtype),
-        ((gradient.for_first, dtype), (second.backward, of_w), of_a),
-        ((gradient.for_second, dtype), (first.backward, of_a), of_w),
+    shards: Shards | None,
+    *,
+    compiles: bool | None = None,
+) -> Plan:
+    result, casts = torch.promote_types(of_a, of_w), None
+    if lower is not None and not product.is_lookup:
+        # Autocast casts operands that no point rounds forward. Those that a point rounds are rounded once, in their own dtype.
+        result = torch.float64 if of_a == torch.float64 else lower
+        of_a = result if points.act is None else of_a
+        of_w = result if (points.act if two_inputs else points.weight) is None else of_w
+        casts = of_a, of_w, result
+    elif product.is_lookup:
+        check_table(of_w, points)
+        result = of_w
+    compiles = torch.compiler.is_compiling() if compiles is None else compiles
+    own = shards or Shards((rank, rank, rank), (rank, rank, rank))
+    tensors = Tensors(points, product, own, product.merges_rows(dims), two_inputs, keeps_codes=not compiles)
+    first, second, gradient = tensors.first, tensors.second, tensors.gradient
+    sites = (first.forward, second.forward), (gradient.for_first, second.backward), (gradient.for_second, first.backward)
+    dtypes = ((of_a, of_w), result), ((result, of_w), of_a), ((result, of_a), of_w)
+    forward, grad_a, grad_w = (
+        _multiplication(points, ops, product, i, pair, *dtypes[i], device, own.sums[i]) for i, pair in enumerate(sites)
     )
-    streams = _sum_streams(setting.draws, rank)
-    forward, grad_a, grad_w = (_arithmetic(setting, ops, i, *operands[i], device, streams[i]) for i in range(3))
-    adds_bias = setting.draws is None or setting.draws.adds_bias
-    plan = ProductPlan(setting, ops, first, second, gradient, (forward, grad_a, grad_w), adds_bias)
-    return plan.on_codes() if may_run_on_chip(plan, dims) and is_chip(device.type, device.index) else plan
+    drawing = (first.forward, first.backward, gradient.for_first, gradient.for_second)
+    weights = (second.forward, second.backward)
+    sums = points.sums[2:] if product.is_lookup else points.sums
+    plan = Plan(
+        points,
+        product,
+        two_inputs,
+        ops,
+        first,
+        second,
+        gradient,
+        (forward, grad_a, grad_w),
+        (forward.carrier, grad_a.carrier, grad_w.carrier),
+        draws=any(site.is_stochastic for site in drawing) or any(sum_ is not None and sum_.is_stochastic for sum_ in sums),
+        weight_draws=not two_inputs and any(site.is_stochastic for site in weights),
+        joins_gradients=product.joins_gradients and gradient.is_rounded_once and _are_torchs(grad_a, grad_w),
+        adds_bias=own.adds_bias,
+        casts=casts,
+    )
+    return plan_of_codes(plan) if may_run_on_chip(plan, dims) and is_chip(device.type, device.index) else plan
 
 
-def _arithmetic(
-    setting: ProductSetting,
+def _multiplication(
+    points: FivePoint,
     ops: Operators,
+    product: Product,
     index: int,
-    one: tuple[Site, torch.dtype],
-    other: tuple[Site, torch.dtype],
+    sites: tuple[Site, Site],
+    dtypes: tuple[torch.dtype, torch.dtype],
     result: torch.dtype,
     device: torch.device,
-    sum_stream: int,
-) -> ArithmeticPlan:
-    """The computation of one of the three products, of operands in some dtypes that pass two sites."""
-    points, product = setting.points, setting.product
+    number: int,
+) -> Multiplication:
+    """One of the three products, of operands in some dtypes that pass two sites."""
+    one, other = zip(sites, dtypes, strict=True)
     # Results still to be multiplied by scales must not be rounded to 16 bits before.
-    own = torch.promote_types(result, torch.float32) if leaves_factor(one[0]) or leaves_factor(other[0]) else result
-    carrier = product_carrier(values_of_site(*one), values_of_site(*other), device, product.narrow_carrier(own))
+    wide = torch.promote_types(result, torch.float32) if sites[0].leaves_factor or sites[1].leaves_factor else result
     is_turned = index == 2 and not product.gradient_first
-    how = spelled_sum(points.sums[index], index, *((other, one) if is_turned else (one, other)))
-    return ArithmeticPlan(carrier.dtype, Arithmetic(result, ops, carrier.exact), how, sum_stream, points.chip, is_turned)
+    if product.is_lookup:
+        how = spelled_lookup(points, *one) if index == 2 else None
+    else:
+        how = spelled_sum(points.sums[index], index, *((other, one) if is_turned else (one, other)))
+    carrier = product.carrier(index, one[0].values(one[1]), other[0].values(other[1]), wide, device)
+    return Multiplication(
+        carrier.dtype, Arithmetic(result, ops, carrier.exact), how, rank_stream(SUMS[index], number), points.chip, is_turned
+    )
 
 
-def _sum_streams(draws: Draws | None, rank: int) -> tuple[int, int, int]:
-    """The streams of the three products' stochastic sums."""
-    numbers = (rank, rank, rank) if draws is None or draws.sums is None else draws.sums
-    forward, grad_a, grad_w = (rank_stream(own, number) for own, number in zip(SUMS, numbers, strict=True))
-    return forward, grad_a, grad_w
+def _are_torchs(one: Multiplication, other: Multiplication) -> bool:
+    """Whether torch computes two products, of operands with the same carrier."""
+    return one.carrier == other.carrier and not (one.plain.exact or other.plain.exact or one.sum or other.sum)
 
 
-def may_run_on_chip(plan: ProductPlan, dims: int) -> bool:
+def may_run_on_chip(plan: Plan, dims: int) -> bool:
     """Whether a chip may compute all three products from FP8 codes, if it is there.
 
     Args:
         plan: The plan.
         dims: The number of dimensions of the second operand.
     """
-    can = plan.setting.points.chip != "never" and plan.setting.product.merges_rows(dims)
-    return can and takes_codes(plan.sites, [how.sum for how in plan.arithmetics])
+    can = plan.points.chip != "never" and plan.product.merges_rows(dims) and not (plan.first.is_requantized or plan.second.is_requantized)
+    return can and takes_codes(plan.sites, [product.sum for product in plan.products])
+
+
+def plan_of_codes(plan: Plan) -> Plan:
+    """The same products of FP8 codes."""
+
+    def on_chip(operand: Operand) -> Operand:
+        assert operand.backward.quantizer is not None  # `takes_codes` has found one
+        coding = operand.backward.quantizer.format.spelling[1] if operand.forward.name == "act" else None
+        return replace(operand, coding=coding, on_chip=True)
+
+    return replace(plan, first=on_chip(plan.first), second=on_chip(plan.second), gradient=replace(plan.gradient, on_chip=True))

@@ -8,25 +8,29 @@ by them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from qsim.formats import Float, Format
+from qsim.functional.callables import CallablePoint
 from qsim.functional.hadamard import Hadamard
-from qsim.functional.quantizer import Quantizer
+from qsim.functional.quantizer import Quantizer, short
 from qsim.functional.scaled import Scaled, ScaleLayout, Share, quantize_scaled
-from qsim.nn.product.arithmetic import Left
-from qsim.nn.product.bilinear import rows
+from qsim.nn.product.along import Along
+from qsim.nn.product.arithmetic import rows
 from qsim.nn.product.carriers import Values
-from qsim.nn.product.directions import Direction
-from qsim.random.places import Place, narrowed, widened
+from qsim.nn.product.grouped_rounding import RoundedUnits, round_units
+from qsim.nn.product.groups import Groups
+from qsim.nn.product.observers import Observer
+from qsim.random.places import WHOLE, Place, narrowed, widened
 from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import DISPATCHED, Operators
+from qsim_kernels.torch.scaled_sums import ChainScales
 from qsim_kernels.torch.scaling import under_whole
 
 #: Significant bits that float32 holds.
@@ -38,12 +42,30 @@ MOST_LAYOUTS = 64
 class SharedOperand(Protocol):
     """A process's shard of a distributed operand."""
 
-    def along(self, direction: Direction, merges: bool) -> Share:
-        """The shard of an operand, with a direction in a product."""
+    def along(self, direction: Along, merges: bool) -> Share:
+        """The shard of an operand, with its dimensions in a product."""
 
 
-#: A rounded tensor in its carrier, in its own shape, and what is left to multiply by, if anything.
-Rounded = tuple[Tensor, Left | None]
+class Rounded(NamedTuple):
+    """A rounded operand of a product.
+
+    Attributes:
+        values: Numbers in the product's carrier, or their codes.
+        factor: What the product's result is still to be multiplied by, if anything.
+        scales: The scales that were not multiplied in, for another rounding with the same ones.
+        chains: The scales that enter with the short sums of an accumulator.
+        kept: What the backward pass needs: the tensor itself, what it was rounded to, codes, or nothing.
+    """
+
+    values: Tensor
+    factor: Tensor | None = None
+    scales: Tensor | None = None
+    chains: ChainScales | None = None
+    kept: Tensor | None = None
+
+    def held(self, dtype: torch.dtype) -> Rounded:
+        """The same with values in another carrier."""
+        return self if self.values.dtype == dtype else self._replace(values=self.values.to(dtype))
 
 
 @dataclass(frozen=True)
@@ -54,25 +76,31 @@ class Site:
         name: The point's name.
         quantizer: The quantizer, if any.
         stream: The stream of random bits.
+        along: The dimensions of scales and transforms; by default those of the scaling itself.
+        call: The callable that rounds in place of a quantizer.
+        is_outside: Whether it was called before the product, in autograd, for the sake of its gradient.
         place: The position of the local elements in the whole tensor.
-        direction: The dimensions of scales and transforms.
         merges: Whether all dimensions but the last count as one.
         transform: The transform applied before rounding; both operands of a product have the same.
         shared: This process's shard, if the tensor is distributed.
         multiplies: Whether the tensor is an operand of a product, whose result can be multiplied by its scales.
         chain: The number of products in the short sums with which scales of blocks and tiles enter; 0 if they are multiplied in.
+        groups: Which rows belong to which group, in one pass of a grouped product.
     """
 
     name: str
     quantizer: Quantizer | None
     stream: int
-    place: Place
-    direction: Direction
+    along: Along | None = None
+    call: CallablePoint | None = None
+    is_outside: bool = False
+    place: Place = WHOLE
     merges: bool = False
     transform: Hadamard | None = None
     shared: SharedOperand | None = None
     multiplies: bool = True
     chain: int = 0
+    groups: Groups | None = None
     #: Cached layouts of scales, by tensor shape.
     layouts: dict[torch.Size, ScaleLayout] = field(default_factory=dict, compare=False, repr=False)
 
@@ -80,6 +108,27 @@ class Site:
     def is_plain(self) -> bool:
         """Whether there is neither a scale nor a transform."""
         return self.transform is None and (self.quantizer is None or self.quantizer.scale is None)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether anything is rounded."""
+        return self.quantizer is not None or self.call is not None
+
+    @property
+    def description(self) -> str:
+        """What rounds here, in short."""
+        return self.call.name if self.call is not None else "" if self.quantizer is None else short(self.quantizer, self.name)
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether qsim draws random bits here; a callable draws its own."""
+        return self.quantizer is not None and self.quantizer.spelt.is_stochastic
+
+    @property
+    def leaves_factor(self) -> bool:
+        """Whether the result of a product is multiplied by scales."""
+        scale = None if self.quantizer is None else self.quantizer.scale
+        return self.multiplies and scale is not None and (not isinstance(scale, (PerBlock, PerTile)) or scale.outer is not None)
 
     def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None = None) -> Rounded:
         """Round a tensor.
@@ -91,15 +140,18 @@ class Site:
             dtype: The carrier.
             known: The scales that are not multiplied in, if already computed.
         """
-        how = self.quantizer
-        if how is None:
-            return (x if x.dtype == dtype else x.to(dtype)), None
-        if how.scale is not None:
-            return _round_under_scales(ops, x, self, how, seed, dtype, known)
-        if self.transform is not None:
-            seen = as_it_lies(x, self)
-            return self.round_plainly(ops, ops.hadamard(seen, turn_of(self, seen.shape)), seed, dtype).view(x.shape), None
-        return self.round_plainly(ops, x, seed, dtype), None
+        point = self.quantizer
+        if point is None:
+            seen = x if self.call is None or self.is_outside else self.call.rounded(self.name, x)
+            return Rounded(seen if seen.dtype == dtype or not seen.is_floating_point() else seen.to(dtype))
+        if point.scale is None and self.transform is None:
+            return Rounded(self.round_plainly(ops, x, seed, dtype))
+        if self.groups is not None:
+            return self._round_in_groups(ops, x, seed, dtype, known)
+        if point.scale is not None:
+            return self._round_under_scales(ops, x, point, seed, dtype, known)
+        seen = self.as_matrix(x)
+        return Rounded(self.round_plainly(ops, ops.hadamard(seen, self.turn(seen.shape)), seed, dtype).view(x.shape))
 
     def round_plainly(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Round a tensor without scales, with the random bits that its elements have in the whole."""
@@ -113,40 +165,146 @@ class Site:
         rounded = ops.quantize(wide, seed, spelt.grid, spelt.rule, self.stream, offset, dtype)
         return narrowed(rounded, place).reshape(x.shape)
 
-    def round_and_sum(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def round_and_sum(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> tuple[Rounded, Tensor]:
         """Round a tensor without scales, and sum it, unrounded, over all dimensions but the last, in one read."""
         assert self.quantizer is not None  # a tensor that is not rounded is only summed
         spelt = self.quantizer.spelt
         chosen = seed if spelt.is_stochastic else None
         values, total = ops.quantize_and_sum(x if x.dim() == 2 else rows(x), chosen, spelt.grid, spelt.rule, self.stream, dtype)
-        return (values if x.dim() == 2 else values.view(x.shape)), total
+        return Rounded(values if x.dim() == 2 else values.view(x.shape)), total
 
+    def restored(self, ops: Operators, x: Tensor, seed: Tensor | None) -> Tensor:
+        """What a tensor was rounded to, times its scales and without the transform, in at least float32."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        values = replace(self, multiplies=False, chain=0, layouts={}).round(ops, x, seed, dtype).values
+        if self.transform is None or self.along is None:
+            return values
+        return self.transform.inverse(self.as_matrix(values), self.along.summed).view(x.shape)
 
-def beyond(x: Tensor, site: Site) -> Tensor:
-    """Where a tensor saturates at a site."""
-    assert site.quantizer is not None  # nothing saturates where nothing is rounded
-    return (x < site.quantizer.format.min) | (x > site.quantizer.format.max)
+    def show(self, observer: Observer, x: Tensor, seed: Tensor | None, rounded: Rounded) -> None:
+        """Report to an observer that a tensor was rounded here; one that was rounded before the product was reported there."""
+        if self.rounds and not self.is_outside:
+            observer.rounds(self, x, seed, rounded.values if self.call is not None else None)
 
+    def saturates(self, x: Tensor) -> Tensor:
+        """Where a tensor is beyond the range of the quantizer."""
+        assert self.quantizer is not None  # nothing saturates where nothing is rounded
+        return (x < self.quantizer.format.min) | (x > self.quantizer.format.max)
 
-def leaves_factor(site: Site) -> bool:
-    """Whether the result of a product is multiplied by scales."""
-    scale = None if site.quantizer is None else site.quantizer.scale
-    return scale is not None and (not isinstance(scale, (PerBlock, PerTile)) or scale.outer is not None)
+    def as_matrix(self, x: Tensor) -> Tensor:
+        """A tensor in the shape that its scales follow."""
+        return rows(x) if self.merges else x
 
+    def turn(self, shape: Sequence[int]) -> Sequence[int]:
+        """The parameters of the transform applied before rounding."""
+        return () if self.transform is None or self.along is None else self.transform.turn(shape, self.along.summed)
 
-def values_of_site(site: Site, dtype: torch.dtype) -> Values:
-    """A format that holds the rounded values of a tensor of a dtype, if it is rounded and there is one, and that dtype.
+    def layout(self, point: Quantizer, shape: torch.Size) -> ScaleLayout:
+        """The layout and the parameters of the scales of a tensor of a shape."""
+        if torch.compiler.is_compiling():
+            return self._layout(point, shape)
+        known = self.layouts.get(shape)
+        if known is None:
+            if len(self.layouts) == MOST_LAYOUTS:
+                self.layouts.clear()
+            known = self.layouts[shape] = self._layout(point, shape)
+        return known
 
-    Elements times scales are assumed to have exponents within those of bfloat16 and float32: below these, in blocks whose largest magnitude
-    is some 2**-120 or less, products are rounded to the carrier's subnormal numbers.
-    """
-    if site.quantizer is None:
-        return None, dtype
-    scale = site.quantizer.scale
-    if not isinstance(scale, (PerBlock, PerTile)) or site.chain:
-        return site.quantizer.format, dtype
-    find = _values if torch.compiler.is_compiling() else _known_values
-    return find(site.quantizer.format, scale.format, dtype), dtype
+    def _layout(self, point: Quantizer, shape: torch.Size) -> ScaleLayout:
+        assert point.scale is not None  # the layout is that of the scale
+        tiles = point.scale.tiles(shape) if self.along is None else self.along.tiles(point.scale, shape)
+        return ScaleLayout.of(point.scale, point.format, shape, tiles, self.turn(shape))
+
+    def _round_under_scales(
+        self, ops: Operators, x: Tensor, point: Quantizer, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None
+    ) -> Rounded:
+        seen = x if x.dim() == 2 else self.as_matrix(x)
+        layout = None if ops is DISPATCHED else self.layouts.get(seen.shape)
+        if layout is None:
+            layout = self.layout(point, seen.shape)
+        restore = Restore.ALL if not self.multiplies else Restore.SCALE if layout.is_local and not self.chain else Restore.NOTHING
+        values, scales, under = self.quantized(ops, seen, point, layout, seed, dtype, restore, known)
+        values = values if values.shape == x.shape else values.reshape(x.shape)
+        if restore == Restore.ALL:
+            return Rounded(values)
+        assert self.along is not None  # an operand's
+        if layout.is_local:
+            chains = None if scales is None else self.along.chains(scales, layout.tiles, seen.shape, self.chain)
+            return Rounded(values, under, chains=chains)
+        assert scales is not None  # only scales of blocks and tiles are not returned
+        return Rounded(values, self.along.spread(scales if under is None else under_whole(scales, under), seen.shape), scales)
+
+    def quantized(
+        self,
+        ops: Operators,
+        x: Tensor,
+        point: Quantizer,
+        layout: ScaleLayout,
+        seed: Tensor | None,
+        dtype: torch.dtype,
+        restore: Restore,
+        known: Tensor | None = None,
+    ) -> Scaled:
+        """A tensor rounded with scales that are laid out in it, using the random bits that its elements have in the whole."""
+        assert point.scale is not None
+        spelt = point.spelt
+        share = None if self.shared is None or self.along is None else self.shared.along(self.along, self.merges)
+        chosen = seed if spelt.is_stochastic else None
+        if chosen is None or not self.place.row:
+            noise = chosen, self.stream, self.place.offset
+            return quantize_scaled(ops, x, spelt, point.scale, noise, dtype, restore, layout, share, known)
+        wide, offset = widened(x, self.place)
+        layout = self.layout(point, wide.shape)
+        # Scales of columns are widened and narrowed with these.
+        is_of_columns = layout.tiles.across and layout.tiles.columns == 1
+        if known is not None and is_of_columns:
+            known = widened(known, self.place, 1.0)[0].view(1, -1, 1)
+        noise = chosen, self.stream, offset
+        values, scales, under = quantize_scaled(ops, wide, spelt, point.scale, noise, dtype, restore, layout, share, known)
+        if is_of_columns and scales is not None:
+            scales = narrowed(scales.view(-1), self.place).view(1, -1, 1)
+        return narrowed(values.view(wide.shape), self.place), scales, under
+
+    def _round_in_groups(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None) -> Rounded:
+        """Round a tensor whose rows fall into groups, or a stack of a matrix for each group."""
+        if not x.numel():
+            return Rounded(x.new_empty(x.shape, dtype=dtype))
+        found = self.round_units(ops, x, seed, dtype, known)
+        values = found.units.rows(found.after, x.shape)
+        if found.factor is None:
+            return Rounded(values)
+        assert self.along is not None
+        return Rounded(values, found.factor if self.along.kept == self.along.result else found.factor.mT, found.of_groups)
+
+    def round_units(
+        self,
+        ops: Operators,
+        x: Tensor,
+        seed: Tensor | None,
+        dtype: torch.dtype,
+        known: Tensor | None = None,
+        restore: Restore = Restore.SCALE,
+    ) -> RoundedUnits:
+        """Round the units of a tensor in groups that has elements, after a transform or under scales."""
+        assert self.quantizer is not None
+        assert self.groups is not None
+        assert self.along is not None
+        facts = self.groups, self.quantizer, self.transform, self.along.summed, self.stream
+        return round_units(ops, x, *facts, seed, dtype, known, restore)
+
+    def values(self, dtype: torch.dtype) -> Values:
+        """A format that holds the rounded values of a tensor of a dtype, if it is rounded and there is one, and that dtype.
+
+        Elements times scales are assumed to have exponents within those of bfloat16 and float32: below these, in blocks whose largest
+        magnitude is some 2**-120 or less, products are rounded to the carrier's subnormal numbers.
+        """
+        if self.quantizer is None:
+            return None, dtype
+        scale = self.quantizer.scale
+        if not isinstance(scale, (PerBlock, PerTile)) or self.chain:
+            return self.quantizer.format, dtype
+        find = _values if torch.compiler.is_compiling() else _known_values
+        return find(self.quantizer.format, scale.format, dtype), dtype
 
 
 def _values(element: Format, scale: Format, dtype: torch.dtype) -> Format | None:
@@ -161,81 +319,3 @@ def _values(element: Format, scale: Format, dtype: torch.dtype) -> Format | None
 
 
 _known_values = lru_cache(maxsize=1024)(_values)
-
-
-def as_it_lies(x: Tensor, site: Site) -> Tensor:
-    """A tensor in the shape that its scales follow."""
-    return rows(x) if site.merges else x
-
-
-def turn_of(site: Site, shape: Sequence[int]) -> Sequence[int]:
-    """The parameters of the transform applied before rounding."""
-    return () if site.transform is None else site.transform.turn(shape, site.direction.summed)
-
-
-def layout_of(site: Site, how: Quantizer, shape: torch.Size) -> ScaleLayout:
-    """The layout and the parameters of the scales of a tensor of a shape."""
-    if torch.compiler.is_compiling():
-        return _layout(site, how, shape)
-    known = site.layouts.get(shape)
-    if known is None:
-        if len(site.layouts) == MOST_LAYOUTS:
-            site.layouts.clear()
-        known = site.layouts[shape] = _layout(site, how, shape)
-    return known
-
-
-def _layout(site: Site, how: Quantizer, shape: torch.Size) -> ScaleLayout:
-    assert how.scale is not None  # the layout is that of the scale
-    return ScaleLayout.of(how.scale, how.format, shape, site.direction.tiles(how.scale, shape), turn_of(site, shape))
-
-
-def _round_under_scales(
-    ops: Operators, x: Tensor, site: Site, how: Quantizer, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None
-) -> Rounded:
-    seen = x if x.dim() == 2 else as_it_lies(x, site)
-    layout = None if ops is DISPATCHED else site.layouts.get(seen.shape)
-    if layout is None:
-        layout = layout_of(site, how, seen.shape)
-    restore = Restore.ALL if not site.multiplies else Restore.SCALE if layout.is_local and not site.chain else Restore.NOTHING
-    values, scales, under = quantized(ops, seen, site, how, layout, seed, dtype, restore, known)
-    values = values if values.shape == x.shape else values.reshape(x.shape)
-    if restore == Restore.ALL or (layout.is_local and scales is None and under is None):
-        return values, None
-    if layout.is_local:
-        chains = None if scales is None else site.direction.chains(scales, layout.tiles, seen.shape, site.chain)
-        return values, Left(() if under is None else (under,), chains=chains)
-    assert scales is not None  # only scales of blocks and tiles are not returned
-    return values, Left((site.direction.spread(scales if under is None else under_whole(scales, under), seen.shape),), scales)
-
-
-def quantized(
-    ops: Operators,
-    x: Tensor,
-    site: Site,
-    how: Quantizer,
-    layout: ScaleLayout,
-    seed: Tensor | None,
-    dtype: torch.dtype,
-    restore: Restore,
-    known: Tensor | None = None,
-) -> Scaled:
-    """A tensor rounded with scales that are laid out in it, using the random bits that its elements have in the whole."""
-    assert how.scale is not None
-    spelt = how.spelt
-    share = None if site.shared is None else site.shared.along(site.direction, site.merges)
-    chosen = seed if spelt.is_stochastic else None
-    if chosen is None or not site.place.row:
-        noise = chosen, site.stream, site.place.offset
-        return quantize_scaled(ops, x, spelt, how.scale, noise, dtype, restore, layout, share, known)
-    wide, offset = widened(x, site.place)
-    layout = layout_of(site, how, wide.shape)
-    # Scales of columns are widened and narrowed with these.
-    is_of_columns = layout.tiles.across and layout.tiles.columns == 1
-    if known is not None and is_of_columns:
-        known = widened(known, site.place, 1.0)[0].view(1, -1, 1)
-    noise = chosen, site.stream, offset
-    values, scales, under = quantize_scaled(ops, wide, spelt, how.scale, noise, dtype, restore, layout, share, known)
-    if is_of_columns and scales is not None:
-        scales = narrowed(scales.view(-1), site.place).view(1, -1, 1)
-    return narrowed(values.view(wide.shape), site.place), scales, under

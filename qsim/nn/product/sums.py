@@ -9,8 +9,8 @@ from qsim import accumulators
 from qsim.accumulators import Accumulator
 from qsim.formats import BF16, FP16, FP32, Format, format as resolve_format
 from qsim.functional.quantizer import Quantizer
-from qsim.nn.product.directions import Direction
-from qsim.nn.product.sites import Site, values_of_site
+from qsim.nn.product.along import Along
+from qsim.nn.product.sites import Site
 from qsim.recipes.five_point import FivePoint
 from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.ops.accumulate import computed_on_chip
@@ -49,7 +49,7 @@ def spelled_lookup(points: FivePoint, site: Site, dtype: torch.dtype) -> str | N
 
 def multiplied_by(points: FivePoint, weight: Tensor) -> str:
     """Who computes products of a layer's size with an accumulator: the chip, the emulator, or both; empty if none has run yet."""
-    sums = {how.sum for plan in points.plans.values() for how in getattr(plan, "arithmetics", ()) if how.sum is not None}
+    sums = {how.sum for plan in points.plans.values() for how in getattr(plan, "products", ()) if how.sum is not None}
     if not sums or weight.dim() != 2:
         return ""
     rows, columns = weight.shape
@@ -59,11 +59,11 @@ def multiplied_by(points: FivePoint, weight: Tensor) -> str:
     return "chip" if all(found) else f"chip ({sum(found)} of {len(found)} kinds), emulator"
 
 
-def chain_of(point: Quantizer | None, direction: Direction, accumulator: Accumulator | None) -> int:
+def chain_of(point: Quantizer | None, along: Along, accumulator: Accumulator | None) -> int:
     """The number of products after which an accumulator's scales may change, if those of an operand's blocks or tiles enter it."""
     if accumulator is None or not accumulator.chain or point is None or point.scale is None:
         return 0
-    step = direction.step(point.scale)
+    step = along.step(point.scale)
     return accumulator.chain if step and step % accumulator.chain == 0 else 0
 
 
@@ -73,9 +73,10 @@ def _spelled(accumulator: Accumulator, product: str, one: tuple[Site, torch.dtyp
 
 def _facts(site: Site, dtype: torch.dtype) -> tuple[str, str]:
     """The name of an operand, and its format as text; the dtype's where no format holds its values."""
-    found = values_of_site(site, dtype)[0] or _OWN.get(dtype)
+    found = site.values(dtype)[0] or _OWN.get(dtype)
+    own = site.name if site.call is None else f"{site.name} ({site.call.name})"
     in_blocks = site.quantizer is not None and isinstance(site.quantizer.scale, (PerBlock, PerTile)) and not site.chain
-    name = f"{site.name} times its blocks' scales" if in_blocks else site.name
+    name = f"{own} times its blocks' scales" if in_blocks else own
     return name, str(dtype) if found is None else found.__repr__()
 
 

@@ -1,131 +1,145 @@
-"""The three tensors of a product (input, weight and gradient of the result), from its configuration."""
+"""The three tensors of a product (input, weight and gradient of the result), from its points: six sites at which they are rounded."""
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
 
-from qsim.accumulators import Accumulator
+from qsim.functional.callables import CallablePoint
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
-from qsim.nn.product.directions import Direction
-from qsim.nn.product.operands import CODE_BITS, Gradient, Operand, coding_of
-from qsim.nn.product.setting import Draws, ProductSetting, Shares
+from qsim.nn.product.along import Along, along
+from qsim.nn.product.bilinear import Product
+from qsim.nn.product.codes import kept_coding
+from qsim.nn.product.operands import Gradient, Operand
 from qsim.nn.product.sites import SharedOperand, Site
 from qsim.nn.product.sums import chain_of
 from qsim.random.places import WHOLE, Place
 from qsim.random.streams import rank_stream, stream
+from qsim.recipes.five_point import FivePoint
 
-# Streams of the points, so that no two share random bits; those of weights are shared by all ranks.
+#: Streams of the points, so that no two share random bits; those of weights are shared by all ranks.
 ACT, ACT_BWD, GRAD, GRAD_W = (stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
 WEIGHT, WEIGHT_BWD = (stream("five points", name) for name in ("weight", "weight_bwd"))
 SECOND = stream("five points", "second operand")
+#: By the role of a tensor, the product in which it has it, and which tensor it is: the first operand, the second, or the result.
+_ROLES = {"act": (0, 0), "weight": (0, 1), "grad": (1, 2), "weight_bwd": (1, 1), "grad_w": (2, 2), "act_bwd": (2, 0)}
+#: The dimensions of a lookup's tensors. There is no product: scales follow the rows, and are multiplied back in.
+_ROWS = along("...mk,nk->mn")["act"]
 
 
-def tensors_of(setting: ProductSetting, dims: int, rank: int, *, keeps_codes: bool) -> tuple[Operand, Operand, Gradient]:
-    """The input, the weight or other input, and the gradient of the result.
+@dataclass(frozen=True)
+class Shards:
+    """A process's shards of the distributed tensors of a product.
 
-    Args:
-        setting: The configuration.
-        dims: The number of dimensions of the second operand.
-        rank: This process's number, if random bits depend on it.
+    Attributes:
+        ranks: For the first operand, the second and the result, the number of the first process with the same shard, whose random bits it
+            has; a weight's bits follow from its values.
+        sums: For each of the three products, the number of the first process that computes the same sums.
+        place: The position of the local elements in the whole weight.
+        adds_bias: Whether the bias is added here, and not by another process whose result is added to this one.
+        shared: How scales of the whole first operand, second operand and result are found.
+    """
+
+    ranks: tuple[int, int, int]
+    sums: tuple[int, int, int]
+    place: Place = WHOLE
+    adds_bias: bool = True
+    shared: tuple[SharedOperand | None, SharedOperand | None, SharedOperand | None] = (None, None, None)
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The tensors of a product.
+
+    Attributes:
+        points: The points.
+        product: The operation.
+        shards: This process's shards of them.
+        merges: Whether all dimensions but the last of the input and the gradient count as one.
+        two_inputs: Whether the second operand is an input, rounded like the first, instead of a weight.
         keeps_codes: Whether inputs may be kept for the backward pass as codes.
     """
-    points, lies, merges = setting.points, setting.product.directions, setting.product.merges_rows(dims)
-    draws, shares = setting.draws or Draws(rank, rank, rank), setting.shares or Shares(None, None, None)
-    # The transform of both operands of a product comes from its input or its gradient: an input may take a weight's place.
-    own_grad_w = points.grad if points.grad_w is None else points.grad_w
-    forward, of_grad, of_grad_w = (None if point is None else point.transform for point in (points.act, points.grad, own_grad_w))
-    sum_forward, sum_a, sum_w = points.sums
-    acts, along, after = (points.act, points.act_bwd), (lies.act, lies.act_bwd), (forward, of_grad_w)
-    streams = rank_stream(ACT, draws.first), rank_stream(ACT_BWD, draws.first)
-    first = _operand("act", acts, streams, along, after, (sum_forward, sum_w), shares.first, merges=merges, keeps_codes=keeps_codes)
-    along, after, sums = (lies.weight, lies.weight_bwd), (forward, of_grad), (sum_forward, sum_a)
-    if setting.two_inputs:
-        streams = rank_stream(ACT, draws.second) ^ SECOND, rank_stream(ACT_BWD, draws.second) ^ SECOND
-        second = _operand("act", acts, streams, along, after, sums, shares.second, keeps_codes=keeps_codes)
-    else:
-        weights = points.weight, points.weight_bwd
-        second = _operand("weight", weights, (WEIGHT, WEIGHT_BWD), along, after, sums, shares.second, draws.place)
-    return first, second, _gradient(setting, draws.gradient, shares.result, merges=merges)
 
+    points: FivePoint
+    product: Product
+    shards: Shards
+    merges: bool
+    two_inputs: bool
+    keeps_codes: bool
 
-def _operand(
-    name: str,
-    points: tuple[Quantizer | None, Quantizer | Literal["same"] | None],
-    streams: tuple[int, int],
-    along: tuple[Direction, Direction],
-    transforms: tuple[Hadamard | None, Hadamard | None],
-    sums: tuple[Accumulator | None, Accumulator | None],
-    shared: SharedOperand | None,
-    place: Place = WHOLE,
-    *,
-    merges: bool = False,
-    keeps_codes: bool = False,
-) -> Operand:
-    """An operand from pairs of forward and backward settings."""
-    point, after = points
-    is_reused = isinstance(after, str)
-    forward, backward = (
-        Site(own, quantizer, number, place, direction, merges, transform, shared, chain=chain_of(quantizer, direction, accumulator))
-        for own, quantizer, number, direction, transform, accumulator in zip(
-            (name, f"{name}_bwd"),
-            (point, point if isinstance(after, str) else after),
-            (streams[0], streams[0] if is_reused else streams[1]),
-            along,
-            transforms,
-            sums,
-            strict=True,
+    @property
+    def first(self) -> Operand:
+        """The input, or the indices of a lookup."""
+        if self.product.is_lookup:
+            indices = Site("act", None, 0)
+            return Operand(indices, indices, is_reused=False)
+        rank = self.shards.ranks[0]
+        return self._operand("act", "act", rank_stream(ACT, rank), rank_stream(ACT_BWD, rank))
+
+    @property
+    def second(self) -> Operand:
+        """The weight, the table of a lookup, or the other input."""
+        if self.two_inputs:
+            rank = self.shards.ranks[1]
+            return self._operand("act", "weight", rank_stream(ACT, rank) ^ SECOND, rank_stream(ACT_BWD, rank) ^ SECOND)
+        return self._operand("weight", "weight", WEIGHT, WEIGHT_BWD)
+
+    @property
+    def gradient(self) -> Gradient:
+        """The gradient of the result, which both products share unless it has a second point, or scales and transforms of directions."""
+        points, rank = self.points, self.shards.ranks[2]
+        first = self._site("grad", "grad", points.used["grad"], rank_stream(GRAD, rank))
+        if self.product.is_lookup:
+            return Gradient(first, first, is_rounded_once=True, is_summed=False)
+        name = "grad" if points.grad_w is None else "grad_w"
+        is_once = points.grad_w is None and first.transform is None and not _is_directed(points.used["grad"])
+        second = self._site("grad_w", name, points.used[name], first.stream if is_once else rank_stream(GRAD_W, rank))
+        # A chip rounds the gradient in another read, and the bias's gradient must not depend on what multiplies.
+        are_plain = all(site.quantizer is not None and site.is_plain for site in (first, second))
+        is_summed = are_plain and points.accumulate is None and self.product.sums_rows
+        return Gradient(first, second, is_once and not (first.chain or second.chain), is_summed)
+
+    def _operand(self, name: str, role: str, forward_stream: int, backward_stream: int) -> Operand:
+        point, after = self.points.used[name], getattr(self.points, f"{name}_bwd")
+        forward = self._site(role, name, point, forward_stream)
+        # What follows a direction, or a transform, is rounded again in the direction of the other product.
+        transforms = forward.transform is not None or self._transform(_ROLES[f"{role}_bwd"][0]) is not None
+        is_reused = after == "same" and not transforms and not _is_directed(point)
+        later, number = (point, forward_stream) if is_reused else (self.points.used[f"{name}_bwd"], backward_stream)
+        backward = self._site(f"{role}_bwd", f"{name}_bwd", later, number)
+        clips, is_requantized = isinstance(point, Quantizer) and point.clip_gradient, after == "requantized"
+        coding = kept_coding(forward, backward) if self.keeps_codes and name == "act" and not is_requantized else None
+        return Operand(forward, backward, is_reused, clips, coding, is_requantized=is_requantized)
+
+    def _site(self, role: str, name: str, point: Quantizer | CallablePoint | None, number: int) -> Site:
+        """The site of a tensor in a role, at a point."""
+        index, tensor = _ROLES[role]
+        is_lookup, is_weight = self.product.is_lookup, name.startswith("weight")
+        lies: Along = _ROWS if is_lookup else along(self.product.equation)[role]
+        quantizer = point if isinstance(point, Quantizer) else None
+        call = point if isinstance(point, CallablePoint) else None
+        return Site(
+            name,
+            quantizer,
+            number,
+            lies,
+            call,
+            is_outside=call is not None and name in ("act", "weight") and not call.is_straight,
+            place=self.shards.place if is_weight else WHOLE,
+            merges=is_lookup or (self.merges and tensor != 1),
+            transform=None if is_lookup else self._transform(index),
+            shared=self.shards.shared[tensor],
+            multiplies=not is_lookup,
+            chain=0 if is_lookup else chain_of(quantizer, lies, self.points.sums[index]),
         )
-    )
-    clips = point is not None and point.clip_gradient
-    return Operand(forward, backward, is_reused, clips, _coding(forward, backward) if keeps_codes else None)
+
+    def _transform(self, index: int) -> Hadamard | None:
+        """The transform of both operands of one of the three products: that of its input or its gradient."""
+        used = self.points.used
+        point = used["act"] if index == 0 else used["grad"] if index == 1 or self.points.grad_w is None else used["grad_w"]
+        return point.transform if isinstance(point, Quantizer) else None
 
 
-def _coding(forward: Site, backward: Site) -> str | None:
-    """The codes in which an input is kept, if there are any.
-
-    A weight is kept anyway. Compiled code keeps operands, because a compiler can recompute them from tensors kept for other reasons, such
-    as the input of an activation function, while it must keep the results of opaque operators.
-    """
-    point = backward.quantizer
-    if point is None or point.format.bits > CODE_BITS or not (forward.is_plain and backward.is_plain):
-        return None
-    return coding_of(point.format)
-
-
-def _gradient(setting: ProductSetting, draws: int, shared: SharedOperand | None, *, merges: bool) -> Gradient:
-    points, lies, number = setting.points, setting.product.directions, rank_stream(GRAD, draws)
-    _, sum_a, sum_w = points.sums
-    grad = _site_of_gradient("grad", points.grad, number, lies.grad, sum_a, shared, merges=merges)
-    if points.grad_w is not None or _rounds_twice(grad):
-        number = rank_stream(GRAD_W, draws)
-    name, point = ("grad", points.grad) if points.grad_w is None else ("grad_w", points.grad_w)
-    grad_w = _site_of_gradient(name, point, number, lies.grad_w, sum_w, shared, merges=merges)
-    # A chip rounds the gradient in another read, and the bias's gradient must not depend on what multiplies.
-    is_summed = points.accumulate is None and setting.product.sums_rows
-    return Gradient(
-        grad,
-        grad_w,
-        is_rounded_once=grad.stream == grad_w.stream and not (grad.chain or grad_w.chain),
-        is_summed=is_summed and all(site.quantizer is not None and site.is_plain for site in (grad, grad_w)),
-    )
-
-
-def _site_of_gradient(
-    name: str,
-    point: Quantizer | None,
-    number: int,
-    along: Direction,
-    accumulator: Accumulator | None,
-    shared: SharedOperand | None,
-    *,
-    merges: bool,
-) -> Site:
-    transform = None if point is None else point.transform
-    return Site(name, point, number, WHOLE, along, merges, transform, shared, chain=chain_of(point, along, accumulator))
-
-
-def _rounds_twice(grad: Site) -> bool:
-    """Whether the gradient is rounded a second time, because its second product needs scales or a transform along another dimension."""
-    scale = None if grad.quantizer is None else grad.quantizer.scale
-    return grad.transform is not None or (scale is not None and scale.is_directed)
+def _is_directed(point: Quantizer | CallablePoint | None) -> bool:
+    """Whether scales follow the dimension over which a product sums."""
+    return isinstance(point, Quantizer) and point.scale is not None and point.scale.is_directed

@@ -14,34 +14,31 @@ from dataclasses import replace
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from qsim.functional.quantizer import is_stochastic
-from qsim.nn.product.embedding import FivePointEmbedding, check_table, draws_gradient
+from qsim.nn.product.autograd import product_with_seeds
+from qsim.nn.product.embedding import Lookup
+from qsim.nn.product.plans import Plan, plan_for
 from qsim.nn.sharded.scales import shares_of_lookup
 from qsim.nn.sharded.shares import (
     Placements,
     agreed_seed,
-    draws_of_weight,
     from_shards,
     is_shard,
     placed,
     refuse_shard,
     seed_of_shares,
-    summing,
+    shards_of_weight,
 )
 from qsim.random.shards import sizes, span
 from qsim.random.sources import Stream
-from qsim.recipes.five_point import FivePoint
 
 
-def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: Stream) -> Tensor:
-    """`five_point_embedding` of a distributed table.
+def sharded_lookup(x: Tensor, weight: Tensor, plan: Plan, stream: Stream) -> Tensor:
+    """A lookup in a distributed table.
 
     Args:
         x: Indices.
         weight: The table.
-        padding_idx: The row that gets no gradient, or -1.
-        scale_grad_by_freq: Divide gradients by how often an index occurs.
-        points: Where to round.
+        plan: The plan of a lookup.
         stream: Distinguishes weights that have the same values.
 
     Raises:
@@ -53,26 +50,30 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
         raise TypeError(f"embedding: indices and table must both be distributed tensors or none, got {kinds}")
     if x.device_mesh != weight.device_mesh:
         raise ValueError(f"embedding: indices and table must live on one mesh, got {x.device_mesh} and {weight.device_mesh}")
-    check_table(weight, points)
     along = [_layout(x, weight, *dim) for dim in zip(sizes(x.device_mesh), x.placements, weight.placements, strict=True)]
     of_x, of_weight, of_result, of_gradient = zip(*along, strict=True)
     x, weight = placed(x, of_x), placed(weight, of_weight)
-    shares = shares_of_lookup(x, weight, of_result, points) if points.is_scaled else (None, None)
-    in_rows = any(is_shard(how, 0) for how in of_weight)
-    if in_rows and scale_grad_by_freq:
+    points, product = plan.points, plan.product
+    assert isinstance(product, Lookup)
+    shards = shards_of_weight(weight, of_x, of_result, (of_result, of_result, of_gradient))
+    if points.is_scaled:
+        table, result = shares_of_lookup(x, weight, of_result, plan)
+        shards = replace(shards, shared=(None, table, result))
+    in_rows, adds = any(is_shard(how, 0) for how in of_weight), points.sums[2] is not None
+    if in_rows and product.scale_grad_by_freq:
         raise ValueError("embedding: scale_grad_by_freq cannot be combined with a table that is distributed by rows")
-    seed = agreed_seed(weight, stream) if draws_gradient(points) else None
-    weight_seed = seed_of_shares(weight, stream, points.redraws_weight) if is_stochastic(points.weight) else None
-    rows, draws = weight.to_local(grad_placements=of_gradient), draws_of_weight(weight, of_x, of_result)
-    if points.sums[2] is not None:
-        draws = replace(draws, sums=summing(weight.device_mesh, (of_result, of_result, of_gradient)))
+    seed = agreed_seed(weight, stream) if plan.draws else None
+    weight_seed = seed_of_shares(weight, stream, points.redraws_weight) if plan.weight_draws else None
+    rows = weight.to_local(grad_placements=of_gradient)
     indices, (start, _) = x.to_local(), span(weight, 0)
-    padding = padding_idx - start if start <= padding_idx < start + rows.shape[0] else -1
+    padding = product.padding_idx - start if start <= product.padding_idx < start + rows.shape[0] else -1
     elsewhere = (indices < start) | (indices >= start + rows.shape[0])
     # For rows of other processes any row will do: it is masked out, and its gradient is zero. An accumulator adds no such zeros.
-    own = (indices - start).masked_fill(elsewhere, 0 if points.sums[2] is None else -1) if in_rows else indices
-    given = (own, rows, seed, weight_seed, points, padding, scale_grad_by_freq, draws, shares)
-    y = FivePointEmbedding.apply(*given)  # type: ignore[no-untyped-call]
+    own = (indices - start).masked_fill(elsewhere, -1 if adds else 0) if in_rows else indices
+    lookup = Lookup(padding, product.scale_grad_by_freq, skips_negative=in_rows and adds)
+    own_plan = plan_for(points, lookup, own, rows, shards=shards)
+    assert own_plan is not None  # there is something to round
+    y = product_with_seeds(own, rows, None, seed, weight_seed, own_plan)
     y = y.masked_fill(elsewhere.unsqueeze(-1), 0) if in_rows else y
     return from_shards((*x.shape, weight.shape[1]), y, x.device_mesh, of_result)
 

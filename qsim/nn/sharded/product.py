@@ -34,21 +34,20 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from qsim.nn.product.autograd import product_with_seeds
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct
-from qsim.nn.product.plans import plan_of
-from qsim.nn.product.setting import Draws, ProductSetting
+from qsim.nn.product.plans import Plan, plan_for
 from qsim.nn.sharded.scales import result_shape, shares_of
 from qsim.nn.sharded.shares import (
     Placements,
     agreed_seed,
-    draws_of_weight,
     first_holder,
     from_shards,
     is_shard,
     placed,
     refuse_shard,
     seed_of_shares,
-    summing,
+    shards_of_weight,
 )
+from qsim.random.places import WHOLE
 from qsim.random.sources import Stream
 
 
@@ -64,14 +63,14 @@ class ProductPlacements(NamedTuple):
     grad_bias: Placements
 
 
-def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductSetting, stream: Stream = 0) -> Tensor:
+def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, stream: Stream = 0) -> Tensor:
     """A product of distributed tensors.
 
     Args:
         a: An input.
         w: A weight, or another input.
         bias: Added to the result, not rounded.
-        setting: The points and the operation.
+        plan: The plan for such operands.
         stream: Distinguishes weights that have the same values.
 
     Raises:
@@ -79,24 +78,22 @@ def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductS
         ValueError: If they are on different meshes, or have placements that no product supports.
     """
     a, w, bias = _on_one_mesh(a, w, bias)
-    mesh = w.device_mesh
-    layout = _layout(a, w, setting)
+    mesh, two_inputs = w.device_mesh, plan.two_inputs
+    layout = _layout(a, w, plan)
     a, w = placed(a, layout.a), placed(w, layout.w)
-    points = setting.points
-    seed = agreed_seed(a, stream) if points.is_stochastic else None
-    weight_seed = seed_of_shares(w, stream, points.redraws_weight) if points.weight_is_stochastic and not setting.two_inputs else None
-    if setting.two_inputs:
-        draws = Draws(first_holder(mesh, layout.a), first_holder(mesh, layout.w), first_holder(mesh, layout.out))
-    else:
-        draws = draws_of_weight(w, layout.a, layout.out)
-    if points.accumulate is not None:
-        draws = replace(draws, sums=summing(mesh, (layout.out, layout.grad_a, layout.grad_w)))
-    shares = shares_of(a, w, layout.out, setting) if points.is_scaled else None
+    seed = agreed_seed(a, stream) if plan.draws else None
+    weight_seed = seed_of_shares(w, stream, plan.points.redraws_weight) if plan.weight_draws else None
+    shards = shards_of_weight(w, layout.a, layout.out, (layout.out, layout.grad_a, layout.grad_w))
+    if two_inputs:
+        shards = replace(shards, ranks=(shards.ranks[0], first_holder(mesh, layout.w), shards.ranks[2]), place=WHOLE, adds_bias=True)
+    if plan.points.is_scaled or any(site.call is not None for site in plan.sites):
+        shards = replace(shards, shared=shares_of(a, w, layout.out, plan))
     own_a, own_w = a.to_local(grad_placements=layout.grad_a), w.to_local(grad_placements=layout.grad_w)
     own_bias = None if bias is None else placed(bias, layout.bias).to_local(grad_placements=layout.grad_bias)
-    own = ProductSetting(points, setting.product, setting.two_inputs, draws, setting.dtype, shares)
-    y = product_with_seeds(own_a, own_w, own_bias, seed, weight_seed, plan_of(own, own_a, own_w))
-    return from_shards(result_shape(a, w, setting), y, mesh, layout.out)
+    own = plan_for(plan.points, plan.product, own_a, own_w, own_bias, two_inputs=two_inputs, shards=shards)
+    assert own is not None  # there is something to round
+    y = product_with_seeds(own_a, own_w, own_bias, seed, weight_seed, own)
+    return from_shards(result_shape(a, w, plan), y, mesh, layout.out)
 
 
 def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None) -> tuple[DTensor, DTensor, DTensor | None]:
@@ -109,11 +106,9 @@ def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None) -> tuple[DTensor, DT
     return a, w, bias
 
 
-def _layout(a: DTensor, w: DTensor, setting: ProductSetting) -> ProductPlacements:
+def _layout(a: DTensor, w: DTensor, plan: Plan) -> ProductPlacements:
     """The layout, chosen separately along each dimension of the mesh."""
-    choose = (
-        _linear if isinstance(setting.product, LinearProduct) else _matmul if isinstance(setting.product, MatmulProduct) else _convolution
-    )
+    choose = _linear if isinstance(plan.product, LinearProduct) else _matmul if isinstance(plan.product, MatmulProduct) else _convolution
     along = [choose(a, w, of_a, of_w) for of_a, of_w in zip(a.placements, w.placements, strict=True)]
     return ProductPlacements(*zip(*along, strict=True))
 

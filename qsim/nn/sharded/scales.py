@@ -1,6 +1,6 @@
 """Scales of distributed tensors: those of the whole, computed together by the processes that hold shards of it.
 
-Scales of channels and of whole tensors follow from the largest magnitudes of all shards. PerBlock, tiles and transforms stay within a
+Scales of channels and of whole tensors follow from the largest magnitudes of all shards. Blocks, tiles and transforms stay within a
 process: shards that would cut them raise an error.
 """
 
@@ -15,14 +15,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from qsim.nn.product.along import Along
 from qsim.nn.product.arithmetic import Arithmetic
-from qsim.nn.product.directions import Direction
-from qsim.nn.product.embedding import site_of_lookup, site_of_table
-from qsim.nn.product.plans import plan_of
-from qsim.nn.product.setting import ProductSetting, Shares
+from qsim.nn.product.plans import Plan
 from qsim.nn.product.sites import Site
 from qsim.random.shards import sizes
-from qsim.recipes.five_point import FivePoint
 from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.ops.direct import DISPATCHED
 
@@ -43,8 +40,8 @@ class MeshShare:
     placements: tuple[Placement, ...]
     channels: tuple[int, ...] = ()
 
-    def along(self, direction: Direction, merges: bool) -> MeshShare:
-        """The shard of an operand, with a direction in a product."""
+    def along(self, direction: Along, merges: bool) -> MeshShare:
+        """The shard of an operand, with its dimensions in a product."""
         return MeshShare(self.shape, self.mesh, self.placements, tuple(direction.channel_dims(len(self.shape), merges)))
 
     def of_all(self, amaxes: Tensor) -> Tensor:
@@ -68,10 +65,12 @@ class MeshShare:
 
     def check(self, site: Site) -> None:
         """Raise an error for shards that would cut elements that are scaled or transformed together."""
-        if site.quantizer is None:
+        if site.call is not None:
+            raise ValueError(f"{site.name}: {site.call.name} would get the shard of a distributed tensor: give a format or a Quantizer")
+        if site.quantizer is None or site.along is None:
             return
         name, scale, dims = site.name, site.quantizer.scale, len(self.shape)
-        summed, (rows, columns) = site.direction.summed_dims(dims, site.merges), site.direction.matrix_dims(dims, site.merges)
+        summed, (rows, columns) = site.along.summed_dims(dims, site.merges), site.along.matrix_dims(dims, site.merges)
         if site.transform is not None:
             self._check_even(name, f"a transform of {site.transform.size}", summed, site.transform.size)
         if isinstance(scale, PerBlock):
@@ -98,7 +97,7 @@ def _dim_of(placement: Placement) -> int | None:
     return getattr(placement, "dim", None) if placement.is_shard() else None
 
 
-def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting: ProductSetting) -> Shares:
+def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], plan: Plan) -> tuple[MeshShare, MeshShare, MeshShare]:
     """This process's shards of the operands and the result of a product.
 
     Raises:
@@ -106,8 +105,7 @@ def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting:
     """
     mesh = w.device_mesh
     first, second = MeshShare(tuple(a.shape), mesh, tuple(a.placements)), MeshShare(tuple(w.shape), mesh, tuple(w.placements))
-    result = MeshShare(tuple(result_shape(a, w, setting)), mesh, of_result)
-    plan = plan_of(setting, a, w)
+    result = MeshShare(tuple(result_shape(a, w, plan)), mesh, of_result)
     first.check(plan.first.forward)
     second.check(plan.second.forward)
     if torch.is_grad_enabled():
@@ -115,16 +113,16 @@ def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting:
         second.check(plan.second.backward)
         result.check(plan.gradient.for_second)
         first.check(plan.first.backward)
-    return Shares(first, second, result)
+    return first, second, result
 
 
-def result_shape(a: DTensor, w: DTensor, setting: ProductSetting) -> torch.Size:
+def result_shape(a: DTensor, w: DTensor, plan: Plan) -> torch.Size:
     """The shape of the whole result, which torch knows without computing it."""
     first, second = (torch.empty(x.shape, device="meta") for x in (a, w))
-    return setting.product.forward(first, second, None, Arithmetic(first.dtype, DISPATCHED)).shape
+    return plan.product.forward(first, second, None, Arithmetic(first.dtype, DISPATCHED)).shape
 
 
-def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...], points: FivePoint) -> tuple[MeshShare, MeshShare]:
+def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...], plan: Plan) -> tuple[MeshShare, MeshShare]:
     """This process's shards of a table and of a lookup's result.
 
     If the rows are sharded, each process rounds a gradient of the whole's shape, with zeros where others look up.
@@ -135,6 +133,6 @@ def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...
     looked_up = tuple(Shard(0) if how.is_partial() else how for how in of_result)
     table = MeshShare(tuple(weight.shape), weight.device_mesh, tuple(weight.placements))
     result = MeshShare((*x.shape, weight.shape[1]), weight.device_mesh, looked_up)
-    table.check(site_of_table(points))
-    MeshShare(result.shape, result.mesh, of_result).check(site_of_lookup(points))
+    table.check(plan.second.forward)
+    MeshShare(result.shape, result.mesh, of_result).check(plan.gradient.for_second)
     return table, result

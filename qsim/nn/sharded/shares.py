@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from qsim.nn.product.setting import Draws
+from qsim.nn.product.tensors import Shards
 from qsim.random import seeds
 from qsim.random.shards import coordinates, place_of
 from qsim.random.sources import Stream
@@ -39,11 +39,18 @@ def from_shards(shape: torch.Size | tuple[int, ...], local: Tensor, mesh: Device
     return DTensor.from_local(local, mesh, how, run_check=False, shape=torch.Size(shape), stride=strides)
 
 
-def draws_of_weight(w: DTensor, of_input: Placements, of_result: Placements) -> Draws:
-    """The random bits that the process uses for its shards of an input, a weight and a result, and whether it adds the bias."""
+def shards_of_weight(w: DTensor, of_input: Placements, of_result: Placements, sums: Sequence[Placements]) -> Shards:
+    """The process's shards of an input, a weight and a result.
+
+    Args:
+        w: The weight.
+        of_input: The placements of the input.
+        of_result: Those of the result.
+        sums: Those of the results of the three products.
+    """
     mesh, coordinate = w.device_mesh, coordinates(w.device_mesh)
     adds_bias = not any(place for place, how in zip(coordinate, of_result, strict=True) if how.is_partial())
-    return Draws(first_holder(mesh, of_input), 0, first_holder(mesh, of_result), place_of(w), adds_bias)
+    return Shards((first_holder(mesh, of_input), 0, first_holder(mesh, of_result)), summing(mesh, sums), place_of(w), adds_bias)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

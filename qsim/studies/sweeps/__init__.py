@@ -18,6 +18,7 @@ import qsim
 from qsim import FivePoint
 from qsim.diagnostics import Monitor
 from qsim.recipes import Recipe
+from qsim.recipes.points_of import PointsLike
 from qsim.studies.learners.training import full_precision
 from qsim.studies.plans import plan
 from qsim.studies.report import Report
@@ -28,8 +29,8 @@ from qsim.studies.sweeps.sources import Loss, MakeOptimizer, Sources, name_of
 
 __all__ = ["Run", "Settings", "Sources", "Sweep", "SweepStudy", "sweep"]
 
-#: Points, a recipe, the name of a recipe, or None for full precision.
-Points = FivePoint | Recipe | str | None
+#: Anything that `convert` takes for a whole model; None is full precision.
+Points = PointsLike
 
 FULL = "full precision"
 #: The share of the reference's loss by which another may differ and still count as equal.
@@ -195,7 +196,7 @@ def _worst(monitor: Monitor) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report says it
         monitor.step()
-    return next(map(str, monitor.advice().problems), "")
+    return next(map(str, monitor.advice()), "")
 
 
 def _batches(data: Dataset[Any], collate: Callable[[list[Any]], Any], run: Run, device: torch.device) -> Iterator[tuple[Any, Any]]:

@@ -126,10 +126,10 @@ def test_options_reach_the_layers(capsys: pytest.CaptureFixture[str], monkeypatc
         assert layer.bias is None
         assert layer.weight.dtype == torch.bfloat16
         assert layer.weight.shape == (3, 4)
-    assert seen[1][0].points == FivePoint("e5m2", "e5m2", up, up, up)
+    assert seen[1][0].points == FivePoint("e5m2", "e5m2", act_bwd=up, weight_bwd=up, grad=up)
     assert found["heading"].endswith("act=e5m2, weight=e5m2, act_bwd=e5m2 up, weight_bwd=e5m2 up, grad=e5m2 up")
     bench(capsys, *LINEAR, "--shapes", "5x4x3", "--backward", "same", "--accumulate", "h100_fp8")
-    assert seen[3][0].points == FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate="h100_fp8")
+    assert seen[3][0].points == FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate="h100_fp8")
 
 
 def test_a_step_of_a_layer_computes_every_gradient_again() -> None:

@@ -14,6 +14,7 @@ from qsim.cli.bench import _models
 from qsim.cli.bench._graphs import peak_growth, replay
 from qsim.cli.bench._models import SIZES, ConvNet, LanguageModel
 from qsim.cli.bench._qpytorch_way import QPyTorchLinear
+from support.points import in_order
 
 CPU = torch.device("cpu")
 
@@ -103,7 +104,7 @@ def float_quantize(x: Tensor, exp: int, man: int, rounding: str) -> Tensor:
 @pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5)])
 def test_qpytorchs_way_is_the_same_layer_where_both_round_alike(shape: tuple[int, ...], bias: bool) -> None:
     # A different format at each point, so that mix-ups are visible.
-    points = FivePoint(Float(4, 4), Float(3, 5), Float(4, 1), Float(5, 3), Float(4, 2))
+    points = FivePoint(Float(4, 4), Float(3, 5), act_bwd=Float(4, 1), weight_bwd=Float(5, 3), grad=Float(4, 2))
     ours = qsim.nn.Linear(5, 4, bias, points=points)
     theirs = QPyTorchLinear(ours, points, float_quantize)
     assert theirs.weight is not ours.weight
@@ -120,7 +121,7 @@ def test_qpytorchs_way_is_the_same_layer_where_both_round_alike(shape: tuple[int
 
 
 def test_qpytorchs_way_is_float32_whatever_the_layer_was() -> None:
-    points = FivePoint(*["e4m3"] * 5)
+    points = in_order(*["e4m3"] * 5)
     layer = nn.Linear(4, 4, dtype=torch.bfloat16)
     theirs = QPyTorchLinear(layer, points, float_quantize)
     assert torch.equal(theirs.weight, layer.weight.float())
@@ -138,7 +139,7 @@ def test_qpytorchs_way_is_float32_whatever_the_layer_was() -> None:
     ids=str,
 )
 def test_points_that_qpytorch_lacks_raise_an_error(point: Quantizer | str | None, named: str) -> None:
-    points = FivePoint(*["e4m3"] * 4, point)
+    points = in_order(*["e4m3"] * 4, point)
     with pytest.raises(ValueError, match="QPyTorch rounds to floating-point formats, nearest or stochastically: it does not ") as caught:
         QPyTorchLinear(nn.Linear(2, 2), points, float_quantize)
     assert named in str(caught.value)

@@ -74,7 +74,7 @@ def test_a_bit_costs_at_most_four_times_the_batch(generator: torch.Generator) ->
 
 
 def test_rounding_of_weights_counts_as_bias_not_as_variance(model: nn.Linear, generator: torch.Generator) -> None:
-    points = qsim.FivePoint(weight=exact.STOCHASTIC)
+    points = qsim.FivePoint(weight=exact.STOCHASTIC, weight_bwd=None)
     batches = exact.batches(64, generator)
     found = batch_for(model, exact.square_loss, batches, points)
     of_all = found[-1]
@@ -143,7 +143,7 @@ def test_a_factor_that_does_not_hold_is_refused(generator: torch.Generator) -> N
 
 def test_points_that_layers_cannot_have_are_refused(generator: torch.Generator) -> None:
     net = qsim.convert(nn.Sequential(nn.Linear(8, 8)), qsim.FivePoint())
-    delayed = qsim.FivePoint(act=qsim.Quantizer("e4m3", scale=qsim.scaling.Delayed(4)))
+    delayed = qsim.FivePoint(act=qsim.Quantizer("e4m3", scale=qsim.scaling.Delayed(4)), act_bwd=None)
     batches = [torch.randn(8, 8) for _ in range(3)]
     with pytest.raises(ValueError, match="act has a delayed scale, for which there is no history yet"):
         batch_for(net, lambda model, x: model(x).sum(), batches, delayed)

@@ -50,7 +50,7 @@ def test_the_way_back_has_the_variance_of_lemma_3_and_no_bias(point: str, of_x: 
 
 def test_weights_rounded_stochastically_are_drawn_again(generator: torch.Generator) -> None:
     batches = exact.batches(COUNT, generator)
-    model = layer(qsim.FivePoint(weight=exact.STOCHASTIC), generator)
+    model = layer(qsim.FivePoint(weight=exact.STOCHASTIC, weight_bwd=None), generator)
     inputs = [exact.product(exact.fractions(x), exact.fractions(x)) for x, _ in batches]
     weight = exact.fractions(model.weight)
     # The gradient is Ŵ XᵀX: an error of one element of Ŵ affects a row of it, times a row of XᵀX.
@@ -63,7 +63,7 @@ def test_weights_rounded_stochastically_are_drawn_again(generator: torch.Generat
 
 def test_weights_rounded_to_nearest_leave_a_bias_and_no_variance(generator: torch.Generator) -> None:
     batches = exact.batches(COUNT, generator)
-    model = layer(qsim.FivePoint(weight=exact.NEAREST), generator)
+    model = layer(qsim.FivePoint(weight=exact.NEAREST, weight_bwd=None), generator)
     weight = exact.fractions(model.weight)
     rounded = exact.fractions(exact.NEAREST(model.weight.detach()))
     inputs = [exact.product(exact.fractions(x), exact.fractions(x)) for x, _ in batches]

@@ -59,7 +59,7 @@ def test_delayed_scales_follow_from_the_history_as_it_is() -> None:
     ("points", "name", "due"),
     [
         (qsim.FivePoint(act=SR, weight=SR, act_bwd="same", weight_bwd="same", grad=SR), "weight_bwd", qsim.FivePoint(weight_bwd=SR)),
-        (qsim.FivePoint(act=SR, act_bwd="same", grad=SR), "act", qsim.FivePoint(act=SR)),
+        (qsim.FivePoint(act=SR, act_bwd="same", grad=SR), "act", qsim.FivePoint(act=SR, act_bwd=None)),
         (qsim.FivePoint(act=SR, act_bwd=SR, grad=SR), "grad", qsim.FivePoint(grad=SR)),
     ],
 )
@@ -95,7 +95,7 @@ def test_operands_that_are_transformed_stay_so() -> None:
 def test_weights_are_drawn_again_where_the_shared_seed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a distributed run, in which processes agree on it once."""
     monkeypatch.setattr(random, "shared_seed", lambda: 7)
-    found = gradient_error(dense(qsim.FivePoint(weight=SR)), loss, batches(32, 32), draws=3)
+    found = gradient_error(dense(qsim.FivePoint(weight=SR, weight_bwd=None)), loss, batches(32, 32), draws=3)
     assert found.of("weight").rounding.low > 0
 
 
@@ -109,7 +109,7 @@ def test_a_weight_that_two_layers_share_counts_once() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.out(self.table(x))
 
-    model = qsim.convert(Tied(), qsim.FivePoint(weight=SR, grad=SR), embeddings=True)
+    model = qsim.convert(Tied(), qsim.FivePoint(weight=SR, grad=SR, weight_bwd=None), embeddings=True)
     found = gradient_error(model, loss, [torch.randint(10, (16,)) for _ in range(4)], draws=2)
     one, other, together = (found.of("all", name).rounding.value for name in ("table", "out", "all weights"))
     assert one == other == together > 0
@@ -119,7 +119,7 @@ def test_attention_and_convolutions() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     attention = gradient_error(qsim.convert(layer, qsim.FivePoint(act_bwd=SR, grad=SR)), loss, batches(4, 5, 16), draws=2)
     assert attention.of("act_bwd", "self_attn").rounding.low > 0
-    convolution = qsim.convert(nn.Sequential(nn.Conv2d(2, 4, 3)), qsim.FivePoint(act_bwd=SR, weight=SR))
+    convolution = qsim.convert(nn.Sequential(nn.Conv2d(2, 4, 3)), qsim.FivePoint(act_bwd=SR, weight=SR, weight_bwd=None))
     assert gradient_error(convolution, loss, batches(8, 2, 6, 6), draws=2).of("act_bwd", "0").rounding.low > 0
 
 

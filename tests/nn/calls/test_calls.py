@@ -18,8 +18,9 @@ from qsim import FivePoint, Quantizer
 from qsim.nn import functional
 from support.comparing import same_bits
 from support.multiplying import NEAREST, Calls, inputs, made, results, rounded
+from support.points import in_order
 
-NOISY = FivePoint(*[Quantizer("e2m1", "stochastic")] * 5)
+NOISY = in_order(*[Quantizer("e2m1", "stochastic")] * 5)
 
 
 def bmm(own: Any, x: Tensor) -> Tensor:
@@ -186,7 +187,7 @@ def test_a_convolution_by_an_activation_is_rounded_on_request() -> None:
     model = qsim.convert(made(LEFT["a convolution by an activation"]), NEAREST, calls="all")
     x = inputs()
     kernel = x[:, :, None].mT.reshape(4, 5, 1)
-    points = FivePoint("e4m3", "e4m3", "same", "same", "e5m2")
+    points = FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e5m2")
     assert same_bits(model(x), functional.conv1d(x[None], kernel, points=points))
     assert qsim.coverage(model, inputs()).share == 1
 
@@ -222,9 +223,9 @@ def test_recipes_keep_a_head_that_is_a_table_in_high_precision() -> None:
 
 def test_points_by_pattern() -> None:
     model: Any = Calls(lambda m, x: F.linear(F.linear(x, m.a.w), m.b.w), a=Calls(bmm), b=Calls(bmm))
-    qsim.convert(model, {"a": NEAREST, "b": FivePoint(act="e2m1")})
+    qsim.convert(model, {"a": NEAREST, "b": FivePoint(act="e2m1", act_bwd=None)})
     x = inputs()
-    assert same_bits(model(x), functional.linear(rounded(x, model.a.w), model.b.w, None, FivePoint(act="e2m1")))
+    assert same_bits(model(x), functional.linear(rounded(x, model.a.w), model.b.w, None, FivePoint(act="e2m1", act_bwd=None)))
     assert qsim.nn.conversion(model).calls[0] == ("a", "any products with w, stack", NEAREST)
 
 
@@ -232,7 +233,7 @@ def test_points_by_pattern() -> None:
 
 
 def test_noise_of_weights_lasts_for_a_step_and_differs_between_parameters_and_copies() -> None:
-    points = FivePoint(weight=Quantizer("e2m1", "stochastic"))
+    points = FivePoint(weight=Quantizer("e2m1", "stochastic"), weight_bwd=None)
     model = made(bmm, points, part=Calls(bmm))
     with torch.no_grad():
         model.part.w.copy_(model.w)
@@ -340,6 +341,11 @@ def test_compiled_code_gives_the_same_bits() -> None:
         y = torch.einsum("bi,eij->ebj", m.part(x).unflatten(-1, (2, 2)).flatten(-2), m.stack)
         return F.linear(y @ m.stack[1].T, m.table.weight.bfloat16().float())  # type: ignore[no-any-return]
 
-    model = made(calls, FivePoint(act="e4m3", weight=Quantizer("e2m1", "stochastic")), part=nn.Linear(4, 4), table=nn.Embedding(4, 4))
+    model = made(
+        calls,
+        FivePoint(act="e4m3", weight=Quantizer("e2m1", "stochastic"), act_bwd=None, weight_bwd=None),
+        part=nn.Linear(4, 4),
+        table=nn.Embedding(4, 4),
+    )
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert all(map(same_bits, results(model, model, inputs()), results(compiled, model, inputs())))

@@ -25,7 +25,7 @@ RECIPES = {
     "accumulated": qsim.recipes.fp8_hybrid(accumulate="h100_fp8").points,
     "accumulated, rows": qsim.recipes.fp8_hybrid(PerRow(), accumulate="h100_fp8").points,
     "accumulated, blocks": nearest(qsim.recipes.deepseek_v3().points),
-    "accumulated, plain": FivePoint("e4m3", "e4m3", "same", "same", "e5m2", accumulate="h100_fp8"),
+    "accumulated, plain": FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e5m2", accumulate="h100_fp8"),
 }
 ENDS = [(5, 5, 40, 70), (0, 0, 0, 70), (33, 34, 50, 65), (0, 0, 0, 0)]
 GROUPED_MM = getattr(F, "grouped_mm", torch._grouped_mm)
@@ -86,7 +86,7 @@ def test_compiled_code_has_no_breaks_and_the_same_bits(name: str) -> None:
 def test_random_sums_of_groups_differ() -> None:
     """Groups of equal rows and equal matrices: they would have equal sums if they had the random bits of the same indices."""
     noisy = qsim.accumulators.Rounded("e5m2", rounding="stochastic")
-    model: Any = qsim.convert(Experts(as_layers=True), FivePoint("e4m3", "e4m3", accumulate=noisy))
+    model: Any = qsim.convert(Experts(as_layers=True), FivePoint("e4m3", "e4m3", accumulate=noisy, act_bwd=None, weight_bwd=None))
     with torch.no_grad():
         model.stack.copy_(model.stack[0].clone())
     x = torch.randn(35, 32).repeat(2, 1)
@@ -109,7 +109,9 @@ def test_delayed_scales_record_a_product_once(accumulate: str | None) -> None:
 
 def test_delayed_scales_next_to_blocks_that_an_accumulator_adds_under_are_refused() -> None:
     blocks, delayed = Quantizer("e4m3", scale=PerBlock(16)), Quantizer("e4m3", scale=Delayed(4))
-    model = qsim.convert(Experts(as_layers=True), FivePoint(act=blocks, weight=delayed, accumulate="h100_fp8"))
+    model = qsim.convert(
+        Experts(as_layers=True), FivePoint(act=blocks, weight=delayed, accumulate="h100_fp8", act_bwd=None, weight_bwd=None)
+    )
     with pytest.raises(ValueError, match=r"in grouped products, an accumulator adds .* give this point another scale, or omit the accumul"):
         model(torch.randn(70, 32), torch.tensor(ENDS[0], dtype=torch.int32))
     assert model.stack_weight_recorded == 0
@@ -117,7 +119,7 @@ def test_delayed_scales_next_to_blocks_that_an_accumulator_adds_under_are_refuse
 
 def test_a_monitor_divides_elements_by_the_scales_of_their_groups() -> None:
     """Every group is one number, which its scale maps to the format's largest; under a common scale the small ones would vanish."""
-    model = qsim.convert(Experts(as_layers=True), FivePoint(act=Quantizer("e4m3", scale=scaling.PerTensor())))
+    model = qsim.convert(Experts(as_layers=True), FivePoint(act=Quantizer("e4m3", scale=scaling.PerTensor()), act_bwd=None))
     x = torch.ones(70, 32)
     x[:5], x[5:40] = 1e-6, 1e6
     with qsim.diagnostics.Monitor(model) as monitor:
@@ -177,7 +179,7 @@ def test_grouped_products_are_a_product_for_each_group(ends: tuple[int, ...]) ->
 def test_grouped_products_have_one_dtype_under_autocast() -> None:
     """Whether groups have scales of their own, and are multiplied one by one, or not."""
     offs, found = torch.tensor([3, 5, 6], dtype=torch.int32), set()
-    for points in (NEAREST, FivePoint(weight=Quantizer("e4m3", scale=scaling.PerBlock(8)))):
+    for points in (NEAREST, FivePoint(weight=Quantizer("e4m3", scale=scaling.PerBlock(8)), weight_bwd=None)):
         model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs))
         model.stack = nn.Parameter(torch.randn(3, 8, 16))
         with torch.autocast("cpu", torch.bfloat16):

@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_leaves
 import qsim
 from qsim import FivePoint, Float
 from qsim.nn import functional
+from support.points import in_order
 
 #: Rounds nothing in float32, but goes the way of rounded products.
-WIDE = FivePoint(*[Float(8, 23, specials="ieee")] * 5)
+WIDE = in_order(*[Float(8, 23, specials="ieee")] * 5)
 NEAREST = FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same", grad="e5m2")
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {

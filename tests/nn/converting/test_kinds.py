@@ -275,7 +275,7 @@ def test_layers_of_equal_weights_draw_apart() -> None:
     model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(2)))
     for layer in model:
         nn.init.constant_(layer.weight, 1.25)  # type: ignore[arg-type]
-    qsim.convert(model, FivePoint(weight=Quantizer("e2m1", "stochastic")))
+    qsim.convert(model, FivePoint(weight=Quantizer("e2m1", "stochastic"), weight_bwd=None))
     first, second = (layer(torch.eye(16)) for layer in model)
     assert {*first.unique().tolist()} == {1.0, 1.5}
     assert not torch.equal(first, second)
@@ -307,8 +307,8 @@ def test_weights_that_would_become_zero_cause_a_warning() -> None:
         qsim.convert(model, "weight_only('e2m1')")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        qsim.convert(model, FivePoint(weight=Quantizer("e2m1", scale=qsim.scaling.PerTensor())))
-        qsim.convert(model, FivePoint(weight=Quantizer("e2m1", "stochastic")))
+        qsim.convert(model, FivePoint(weight=Quantizer("e2m1", scale=qsim.scaling.PerTensor()), weight_bwd=None))
+        qsim.convert(model, FivePoint(weight=Quantizer("e2m1", "stochastic"), weight_bwd=None))
         qsim.convert(model, "weight_only('e4m3')")
 
 

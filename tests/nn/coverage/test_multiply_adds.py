@@ -86,7 +86,9 @@ def test_grouped_products(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> No
 def test_products_with_an_accumulator() -> None:
     x, counts = torch.ones(3, 8, requires_grad=True), []
     for accumulate in (None, "h100_fp8", qsim.accumulators.Rounded("fp16", chunk=32)):
-        model = qsim.convert(nn.Linear(8, 5), FivePoint("e4m3", "e4m3", "same", "same", "e5m2", accumulate=accumulate))
+        model = qsim.convert(
+            nn.Linear(8, 5), FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e5m2", accumulate=accumulate)
+        )
         found = qsim.coverage(model, x)
         counts.append((found.multiply_adds, found.share))
         by = "" if accumulate is None else "emulator"

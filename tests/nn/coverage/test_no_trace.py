@@ -30,7 +30,10 @@ class Stateful(nn.Module):
 def stateful() -> nn.Module:
     torch.manual_seed(0)
     noisy = Quantizer("e5m2", "stochastic", scale=qsim.scaling.Delayed(4))
-    return qsim.convert(Stateful(), FivePoint(act=Quantizer("e4m3", scale=qsim.scaling.Delayed(4)), weight="e4m3", grad=noisy))
+    return qsim.convert(
+        Stateful(),
+        FivePoint(act=Quantizer("e4m3", scale=qsim.scaling.Delayed(4)), weight="e4m3", grad=noisy, act_bwd=None, weight_bwd=None),
+    )
 
 
 def state(model: nn.Module) -> list[Any]:

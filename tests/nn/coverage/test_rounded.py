@@ -54,7 +54,7 @@ def test_what_is_listed_as_rounded_has_rounded_values(name: str) -> None:
 
 
 def test_points_are_listed_with_their_formats() -> None:
-    model = qsim.convert(mlp(), {"0": ALL, "2": FivePoint(weight="e2m1", grad="e5m2")})
+    model = qsim.convert(mlp(), {"0": ALL, "2": FivePoint(weight="e2m1", weight_bwd=None, grad="e5m2")})
     found = qsim.coverage(model, torch.randn(3, 4))
     assert [(product.module, product.direction, product.points, product.reason) for product in found.products] == [
         ("0", "forward", ("act=e4m3", "weight=e4m3"), ""),

@@ -45,7 +45,7 @@ def test_products_of_few_bits_are_exact(device: torch.device, fmt: Format, case:
         "conv": convolution(2)._replace(bias=None),
     }[case]
     given = operands(chosen, torch.float32, device, scale=min(1.0, fmt.max / 4) if fmt.max < 100 else 8.0)
-    check(chosen, FivePoint(fmt, fmt, "same", "same", Quantizer(fmt, overflow="saturate")), given)
+    check(chosen, FivePoint(fmt, fmt, act_bwd="same", weight_bwd="same", grad=Quantizer(fmt, overflow="saturate")), given)
 
 
 @pytest.mark.parametrize("fmt", FEW_BITS.values(), ids=FEW_BITS)
@@ -93,14 +93,14 @@ def test_carrier_is_the_cheapest_that_holds_both(first: Any, second: Any, on_cud
 def test_results_of_convolutions_have_their_operands_dtype() -> None:
     # So a 16-bit carrier only works if it is the dtype of the result.
     eight, eleven = (E4M3, torch.float32), (FP16, torch.float32)
-    narrow = [convolution(2).product.narrow_carrier(dtype) for dtype in DTYPES]
-    assert [product_carrier(eight, eight, CUDA, dtype).dtype for dtype in narrow] == [
+    carrier = convolution(2).product.carrier
+    assert [carrier(0, eight, eight, dtype, CUDA).dtype for dtype in DTYPES] == [
         torch.float32,
         torch.bfloat16,
         torch.float16,
         torch.float32,
     ]
-    assert [product_carrier(eight, eleven, CUDA, dtype).dtype for dtype in narrow] == [
+    assert [carrier(0, eight, eleven, dtype, CUDA).dtype for dtype in DTYPES] == [
         torch.float32,
         torch.float32,
         torch.float16,
@@ -135,7 +135,7 @@ def test_float32_is_not_shortened_where_that_would_change_it(point: Any, dtype: 
 def test_settings_that_shorten_float32_neither_reach_the_products_nor_change(device: torch.device, setting: str, case: str) -> None:
     matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     before = torch.get_float32_matmul_precision(), matmul.fp32_precision, conv.fp32_precision
-    points = FivePoint("e4m3", None, noisy(Float(5, 15)), "e4m3", noisy(Float(5, 12)))
+    points = FivePoint("e4m3", None, act_bwd=noisy(Float(5, 15)), weight_bwd="e4m3", grad=noisy(Float(5, 12)))
     try:
         if setting == "old":
             torch.set_float32_matmul_precision("medium")

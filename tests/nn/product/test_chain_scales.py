@@ -47,7 +47,7 @@ def written_out(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
 @pytest.mark.parametrize("shape", [(70, 100), (2, 35, 100)])
 @pytest.mark.parametrize("grad", [BLOCK, TILE], ids=["blocks", "tiles"])
 def test_scales_enter_with_the_chains_of_all_three_products(shape: tuple[int, ...], grad: Quantizer) -> None:
-    points = FivePoint(BLOCK, TILE, BLOCK, "same", grad, accumulate=CHAIN)
+    points = FivePoint(BLOCK, TILE, act_bwd=BLOCK, weight_bwd="same", grad=grad, accumulate=CHAIN)
     a, w = torch.randn(shape, requires_grad=True), torch.randn(66, 100, requires_grad=True)
     y = functional.linear(a, w, points=points)
     g = torch.randn_like(y) * torch.exp2(torch.randn(y.shape) * 3)
@@ -61,7 +61,7 @@ def test_scales_enter_with_the_chains_of_all_three_products(shape: tuple[int, ..
 
 
 def test_batches_of_matrices_have_scales_of_their_own() -> None:
-    points = FivePoint(BLOCK, None, BLOCK, None, BLOCK, accumulate=CHAIN)
+    points = FivePoint(BLOCK, None, act_bwd=BLOCK, weight_bwd=None, grad=BLOCK, accumulate=CHAIN)
     a, b = torch.randn(2, 3, 5, 70, requires_grad=True), torch.randn(3, 70, 40, requires_grad=True)
     y = functional.matmul(a, b, points)
     g = torch.randn_like(y)
@@ -81,7 +81,7 @@ def test_batches_of_matrices_have_scales_of_their_own() -> None:
 def test_an_operand_without_block_scales_multiplies_the_sum() -> None:
     tensor = Quantizer("e4m3", scale=scaling.PerTensor("e8m0", "ceil"))
     a, w = torch.randn(3, 70), torch.randn(4, 70)
-    y = functional.linear(a, w, points=FivePoint(BLOCK, tensor, accumulate=(CHAIN, None, None)))
+    y = functional.linear(a, w, points=FivePoint(BLOCK, tensor, accumulate=(CHAIN, None, None), act_bwd=None, weight_bwd=None))
     code = qsim.encode(w, "e4m3", scale=tensor.scale)
     plain = qsim.decode(code.codes, "e4m3").t()
     assert torch.equal(y, written_out(elements(a, BLOCK, 1), (plain, torch.ones_like(plain))) * qsim.decode(code.scales, "e8m0").view(()))
@@ -91,11 +91,11 @@ def test_scales_that_change_within_a_chain_are_part_of_the_operands() -> None:
     a, w = torch.randn(3, 96), torch.randn(4, 96)
     narrow = Quantizer("e4m3", scale=scaling.PerBlock(16, format="e8m0", rule="ceil"))
     how = Promoted("h100_bf16", EVERY)
-    y = functional.linear(a, w, points=FivePoint(narrow, narrow, accumulate=(how, None, None)))
+    y = functional.linear(a, w, points=FivePoint(narrow, narrow, accumulate=(how, None, None), act_bwd=None, weight_bwd=None))
     qa, qw = (qsim.quantize(x, "e4m3", scale=narrow.scale) for x in (a, w))
     assert torch.equal(y, qsim.matmul(qa, qw.t(), how))
     with pytest.raises(ValueError, match="act times its blocks' scales: the unit takes operands in e4m3 or e5m2"):
-        functional.linear(a, w, points=FivePoint(narrow, narrow, accumulate=(CHAIN, None, None)))
+        functional.linear(a, w, points=FivePoint(narrow, narrow, accumulate=(CHAIN, None, None), act_bwd=None, weight_bwd=None))
 
 
 def test_deepseek_v3_is_the_blockwise_recipe_with_promoted_sums() -> None:

@@ -14,8 +14,9 @@ from qsim import FivePoint, Quantizer, scaling
 from qsim.nn import functional
 from qsim.nn.product import plans
 from qsim.nn.product.bilinear import LinearProduct
-from qsim.nn.product.plans import may_run_on_chip, plan_of
-from qsim.nn.product.setting import ProductSetting
+from qsim.nn.product.plans import may_run_on_chip, plan_of_codes
+from support.points import in_order
+from support.written_out import ProductSetting
 
 FAST, PROMOTED = "h100_fp8", "h100_fp8_promoted"
 
@@ -25,11 +26,17 @@ def noisy(fmt: str) -> Quantizer:
 
 
 POINTS = {
-    "the same": FivePoint("e4m3", "e4m3", "same", "same", "e5m2", accumulate=FAST),
-    "twice": FivePoint("e4m3", "e4m3", "e4m3", "e4m3", "e4m3", "e4m3", accumulate=PROMOTED),
-    "stochastic": FivePoint(*map(noisy, ("e4m3", "e4m3", "e4m3", "e4m3", "e5m2")), accumulate=FAST),
+    "the same": FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e5m2", accumulate=FAST),
+    "twice": FivePoint("e4m3", "e4m3", act_bwd="e4m3", weight_bwd="e4m3", grad="e4m3", grad_w="e4m3", accumulate=PROMOTED),
+    "stochastic": in_order(*map(noisy, ("e4m3", "e4m3", "e4m3", "e4m3", "e5m2")), accumulate=FAST),
     "all different": FivePoint(
-        noisy("e4m3"), "e4m3", noisy("e5m2"), noisy("e4m3"), noisy("e5m2"), "e4m3", accumulate=(FAST, PROMOTED, FAST)
+        noisy("e4m3"),
+        "e4m3",
+        act_bwd=noisy("e5m2"),
+        weight_bwd=noisy("e4m3"),
+        grad=noisy("e5m2"),
+        grad_w="e4m3",
+        accumulate=(FAST, PROMOTED, FAST),
     ),
 }
 
@@ -64,8 +71,8 @@ def assert_alike(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], po
 def test_layers_on_codes_have_the_same_bits(points: FivePoint, on_codes: torch.device) -> None:
     x, w, bias = torch.randn(2, 16, 64), torch.randn(32, 64), torch.randn(32)
     inputs = tuple(t.to(on_codes) for t in (x, w, bias))
-    plan = plan_of(ProductSetting(points, LinearProduct()), *inputs[:2])
-    assert plan.on_codes() == plan, "the layer takes codes"
+    plan = ProductSetting(points, LinearProduct()).plan(*inputs[:2])
+    assert plan_of_codes(plan) == plan, "the layer takes codes"
     assert_alike(lambda x, w, b, p: functional.linear(x, w, b, p), inputs, points, torch.float32)
     assert_alike(lambda x, w, b, p: functional.linear(x, w, None, p) + b, inputs, points, torch.bfloat16)
     assert_alike(lambda x, w, p: functional.matmul(x, w.t(), p), inputs[:2], points, torch.float32)
@@ -81,15 +88,15 @@ def test_some_layers_do_not_take_codes() -> None:
     x, w = torch.randn(4, 32), torch.randn(8, 32)
     scaled = Quantizer("e4m3", scale=scaling.PerTensor())
     for points in (
-        FivePoint("e4m3", "e4m3", "same", "same", "e4m3"),
-        FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate=(FAST, None, FAST)),
-        FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate="h100_bf16"),
-        FivePoint("e4m3", "e5m2", "same", "same", "e5m2", accumulate=FAST),
-        FivePoint("e4m3", "e2m1", "same", "same", "e4m3", accumulate=FAST),
-        FivePoint(scaled, scaled, "same", "same", scaled, accumulate=FAST),
-        FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate=FAST, chip="never"),
+        FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3"),
+        FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate=(FAST, None, FAST)),
+        FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate="h100_bf16"),
+        FivePoint("e4m3", "e5m2", act_bwd="same", weight_bwd="same", grad="e5m2", accumulate=FAST),
+        FivePoint("e4m3", "e2m1", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate=FAST),
+        FivePoint(scaled, scaled, act_bwd="same", weight_bwd="same", grad=scaled, accumulate=FAST),
+        FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate=FAST, chip="never"),
     ):
-        assert not may_run_on_chip(plan_of(ProductSetting(points, LinearProduct()), x, w), 2), points
+        assert not may_run_on_chip(ProductSetting(points, LinearProduct()).plan(x, w), 2), points
 
 
 def test_an_input_is_kept_in_one_byte_per_element(on_codes: torch.device) -> None:
@@ -144,7 +151,7 @@ def test_monitors_see_the_same(on_codes: torch.device) -> None:
 def test_graphs_of_layers_on_the_chip() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the units are those of an H100 and an H200")
-    points = FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate=PROMOTED, chip="require")
+    points = FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate=PROMOTED, chip="require")
     layer = qsim.convert(nn.Linear(1024, 4096, bias=False, device="cuda", dtype=torch.bfloat16), points)
     x = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     g = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)

@@ -15,7 +15,14 @@ from qsim import FivePoint, Quantizer, scaling
 from qsim.nn import functional
 
 #: The order counts in all three: blocks of 32 products, a narrow sum, and chains of five products.
-POINTS = FivePoint("e4m3", "e4m3", "same", "same", "e5m2", accumulate=("h100_fp8", "Rounded('bf16')", "Promoted(Rounded('fp16'), 5)"))
+POINTS = FivePoint(
+    "e4m3",
+    "e4m3",
+    act_bwd="same",
+    weight_bwd="same",
+    grad="e5m2",
+    accumulate=("h100_fp8", "Rounded('bf16')", "Promoted(Rounded('fp16'), 5)"),
+)
 Options = dict[str, int]
 CASES: list[Options] = [
     {"stride": 1, "padding": 0, "dilation": 1, "groups": 1},
@@ -79,7 +86,9 @@ def test_a_convolution_is_its_sums_written_out(options: Options) -> None:
 
 @pytest.mark.parametrize("options", [*CASES[1:3], {"stride": 1, "padding": 0, "dilation": 2, "groups": 1, "output_padding": 1}], ids=str)
 def test_a_transposed_convolution_is_a_convolution_the_other_way_round(options: Options) -> None:
-    points = FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate=(POINTS.sums[1], POINTS.sums[0], POINTS.sums[2]))
+    points = FivePoint(
+        "e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate=(POINTS.sums[1], POINTS.sums[0], POINTS.sums[2])
+    )
     x, w = torch.randn(2, 4, 5, 4, requires_grad=True), torch.randn(4, 6 // options["groups"], 3, 2, requires_grad=True)
     y = functional.conv_transpose2d(x, w, points=points, **options)
     g = torch.randn_like(y)
@@ -120,10 +129,12 @@ def test_other_dimensions_are_close_to_torch(name: str) -> None:
 def test_scales_and_half_precision_follow_the_sum() -> None:
     point = Quantizer("e4m3", scale=scaling.PerRow(format="e8m0", rule="ceil"))
     x, w, bias = torch.randn(2, 6, 5).bfloat16(), torch.randn(4, 6, 3).bfloat16(), torch.randn(4).bfloat16()
-    y = functional.conv1d(x, w, bias, points=FivePoint(point, point, accumulate=("h100_fp8", None, None)))
+    y = functional.conv1d(x, w, bias, points=FivePoint(point, point, accumulate=("h100_fp8", None, None), act_bwd=None, weight_bwd=None))
     codes = [qsim.encode(t, "e4m3", scale=point.scale) for t in (x, w)]
     (left, of_x), (right, of_w) = ((qsim.decode(c.codes, "e4m3"), qsim.decode(c.scales, "e8m0").view(-1)) for c in codes)
-    sums = functional.conv1d(left, right, points=FivePoint("e4m3", "e4m3", accumulate=("h100_fp8", None, None)))
+    sums = functional.conv1d(
+        left, right, points=FivePoint("e4m3", "e4m3", accumulate=("h100_fp8", None, None), act_bwd=None, weight_bwd=None)
+    )
     assert torch.equal(y, (sums * of_x.view(-1, 1, 1) * of_w.view(-1, 1) + bias.view(-1, 1)).bfloat16())
 
 

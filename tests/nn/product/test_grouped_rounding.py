@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from qsim import FivePoint, Quantizer, scaling
+from qsim import Quantizer, scaling
 from qsim.nn.product.bilinear import LINEAR
 from qsim.nn.product.grouped import GROUPED_LINEAR
-from qsim.nn.product.grouped_rounding import GroupedSite
 from qsim.nn.product.groups import Groups
-from qsim.nn.product.plans import ProductPlan, plan_of
-from qsim.nn.product.setting import ProductSetting
+from qsim.nn.product.plans import Plan
 from qsim.nn.product.sites import Site
 from qsim.random.places import Place
 from qsim.scaling import Given, PerBlock, PerRow, PerTile
 from qsim.transforms import Hadamard
 from qsim_kernels.ops.direct import operators
 from support.comparing import same_bits
+from support.points import in_order
 from support.side_by_side import DEVICE
+from support.written_out import ProductSetting
 
 UNDER = scaling.PerTensor()
 SCALES: dict[str, Any] = {
@@ -42,37 +42,37 @@ ENDS = [(5, 5, 40, 70), (0, 0, 0, 70), (33, 34, 50, 65), (16, 48, 64, 70)]
 ROWS, INPUTS, OUTPUTS = 70, 32, 48
 
 
-def plans(point: Quantizer) -> tuple[ProductPlan, ProductPlan, Tensor, Tensor, Tensor]:
+def plans(point: Quantizer) -> tuple[Plan, Plan, Tensor, Tensor, Tensor]:
     """The plans of a grouped product and of a linear layer, with an input, a stack of weights, and a gradient of the result."""
-    points = FivePoint(*[point] * 5)
+    points = in_order(*[point] * 5)
     generator = torch.Generator().manual_seed(0)
     a, w, g = (torch.randn(*shape, generator=generator).to(DEVICE) for shape in ((ROWS, INPUTS), (4, OUTPUTS, INPUTS), (ROWS, OUTPUTS)))
     a[7], g[50, 3] = 100.0, torch.inf
-    return plan_of(ProductSetting(points, GROUPED_LINEAR), a, w), plan_of(ProductSetting(points, LINEAR), a, w[0]), a, w, g
+    return ProductSetting(points, GROUPED_LINEAR).plan(a, w), ProductSetting(points, LINEAR).plan(a, w[0]), a, w, g
 
 
-def in_groups(site: Site, ends: tuple[int, ...], device: torch.device) -> GroupedSite:
-    return GroupedSite.of(site, Groups(torch.tensor(ends, dtype=torch.int32, device=device)))
+def in_groups(site: Site, ends: tuple[int, ...], device: torch.device) -> Site:
+    return replace(site, groups=Groups(torch.tensor(ends, dtype=torch.int32, device=device)))
 
 
 def both(site: Site, own: Site, x: Tensor, ends: tuple[int, ...]) -> Any:
     """For each group: rows or a matrix, and the factor of its product, from all groups at once and by itself."""
     ops = operators(x)
-    values, left = in_groups(site, ends, x.device).round(ops, x, None, torch.float32)
-    factor = torch.ones(1, 1, 1, device=x.device) if left is None or not left.factors else left.factors[0]
+    rounded = in_groups(site, ends, x.device).round(ops, x, None, torch.float32)
+    values, factor = rounded.values, torch.ones(1, 1, 1, device=x.device) if rounded.factor is None else rounded.factor
     for i, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True)):
         part = slice(start, end)
-        alone, rest = own.round(ops, x[part] if x.dim() == 2 else x[i], None, torch.float32)
+        alone = own.round(ops, x[part] if x.dim() == 2 else x[i], None, torch.float32)
         of_group = factor[i if len(factor) > 1 else 0]
         of_group = of_group[part] if len(of_group) == ROWS else of_group
-        yield i, (values[part] if x.dim() == 2 else values[i]), alone, of_group, rest.factors if rest is not None else ()
+        yield i, (values[part] if x.dim() == 2 else values[i]), alone.values, of_group, alone.factor
 
 
 def check(site: Site, own: Site, x: Tensor, ends: tuple[int, ...]) -> None:
-    for i, values, alone, of_group, factors in both(site, own, x, ends):
+    for i, values, alone, of_group, factor in both(site, own, x, ends):
         assert same_bits(values, alone), (site.name, i)
         if values.numel():
-            expected = factors[0] if factors else torch.ones((), device=x.device)
+            expected = torch.ones((), device=x.device) if factor is None else factor
             torch.testing.assert_close(*torch.broadcast_tensors(of_group, expected), rtol=0, atol=0, equal_nan=True)
 
 
@@ -98,9 +98,9 @@ def test_random_bits_are_those_of_the_indices_in_all_groups(name: str) -> None:
     size, ends = getattr(SCALES[name], "size", 1), ENDS[0]
     for site, own, block in ((grouped.first.forward, alone.first.forward, 1), (grouped.first.backward, alone.first.backward, size)):
         seed, ops, first = torch.tensor(3), operators(a), 0
-        values, _ = in_groups(site, ends, a.device).round(ops, a, seed, torch.float32)
+        values = in_groups(site, ends, a.device).round(ops, a, seed, torch.float32).values
         for start, end in zip((0, *ends[:-1]), ends, strict=True):
-            expected, _ = replace(own, place=Place(first * INPUTS), layouts={}).round(ops, a[start:end], seed, torch.float32)
+            expected = replace(own, place=Place(first * INPUTS), layouts={}).round(ops, a[start:end], seed, torch.float32).values
             assert same_bits(values[start:end], expected)
             first += -(-(end - start) // block) * block
 
@@ -112,8 +112,9 @@ def test_a_gpu_rounds_groups_as_a_cpu(name: str) -> None:
     seed = torch.tensor(5)
     for site, x in ((grouped.first.forward, a), (grouped.gradient.for_second, g), (grouped.second.backward, w)):
         for dtype in (torch.float32, torch.bfloat16):
-            values, left = in_groups(site, ENDS[0], x.device).round(operators(x), x.to(dtype), seed, dtype)
-            expected, rest = in_groups(site, ENDS[0], torch.device("cpu")).round(operators(x.cpu()), x.to(dtype).cpu(), seed, dtype)
-            assert same_bits(values.cpu(), expected)
-            for one, other in zip(left.factors if left is not None else (), rest.factors if rest is not None else (), strict=True):
-                torch.testing.assert_close(one.cpu(), other, rtol=0, atol=0, equal_nan=True)  # each has its own NaN
+            one = in_groups(site, ENDS[0], x.device).round(operators(x), x.to(dtype), seed, dtype)
+            other = in_groups(site, ENDS[0], torch.device("cpu")).round(operators(x.cpu()), x.to(dtype).cpu(), seed, dtype)
+            assert same_bits(one.values.cpu(), other.values)
+            assert (one.factor is None) == (other.factor is None)
+            if one.factor is not None:
+                torch.testing.assert_close(one.factor.cpu(), other.factor, rtol=0, atol=0, equal_nan=True)  # each has its own NaN

@@ -18,15 +18,16 @@ from qsim import FivePoint, Float, Int, Quantizer
 from qsim.formats import E2M1, E4M3, Format
 from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.bilinear import LinearProduct
-from qsim.nn.product.setting import ProductSetting
 from qsim.nn.product.tensors import ACT
 from qsim.random import Noise, seeds
 from support import compilers
 from support.comparing import same_bits
+from support.points import in_order
 from support.written_out import (
     CASES,
     POINTS,
     ProductCase,
+    ProductSetting,
     five_point_product,
     linear,
     operands,
@@ -80,7 +81,7 @@ def kept(points: FivePoint, case: ProductCase, given: tuple[Tensor, ...]) -> lis
 @pytest.mark.parametrize("act", [None, "e4m3", "e5m2"])
 def test_narrow_inputs_are_kept_as_codes(device: torch.device, fmt: Format, act: str | None) -> None:
     a, w, _ = given = operands(linear(5, 7), torch.float32, device)
-    codes, weight = kept(FivePoint(act, "e4m3", Quantizer(fmt), "e4m3", "e5m2"), linear(5, 7), given)
+    codes, weight = kept(FivePoint(act, "e4m3", act_bwd=Quantizer(fmt), weight_bwd="e4m3", grad="e5m2"), linear(5, 7), given)
     assert same_bits(codes, qsim.encode(a.detach(), fmt, check=False))
     assert codes.dtype == torch.uint8
     assert weight.data_ptr() == w.data_ptr(), "the weight is there anyway"
@@ -94,7 +95,7 @@ def test_saved_codes_decode_to_the_rounded_values(device: torch.device, fmt: For
     values = [*fmt.values(), 1.3, -2.7, 1e-9, -0.0, math.inf, -math.inf, math.nan]
     a = torch.tensor([values], dtype=dtype, device=device)
     w = torch.ones(2, len(values), dtype=dtype, device=device, requires_grad=True)
-    setting = ProductSetting(FivePoint(act, None, Quantizer(fmt)), LinearProduct())
+    setting = ProductSetting(FivePoint(act, None, act_bwd=Quantizer(fmt)), LinearProduct())
     y = five_point_product(a, w, None, setting)
     assert torch.uint8 in [x.dtype for x in y.grad_fn.saved_tensors if x is not None]  # type: ignore[union-attr]
     (grad,) = torch.autograd.grad(y, w, torch.tensor([[1.0, 0.0]], dtype=dtype, device=device))
@@ -119,7 +120,9 @@ def test_values_without_narrow_codes_are_saved_unchanged(device: torch.device, p
 def test_a_second_input_is_kept_as_the_first_is(device: torch.device) -> None:
     case = CASES["matmul"]
     given = operands(case, torch.bfloat16, device)
-    assert [(x.dtype, x.shape) for x in kept(FivePoint("e4m3", None, "e2m1"), case, given)] == [(torch.uint8, x.shape) for x in given]
+    assert [(x.dtype, x.shape) for x in kept(FivePoint("e4m3", None, act_bwd="e2m1"), case, given)] == [
+        (torch.uint8, x.shape) for x in given
+    ]
 
 
 def test_only_what_gradients_need_is_kept(device: torch.device) -> None:
@@ -138,7 +141,8 @@ def test_a_weight_changed_before_the_backward_pass_is_noticed(device: torch.devi
 
 
 @pytest.mark.parametrize(
-    "points", [FivePoint("e4m3", "e4m3", "e4m3", "e4m3", "e5m2"), FivePoint(weight_bwd="e4m3", grad="e5m2", grad_w="e4m3")]
+    "points",
+    [FivePoint("e4m3", "e4m3", act_bwd="e4m3", weight_bwd="e4m3", grad="e5m2"), FivePoint(weight_bwd="e4m3", grad="e5m2", grad_w="e4m3")],
 )
 def test_one_product_has_gone_when_the_other_is_made(points: FivePoint) -> None:
     first: list[ref[Tensor]] = []
@@ -168,7 +172,7 @@ def test_gradients_of_gradients_are_refused(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("compiler", [compilers.inductor, compilers.another])
-@pytest.mark.parametrize("recipe", [FivePoint(*["e4m3"] * 5), "fp8_hybrid"], ids=["nearest", "scaled"])
+@pytest.mark.parametrize("recipe", [in_order(*["e4m3"] * 5), "fp8_hybrid"], ids=["nearest", "scaled"])
 def test_compiled_code_keeps_no_rounded_weights(recipe: FivePoint | str, compiler: Callable[..., Any]) -> None:
     torch._dynamo.reset()
     model = qsim.convert(nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 24)), recipe)

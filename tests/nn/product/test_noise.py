@@ -15,13 +15,13 @@ from torch.utils.checkpoint import checkpoint
 from qsim import FivePoint
 from qsim.formats import E2M1
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct
-from qsim.nn.product.setting import ProductSetting
 from qsim.random import seeds
 from support.comparing import same_bits
 from support.written_out import (
     CASES,
     DTYPES,
     POINTS,
+    ProductSetting,
     five_point_product,
     gradient,
     linear,
@@ -48,8 +48,10 @@ def test_nothing_is_drawn_where_nothing_is_stochastic(device: torch.device) -> N
     after = torch.get_rng_state()
     run(linear(5, 7), POINTS["nearest"], given)
     # With two inputs, the weight's own points do not apply, and its noise is not drawn from the generator.
-    five_point_product(given[0], given[0].t(), None, ProductSetting(FivePoint(weight=noisy("e4m3")), MatmulProduct(), True))
-    five_point_product(given[0], given[1], None, ProductSetting(FivePoint(weight=noisy("e4m3")), LinearProduct()))
+    five_point_product(
+        given[0], given[0].t(), None, ProductSetting(FivePoint(weight=noisy("e4m3"), weight_bwd=None), MatmulProduct(), True)
+    )
+    five_point_product(given[0], given[1], None, ProductSetting(FivePoint(weight=noisy("e4m3"), weight_bwd=None), LinearProduct()))
     assert torch.equal(torch.get_rng_state(), after)
 
 

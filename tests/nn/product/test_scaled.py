@@ -15,6 +15,7 @@ import qsim
 from qsim import FivePoint, Quantizer
 from qsim.nn import functional
 from qsim.scaling import PerBlock, PerRow, PerTensor, PerTile, Scaling
+from support.points import in_order
 
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
 SCALES = {"tensor": PerTensor, "channel": lambda **how: PerRow(**how), "blocks": lambda **how: PerBlock(4, **how)}
@@ -184,8 +185,8 @@ def leaves(case: Case, make: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Ten
 def single(name: str, point: Quantizer) -> FivePoint:
     """One point, or all points."""
     if name == "all":
-        return FivePoint(*[point] * 5)
-    return FivePoint(**{name: point}, **({"grad": "fp32"} if name == "grad_w" else {}))
+        return in_order(*[point] * 5)
+    return FivePoint(**{"act_bwd": None, "weight_bwd": None, name: point}, **({"grad": "fp32"} if name == "grad_w" else {}))
 
 
 def singles() -> list[tuple[Case, str, str]]:
@@ -205,7 +206,7 @@ def test_products_of_exact_numbers_are_exact(case: Case, kind: str, name: str) -
 @pytest.mark.parametrize("kind", ["tensor", "blocks", "tiles"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_other_scales_come_out_within_the_error_of_the_sum(case: Case, kind: str) -> None:
-    points = FivePoint(*[Quantizer("e4m3", scale=SCALES[kind]())] * 5)
+    points = in_order(*[Quantizer("e4m3", scale=SCALES[kind]())] * 5)
     a, w, g = leaves(case, lambda *shape: torch.randn(shape).exp())
     for found, expected in zip(results(case, a, w, g, points), oracle(case, a, w, g, points), strict=True):
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().mean()))
@@ -215,7 +216,7 @@ def test_other_scales_come_out_within_the_error_of_the_sum(case: Case, kind: str
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_forwards_tensors_are_reused(case: Case, kind: str) -> None:
     point = Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil"))
-    points = FivePoint(point, point, "same", "same", point)
+    points = FivePoint(point, point, act_bwd="same", weight_bwd="same", grad=point)
     a, w, g = leaves(case, numbers)
     for found, expected in zip(results(case, a, w, g, points), oracle(case, a, w, g, points), strict=True):
         assert torch.equal(found.double(), expected)
@@ -224,7 +225,7 @@ def test_the_forwards_tensors_are_reused(case: Case, kind: str) -> None:
 @pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=str)
 def test_two_levels(case: Case) -> None:
     """Blocks of NVFP4 by `qsim.quantize` of operands transposed so that the summed dimension comes last."""
-    points = FivePoint(*["nvfp4"] * 5)
+    points = in_order(*["nvfp4"] * 5)
     a, w, g = leaves(case, lambda *shape: torch.randn(shape).exp())
 
     def of(x: Tensor, number: int) -> Tensor:
@@ -244,7 +245,7 @@ def test_two_levels(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_transforms_cancel(case: Case, name: str) -> None:
     wide = Quantizer("fp32", transform=qsim.transforms.Hadamard(4))
-    points = FivePoint(wide, wide) if name == "forward" else FivePoint(*[wide] * 5)
+    points = FivePoint(wide, wide, act_bwd=None, weight_bwd=None) if name == "forward" else in_order(*[wide] * 5)
     a, w, g = leaves(case, lambda *shape: torch.randn(shape))
     for found, expected in zip(results(case, a, w, g, points), oracle(case, a, w, g, FivePoint()), strict=True):
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
@@ -254,14 +255,14 @@ def test_transforms_are_those_of_the_quantizer() -> None:
     """A layer multiplies what a quantizer returns for its operands, random bits included."""
     point = Quantizer("nvfp4", transform=qsim.transforms.Hadamard(8))
     x, w = torch.randn(6, 40), torch.randn(5, 40)
-    found = functional.linear(x, w, points=FivePoint(point, point))
+    found = functional.linear(x, w, points=FivePoint(point, point, act_bwd=None, weight_bwd=None))
     torch.testing.assert_close(found, point(x) @ point(w).t(), rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["tensor", "blocks"])
 def test_groups_of_channels(kind: str) -> None:
     case = _conv(groups=2)
-    points = FivePoint(*[Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil"))] * 5)
+    points = in_order(*[Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil"))] * 5)
     a, w, g = leaves(case, numbers)
     for found, expected in zip(results(case, a, w, g, points), oracle(case, a, w, g, points), strict=True):
         assert torch.equal(found.double(), expected)
@@ -270,7 +271,7 @@ def test_groups_of_channels(kind: str) -> None:
 @pytest.mark.parametrize(("kind", "dtype"), [("tensor", torch.bfloat16), ("channel", torch.float16), ("blocks", torch.float64)])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_results_have_the_operands_dtype_and_are_rounded_once(case: Case, kind: str, dtype: torch.dtype) -> None:
-    points = FivePoint(*[Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil"))] * 5)
+    points = in_order(*[Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil"))] * 5)
     a, w, g = leaves(case, lambda *shape: torch.randint(-6, 7, shape).to(dtype))
     for found, expected in zip(results(case, a, w, g, points), oracle(case, a, w, g, points), strict=True):
         assert found.dtype == dtype
@@ -281,7 +282,7 @@ def test_float64_keeps_its_bits() -> None:
     """Scales are float32 even then, but the numbers multiplied by them are not rounded to it."""
     x, w = torch.randn(4, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
     blocks = Quantizer("e4m3", scale=PerBlock(4))
-    exact = functional.linear(x, w, points=FivePoint(blocks, blocks))
+    exact = functional.linear(x, w, points=FivePoint(blocks, blocks, act_bwd=None, weight_bwd=None))
     torch.testing.assert_close(exact, F.linear(blocks(x), blocks(w)), rtol=1e-14, atol=1e-14)
 
 
@@ -289,7 +290,7 @@ def test_float64_keeps_its_bits() -> None:
 def test_the_bias_is_added_to_the_scaled_result(case: Case) -> None:
     if case.two_inputs:
         pytest.skip("no bias")
-    points = FivePoint(*[Quantizer("e2m1", scale=PerRow(format="e8m0", rule="ceil"))] * 5)
+    points = in_order(*[Quantizer("e2m1", scale=PerRow(format="e8m0", rule="ceil"))] * 5)
     a, w, g = leaves(case, numbers)
     bias = torch.randn(g.shape[1] if a.dim() == 4 else g.shape[-1]).requires_grad_()
     function = {"linear": functional.linear, "conv2d groups=1": functional.conv2d}.get(case.name, functional.conv_transpose2d)
@@ -315,7 +316,7 @@ def test_gradients_are_rounded_once_per_product_if_scales_have_directions() -> N
 @pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4", "e4m3"])
 def test_attention_and_modules(fmt: str) -> None:
     point = Quantizer(fmt) if fmt != "e4m3" else Quantizer(fmt, scale=PerTensor())
-    points = FivePoint(*[point] * 5)
+    points = in_order(*[point] * 5)
     layer = qsim.nn.MultiheadAttention(32, 2, batch_first=True, points=points)
     plain = torch.nn.MultiheadAttention(32, 2, batch_first=True)
     plain.load_state_dict(layer.state_dict())
@@ -331,7 +332,7 @@ def test_attention_and_modules(fmt: str) -> None:
 
 def test_a_table_is_scaled_along_its_rows() -> None:
     table, index = torch.randn(7, 40).exp().requires_grad_(), torch.tensor([[1, 3], [3, 6]])
-    points = FivePoint(weight="mxfp4", grad=Quantizer("e4m3", scale=PerRow()))
+    points = FivePoint(weight="mxfp4", grad=Quantizer("e4m3", scale=PerRow()), weight_bwd=None)
     y = functional.embedding(index, table, points=points)
     assert torch.equal(y, qsim.quantize(table.detach(), "mxfp4")[index])
     g = torch.randn(2, 2, 40).exp()
@@ -353,7 +354,7 @@ def test_gradients_that_pass_through_are_scaled_both_ways() -> None:
 )
 def test_compiled_code_gives_the_same_bits(fmt: str, transform: qsim.transforms.Hadamard | None, backend: str) -> None:
     point = Quantizer(fmt, transform=transform)
-    layer = qsim.nn.Linear(48, 20, points=FivePoint(*[point] * 5))
+    layer = qsim.nn.Linear(48, 20, points=in_order(*[point] * 5))
     # The gradient of the bias sums unrounded numbers: integers, so that the order does not matter.
     x, g = torch.randn(3, 7, 48, requires_grad=True), torch.randint(-99, 100, (3, 7, 20)).float()
     torch._dynamo.reset()
@@ -365,7 +366,7 @@ def test_compiled_code_gives_the_same_bits(fmt: str, transform: qsim.transforms.
 
 @pytest.mark.parametrize("scale", [PerRow(), PerBlock(32, format="e8m0")], ids=["channel", "blocks"])
 def test_compiled_code_of_any_size(scale: Scaling) -> None:
-    layer = qsim.nn.Linear(48, 20, bias=False, points=FivePoint(*[Quantizer("e4m3", scale=scale)] * 5))
+    layer = qsim.nn.Linear(48, 20, bias=False, points=in_order(*[Quantizer("e4m3", scale=scale)] * 5))
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
     for rows in (3, 5, 9):
@@ -375,7 +376,7 @@ def test_compiled_code_of_any_size(scale: Scaling) -> None:
 
 
 def test_layers_whose_gradient_is_not_asked_for() -> None:
-    layer = qsim.nn.Linear(32, 8, points=FivePoint(*["mxfp8"] * 5))
+    layer = qsim.nn.Linear(32, 8, points=in_order(*["mxfp8"] * 5))
     layer.weight.requires_grad_(False)
     x = torch.randn(4, 32, requires_grad=True)
     layer(x).sum().backward()

@@ -38,7 +38,9 @@ two, four = ranks_of(2), ranks_of(4)
 
 
 #: Products whose sums are rounded, with noise.
-SUMMED = FivePoint("e2m1", noisy("e2m1"), "same", "same", SATURATED, accumulate="Rounded('e6m9', rounding='stochastic')")
+SUMMED = FivePoint(
+    "e2m1", noisy("e2m1"), act_bwd="same", weight_bwd="same", grad=SATURATED, accumulate="Rounded('e6m9', rounding='stochastic')"
+)
 
 
 def mean(grads: list[list[Tensor]]) -> list[Tensor]:
@@ -49,7 +51,7 @@ def mean(grads: list[list[Tensor]]) -> list[Tensor]:
 def rounded_weights(net: nn.Module) -> list[Tensor]:
     """The weights in forward products."""
     layers = [layer for layer in net.modules() if isinstance(layer, qsim.nn.Linear)]
-    points = FivePoint(weight=noisy("e2m1"))
+    points = FivePoint(weight=noisy("e2m1"), weight_bwd=None)
     eye = (torch.eye(layer.in_features, device=layer.weight.device) for layer in layers)
     return [qsim.nn.functional.linear(a, layer.weight, None, points, stream=layer.stream) for a, layer in zip(eye, layers, strict=True)]
 
@@ -82,7 +84,7 @@ def _ddp(device: torch.device, seed_alike: bool, points: FivePoint) -> dict[str,
     seen["shared seed"] = random.shared_seed()
     torch.manual_seed(0)
     x = torch.full((4, 16), 1.25, device=device)
-    seen["input"] = qsim.nn.functional.linear(x, torch.eye(16, device=device), points=FivePoint(act=noisy("e2m1")))
+    seen["input"] = qsim.nn.functional.linear(x, torch.eye(16, device=device), points=FivePoint(act=noisy("e2m1"), act_bwd=None))
     return seen
 
 

@@ -12,6 +12,7 @@ from qsim.accumulators import Rounded
 from qsim.random import seeds
 from support.comparing import same_bits
 from support.distributed_models import NEAREST, NOISY, REUSED, alike, coarse, mesh_of, noisy, place, whole
+from support.points import in_order
 from support.ranks import NEEDS_GLOO, Ranks, ranks_of
 
 pytestmark = NEEDS_GLOO
@@ -53,9 +54,9 @@ def test_a_linear_layer_of_shares_is_that_of_the_whole(two: Ranks, places: tuple
 
 
 # The gradient's noise is that of the whole if the result is reduced, or replicated; the weight's if rows are whole.
-ALL_BUT_GRAD = FivePoint(*[noisy("e2m1")] * 4, "e2m1")
+ALL_BUT_GRAD = in_order(*[noisy("e2m1")] * 4, "e2m1")
 
-ALL_BUT_WEIGHT = FivePoint(None, "e2m1", None, "same", noisy("e2m1"))
+ALL_BUT_WEIGHT = FivePoint(None, "e2m1", act_bwd=None, weight_bwd="same", grad=noisy("e2m1"))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ CUT = [
 def _cut_weights(device: torch.device, x: Tensor, w: Tensor, g: Tensor) -> list[list[Tensor]]:
     results = []
     for quantizer in CUT:
-        points = FivePoint(None, quantizer, None, quantizer)
+        points = FivePoint(None, quantizer, act_bwd=None, weight_bwd=quantizer)
         found, expected, _ = _linear(device, points, ("2", "1"), x.clone(), w.clone(), g)
         results.append([*found, *expected])
     return results
@@ -141,7 +142,7 @@ def test_inputs_and_gradients_have_noise_of_their_own(two: Ranks) -> None:
         return parts
 
     constant, eye = torch.full((16, 16), 1.25), torch.eye(16)
-    assert not same_bits(*halves(FivePoint(act=noisy("e2m1")), ("1", "1"), constant, eye, eye, 0)), "an input in columns"
+    assert not same_bits(*halves(FivePoint(act=noisy("e2m1"), act_bwd=None), ("1", "1"), constant, eye, eye, 0)), "an input in columns"
     assert not same_bits(*halves(FivePoint(grad=noisy("e2m1")), ("all", "0"), eye, eye, constant, 1)), "a gradient in columns"
-    rows = halves(FivePoint(act=noisy("e2m1")), ("0", "all"), constant, eye, eye, 0)[0].T
+    rows = halves(FivePoint(act=noisy("e2m1"), act_bwd=None), ("0", "all"), constant, eye, eye, 0)[0].T
     assert not same_bits(*rows.chunk(2, -1)), "an input in rows"
