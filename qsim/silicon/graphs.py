@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from types import SimpleNamespace
 
-from qsim.formats import BF16, FP32, Format
+from qsim.formats import FP32, Format
 from qsim.silicon.units import Unit
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
 from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.meanings.simplification import operation
-from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, rounding_bits, used_bits, variant_of
+from qsim_kernels.numbers.carrier import SINGLE, GridBits, counts_wide, grid_bits, is_flat, rounding_bits, used_bits, variant_of
+from qsim_kernels.numbers.encoding import coding_bits
 
 _WORD, _DOUBLE_WORD = (1 << 32) - 1, (1 << 64) - 1
 
@@ -21,32 +21,55 @@ _WORD, _DOUBLE_WORD = (1 << 32) - 1, (1 << 64) - 1
 def routine(unit: Unit) -> Routine:
     """The routine that computes a unit's results, to print in any language."""
     x = word("x", unit.input.bits)
-    inputs = (x, word("random", unit.random_bits)) if unit.random_bits else (x,)
-    rounded = _rounded(single_bits(x, unit.source), inputs[1] if unit.random_bits else 0, unit)
-    return Routine(unit.name, unit.specification, inputs, rounded, 32)
+    value = single_bits(x, unit.input)
+    if unit.operation == "decode":
+        return Routine(unit.name, unit.specification, (x,), value, 32)
+    random = (word("random", unit.random_bits),) if unit.random_bits else ()
+    rounded = _rounded(value, unit, *random)
+    if unit.operation == "encode":
+        rounded = code(rounded, unit)
+    return Routine(unit.name, unit.specification, (x, *random), rounded, unit.output.bits)
 
 
 def single_bits(x: Operand, source: Format) -> Operand:
     """Float32's bits, as a word, of the value of a code."""
     if source == FP32:
         return x
-    if source == BF16:
-        return x << 16
-    raise NotImplementedError
+    how = grid_bits(source.grid, wide=counts_wide(source.grid, source.coding))
+    numbers, variant = coding_bits(source.grid, source.coding, how)
+    if is_flat(source.grid) and how.carrier == SINGLE and not source.coding.twos_complement:
+        # Its values are spaced like float32's own, down to zero.
+        variant = variant._replace(zero=False, subnormals=False)
+    value = symbols.meaning(arithmetic.codes, how.carrier).value_of(x, numbers, variant)
+    return _as_single(value, how)
 
 
-def _rounded(x: Operand, random: Operand, unit: Unit) -> Operand:
+def code(value: Operand, unit: Unit) -> Operand:
+    """The code of a value, given by float32's bits."""
+    grid, coding = unit.format.grid, unit.format.coding
+    how = grid_bits(grid, wide=counts_wide(grid, coding))
+    result = symbols.meaning(arithmetic.codes, how.carrier).code_of(_in_carrier(value, how), *coding_bits(grid, coding, how))
+    return result & ((1 << coding.bits) - 1)
+
+
+def _rounded(x: Operand, unit: Unit, random: Operand = 0) -> Operand:
     """Float32's bits of a rounded number, as a word."""
-    how = rounding_bits(unit.format.grid, unit.rule, wide=False)
+    rule = unit.rule
+    how = rounding_bits(unit.format.grid, rule, wide=False)
     functions = symbols.meaning(arithmetic.rounding, how.carrier)
-    drawn = functions.random_bits(random << 32 - unit.rule.bits, used_bits(how.carrier, unit.rule.bits, unit.rule.correction))
-    carriers: SimpleNamespace = symbols.meaning(arithmetic.carriers, SINGLE)
-    wide = how.carrier == DOUBLE
-    bits = operation("signed", carriers.widened(x) if wide else x, 64 if wide else 32)
-    result = functions.round_bits(bits, drawn, how, variant_of(how, unit.rule))
-    return carriers.narrowed(result & _DOUBLE_WORD) if wide else result & _WORD
+    drawn = functions.random_bits(random << 32 - rule.bits, used_bits(how.carrier, rule.bits, rule.correction))
+    return _as_single(functions.round_bits(_in_carrier(x, how), drawn, how, variant_of(how, rule)), how)
 
 
-def grid_of(unit: Unit) -> GridBits:
-    """The values of a unit's format, in the bits of the carrier in which it rounds."""
-    return rounding_bits(unit.format.grid, unit.rule, wide=False)
+def _in_carrier(x: Operand, how: GridBits) -> Operand:
+    """Float32's bits as those of a carrier, with a sign."""
+    if how.carrier == SINGLE:
+        return operation("signed", x, 32)
+    return operation("signed", symbols.meaning(arithmetic.carriers, SINGLE).widened(x), 64)
+
+
+def _as_single(bits: Operand, how: GridBits) -> Operand:
+    """A carrier's bits as those of a float32, as a word."""
+    if how.carrier == SINGLE:
+        return bits & _WORD
+    return symbols.meaning(arithmetic.carriers, SINGLE).narrowed(bits & _DOUBLE_WORD)

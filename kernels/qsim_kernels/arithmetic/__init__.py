@@ -4,6 +4,6 @@ These are functions of integers and floats in a small vocabulary, `words`. Unbou
 binds the same functions to torch's tensors, to Numba's scalars, to Triton's blocks and to Inductor's loops.
 """
 
-from qsim_kernels.arithmetic import carriers, philox, rounding, updates
+from qsim_kernels.arithmetic import carriers, codes, hadamard, philox, rounding, scales, updates
 
-__all__ = ["carriers", "philox", "rounding", "updates"]
+__all__ = ["carriers", "codes", "hadamard", "philox", "rounding", "scales", "updates"]

@@ -7,7 +7,8 @@ arithmetic 53, of which the first 32 are random.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from qsim_kernels.numbers.carrier import SINGLE, Carrier
@@ -20,7 +21,7 @@ def constants(carrier: Carrier) -> dict[str, int]:
 
     `MANTISSA` is the number of stored bits of a significand, `SIGN` the sign bit, and `MAGNITUDE` all others, which are those of the
     canonical NaN, too. Magnitudes above `INFINITY` are NaN. `DRAWN` is a word of all random bits of an element, `SPARE` how many of them
-    there are beyond those of a significand, and `BEHIND` how many beyond 32.
+    there are beyond those of a significand, and `BEHIND` how many beyond 32. `ONE` is the number 1.
     """
     return {
         "MANTISSA": carrier.mantissa,
@@ -30,10 +31,34 @@ def constants(carrier: Carrier) -> dict[str, int]:
         "DRAWN": (1 << carrier.drawn) - 1,
         "SPARE": carrier.drawn - carrier.mantissa - 1,
         "BEHIND": carrier.drawn - 32,
+        "ONE": carrier.bias << carrier.mantissa,
     }
 
 
-MANTISSA, SIGN, MAGNITUDE, INFINITY, DRAWN, SPARE, BEHIND = constants(SINGLE).values()
+def operations(carrier: Carrier) -> dict[str, Callable[..., int]]:
+    """Operations of a carrier's numbers, given and returned as bits, rounded to nearest with ties to even.
+
+    Python computes them in float64, which has more than twice as many bits as float32: rounding its results once more is the same.
+    """
+    number, integer = (ctypes.c_float, ctypes.c_int32) if carrier == SINGLE else (ctypes.c_double, ctypes.c_int64)
+
+    def to_bits(value: float) -> int:
+        return integer.from_buffer(number(value)).value
+
+    def from_bits(bits: int) -> float:
+        return number.from_buffer(integer(bits)).value
+
+    return {
+        "total": lambda a, b: to_bits(from_bits(a) + from_bits(b)),
+        "difference": lambda a, b: to_bits(from_bits(a) - from_bits(b)),
+        "product": lambda a, b: to_bits(from_bits(a) * from_bits(b)),
+        "quotient": lambda a, b: to_bits(from_bits(a) / from_bits(b)),
+        "from_integer": to_bits,
+    }
+
+
+MANTISSA, SIGN, MAGNITUDE, INFINITY, DRAWN, SPARE, BEHIND, ONE = constants(SINGLE).values()
+total, difference, product, quotient, from_integer = operations(SINGLE).values()
 
 
 def where(condition: bool, chosen: T, other: T) -> T:

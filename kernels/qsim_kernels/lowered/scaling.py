@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from qsim_kernels.lowered import inductor
 from qsim_kernels.lowered.fusible import fusible
 from qsim_kernels.lowered.memory import in_memory
-from qsim_kernels.lowered.rounding import onto, rounded, single_patterns
-from qsim_kernels.numbers.carrier import grid_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
+from qsim_kernels.lowered.rounding import onto, single_patterns
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
+from qsim_kernels.numbers.grid import Mode, Rule, read
 from qsim_kernels.numbers.scales import Restore, TileSizes, read_scales
-from qsim_kernels.torch.rounding import as_values, one_nan
+from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.scaling import kept_from_zero, saturated, scales_of, under_whole
 
 #: The most elements of a tile that Inductor may reduce and round in one kernel.
@@ -54,7 +55,16 @@ def _scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str, 
     largest = amaxes.to(torch.float64)
     if under is not None:
         largest = largest / under.to(torch.float64)
-    return scales_of(largest, read_scales(making, scale_grid), _onto)
+    return scales_of(largest, read_scales(making, scale_grid), _arithmetic(largest))
+
+
+def _arithmetic(x: Tensor) -> Any:
+    """The functions of `arithmetic.scales` for a tensor, or for an element of a loop."""
+    if not inductor.writes_loops(x):
+        return None
+    from qsim_kernels.meanings import inductor as meaning  # imports Inductor
+
+    return meaning.scales(DOUBLE if x.dtype == torch.float64 else SINGLE)
 
 
 def scales_of_tiles(
@@ -156,7 +166,7 @@ def _elements_under(x: Tensor, inverses: Tensor, scales: Tensor | None, grid: st
     """Divide float32 values by their scales, round, and multiply by the scales that are restored."""
     how = read(Rule, rule)
     quotients = x * inverses
-    values = onto(kept_from_zero(quotients, x) if how.leaves_zero else quotients, grid, rule, torch.float32)
+    values = onto(kept_from_zero(quotients, x, _arithmetic(x)) if how.leaves_zero else quotients, grid, rule, torch.float32)
     if scales is not None:
         values = values * scales
         if how.saturate:
@@ -173,9 +183,3 @@ def _cut(matrices: Tensor, tiles: TileSizes) -> Tensor:
 def _spread(scales: Tensor) -> Tensor:
     """View scales of tiles so that they broadcast to `_cut`'s result."""
     return scales[:, :, None, :, None]
-
-
-def _onto(x: Tensor, grid: Grid, how: Rule) -> Tensor:
-    """Round positive float64 numbers onto a grid."""
-    values = grid_bits(grid, wide=True)
-    return as_values(rounded(x.view(torch.int64), values, how), values, torch.float64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qsim_kernels.meanings.expressions import COMPARISONS, OPERATIONS, Known, Operand, Symbol, interned, known
+from qsim_kernels.meanings.expressions import COMPARISONS, OPERATIONS, Known, Operand, Symbol, interned, known, needed
 
 _COMMUTATIVE = {"+", "*", "&", "|", "^", "==", "min", "max"}
 #: Operations that do the same to bits above as without those below, where these are zero.
@@ -49,14 +49,16 @@ def simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
 
 
 def _with_number(op: str, args: tuple[Operand, ...]) -> Operand | None:
-    """An operation on a number and one of two numbers: its result is one of two numbers."""
-    choices = [x for x in args if is_op(x, "where") and isinstance(x.args[1], int) and isinstance(x.args[2], int)]  # type: ignore[union-attr]
+    """An operation on a number and a choice, if one of the choices is a number: then it is computed now, and the other without it."""
+    place = next((k for k, x in enumerate(args) if isinstance(x, Symbol)), 0)
+    choice = args[place]
     # Shifts to the left by a number are how `_without_zeros` writes such a choice.
-    if op in ("where", "<<") or len(choices) != 1 or sum(isinstance(x, Symbol) for x in args) != 1:
+    if op in ("where", "<<") or not is_op(choice, "where") or sum(isinstance(x, Symbol) for x in args) != 1:
         return None
-    condition, *_ = choices[0].args  # type: ignore[union-attr]
-    chosen, other = ([x.args[k] if isinstance(x, Symbol) else x for x in args] for k in (1, 2))
-    return operation("where", condition, OPERATIONS[op](*chosen), OPERATIONS[op](*other))
+    condition, *branches = choice.args
+    if not any(isinstance(x, int) for x in branches):
+        return None
+    return operation("where", condition, *(operation(op, *args[:place], x, *args[place + 1 :]) for x in branches))
 
 
 def _without_zeros(op: str, args: tuple[Operand, ...]) -> Operand | None:
@@ -280,11 +282,28 @@ def _where(condition: Operand, chosen: Operand, other: Operand) -> Operand | Non
         return condition if chosen else condition ^ 1
     if condition.op == "^" and isinstance(condition.args[1], int):
         return operation("where", condition.args[0], other, chosen)
+    if condition.op == "<" and isinstance(condition.args[1], int) and condition.args[1] == 1 and is_op(condition.args[0], ">>"):
+        # The number is below a power of two where it is chosen.
+        number, bits = condition.args[0].args
+        narrower = _replaced(chosen, number, number & ((1 << bits) - 1)) if isinstance(bits, int) else chosen
+        if narrower is not chosen:
+            return operation("where", condition, narrower, other)
     if is_op(chosen, "where") and chosen.args[0] is condition:
         return operation("where", condition, chosen.args[1], other)
     if is_op(other, "where") and other.args[0] is condition:
         return operation("where", condition, chosen, other.args[2])
     return None
+
+
+def _replaced(x: Operand, old: Symbol, new: Operand) -> Operand:
+    """An operand with another one in place of one that it depends on."""
+    replaced: dict[int, Operand] = {old.order: new}
+    for symbol in needed([x]):
+        if symbol.order not in replaced and symbol.op != "input":
+            args = [replaced.get(y.order, y) if isinstance(y, Symbol) else y for y in symbol.args]
+            changed = any(y is not z for y, z in zip(args, symbol.args, strict=True))
+            replaced[symbol.order] = operation(symbol.op, *args) if changed else symbol
+    return replaced.get(x.order, x) if isinstance(x, Symbol) else x
 
 
 def _extreme(op: str) -> Callable[[Operand, Operand], Operand | None]:

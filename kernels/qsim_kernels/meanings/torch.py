@@ -48,7 +48,15 @@ def _words(carrier: Carrier) -> dict[str, Any]:
         return (a if type(b) is int and b == 0 else a - b) >> last
 
     def eq(a: Any, b: Any) -> Any:
-        return (a ^ b) - 1 >> last if isinstance(a, Tensor) else a == b
+        return (a == b).to(dtype).neg_() if isinstance(a, Tensor) else a == b
+
+    def number(bits: Any) -> Any:
+        return bits.view(real) if isinstance(bits, Tensor) else carrier.value(bits)
+
+    def quotient(a: Any, b: Any) -> Tensor:
+        # For division by a number, torch might multiply by its inverse.
+        divisor = number(b) if isinstance(b, Tensor) else torch.full_like(a, carrier.value(b), dtype=real)
+        return (number(a) / divisor).view(dtype)
 
     def reaches(magnitude: Tensor, drawn: Tensor, grid: GridBits) -> Tensor:
         # By a product, because vectors have no shifts of 64 bits.
@@ -66,6 +74,11 @@ def _words(carrier: Carrier) -> dict[str, Any]:
         "gt": lambda a, b: lt(b, a),
         "ge": lambda a, b: ~lt(a, b),
         "eq": eq,
+        "total": lambda a, b: (number(a) + number(b)).view(dtype),
+        "difference": lambda a, b: (number(a) - number(b)).view(dtype),
+        "product": lambda a, b: (number(a) * number(b)).view(dtype),
+        "quotient": quotient,
+        "from_integer": lambda x: x.to(real).view(dtype),
         "reaches": reaches,
     }
 
@@ -74,6 +87,18 @@ def _words(carrier: Carrier) -> dict[str, Any]:
 def rounding(carrier: Carrier) -> SimpleNamespace:
     """The functions of `arithmetic.rounding` for tensors of a carrier's bits."""
     return bound(arithmetic.rounding, _words(carrier))
+
+
+@cache
+def scales(carrier: Carrier) -> SimpleNamespace:
+    """The functions of `arithmetic.scales` for tensors of a carrier's bits."""
+    return bound(arithmetic.scales, _words(carrier) | {"round_bits": rounding(carrier).round_bits})
+
+
+@cache
+def codes(carrier: Carrier) -> SimpleNamespace:
+    """The functions of `arithmetic.codes` for tensors of a carrier's bits."""
+    return bound(arithmetic.codes, _words(carrier))
 
 
 #: The functions of `arithmetic.updates` for float32 tensors, and numbers; `inner` is a function that rounds intermediates.

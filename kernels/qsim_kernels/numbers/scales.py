@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from qsim_kernels.numbers.grid import Grid, Rule, read, spell
+from qsim_kernels.numbers.carrier import DOUBLE, Variant, grid_bits
+from qsim_kernels.numbers.grid import Grid, Mode, Rule, read, spell
 
 #: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only stochastic rounding needs; which of its streams; and the
 #: logical index of the first element.
@@ -82,6 +83,48 @@ def read_scales(making: str, grid: str) -> Scales:
     """Parse the output of `spell_scales`."""
     made: ScalesWithoutGrid = read(ScalesWithoutGrid, making)
     return Scales(*made, read(Grid, grid))
+
+
+class ScaleNumbers(NamedTuple):
+    """The numbers from which a scale is computed, in float64's bits; see `Scales`.
+
+    Attributes:
+        largest: The largest value of the elements' grid.
+        factor: Two to the margin.
+        power: The margin minus the exponent of `largest`.
+        spare: Mantissa bits of float64 beyond the elements'.
+        least: The smallest scale.
+        grid: The scales' values.
+    """
+
+    largest: Any
+    factor: Any
+    power: Any
+    spare: Any
+    least: Any
+    grid: Any
+
+
+@lru_cache(maxsize=1024)
+def scale_numbers(scales: Scales) -> ScaleNumbers:
+    """The numbers from which scales are computed, under the rounding `rounding_of_scales`."""
+    largest, grid = DOUBLE.pattern(scales.largest), grid_bits(scales.grid, wide=True)
+    # Without zero, every number is above half of the smallest.
+    values = grid.numbers if grid.zero else grid.numbers._replace(half=-1)
+    power = scales.margin + DOUBLE.bias - (largest >> DOUBLE.mantissa)
+    spare = DOUBLE.mantissa - scales.mantissa
+    return ScaleNumbers(largest, DOUBLE.pattern(2.0**scales.margin), power, spare, DOUBLE.pattern(scales.least), values)
+
+
+def rounding_of_scales(rule: int) -> Rule:
+    """The rounding onto the scales' grid."""
+    return Rule(int(Mode.UP if rule == ScaleRule.CEIL else Mode.NEAREST), 0, False, saturate=True)
+
+
+def variant_of_scales(rule: int) -> Variant:
+    """The facts of that rounding, the same for all grids."""
+    facts = {"flat": False, "zero": True, "signed": False, "keep_sign": False, "symmetric": True, "open": False}
+    return Variant(rounding_of_scales(rule).mode, saturate=True, **facts)
 
 
 #: The smallest scale allowed, so that its inverse is a float32.

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import GridBits, counts_wide, grid_bits, rounding_bits
+from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.numbers.carrier import DOUBLE, GridBits, counts_wide, grid_bits, rounding_bits
+from qsim_kernels.numbers.encoding import coding_bits
 from qsim_kernels.numbers.grid import Coding, Grid, Rule
 from qsim_kernels.torch.checksum import checksum
 from qsim_kernels.torch.chunks import pieces
-from qsim_kernels.torch.codes import codes_of, values_of
 from qsim_kernels.torch.philox import ElementNoise, random_bits
 from qsim_kernels.torch.rounding import as_values, float_dtype, rounded
 from qsim_kernels.torch.updates import update
@@ -69,13 +70,14 @@ def encode_into(
     """
     how = rounding_bits(grid, rule, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
     number = None if seed is None else int(seed)
+    code_of, (numbers, variant) = meaning.codes(how.carrier).code_of, coding_bits(grid, coding, how)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):
         patterns = _rounded(source, how, rule, number, stream, index)
         if check and coding.nan < 0:
             lost = lost or bool((patterns == how.carrier.nan).any())
         # Wrapping to the code's own width keeps its bits.
-        target.copy_(codes_of(patterns, grid, coding, how).view(source.shape))
+        target.copy_(code_of(patterns, numbers, variant).view(source.shape))
     return lost
 
 
@@ -113,10 +115,11 @@ def quantize_and_sum_into(
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
     """Write the values of `codes` into `out`."""
-    how = grid_bits(grid, wide=out.dtype == torch.float64)
-    mask = (1 << coding.bits) - 1
+    how = grid_bits(grid, wide=out.dtype == torch.float64 or counts_wide(grid, coding))
+    value_of, (numbers, variant) = meaning.codes(how.carrier).value_of, coding_bits(grid, coding, how)
+    mask, width = (1 << coding.bits) - 1, torch.int64 if how.carrier == DOUBLE else torch.int32
     for _, (source, target) in pieces(codes, out):
-        target.copy_(as_values(values_of(source.to(torch.int64) & mask, grid, coding, how), how, out.dtype))
+        target.copy_(as_values(value_of((source.to(torch.int64) & mask).to(width), numbers, variant), how, out.dtype))
 
 
 def _rounded(source: Tensor, how: GridBits, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:

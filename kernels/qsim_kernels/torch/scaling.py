@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim_kernels.numbers.carrier import DOUBLE, grid_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Rule
-from qsim_kernels.numbers.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
+from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
+from qsim_kernels.numbers.scales import Restore, ScaledRounding, Scales, TileSizes, Turn, scale_numbers, variant_of_scales
 from qsim_kernels.torch import quantize_into
 from qsim_kernels.torch.hadamard import hadamard
-from qsim_kernels.torch.rounding import as_values, one_nan, round_bits
-
-_NEAREST = Rule(int(Mode.NEAREST), 0, False, True)
-_UP = Rule(int(Mode.UP), 0, False, True)
-_LARGEST = torch.finfo(torch.float32).max
-#: The values of float32, the grid of most scales.
-_SINGLES = Grid(23, -126, 2.0**-149, _LARGEST, -_LARGEST, True, True, True)
-
+from qsim_kernels.torch.rounding import one_nan
 
 def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, finite: bool) -> None:
     """Write the largest magnitude of each tile.
@@ -105,31 +98,17 @@ def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Te
     quantize_scaled_into(out, x, scales, under, how._replace(turn=None))
 
 
-def scales_of(largest: Tensor, scales: Scales, onto: Callable[[Tensor, Grid, Rule], Tensor] | None = None) -> Tensor:
-    """The scales of tiles with given largest magnitudes, in float64, which holds `a / M` precisely enough for comparisons.
+def scales_of(largest: Tensor, scales: Scales, arithmetic: Any = None) -> Tensor:
+    """The scales of tiles with given largest magnitudes, in float64.
 
     Args:
         largest: The largest magnitudes.
         scales: How scales are computed.
-        onto: A function that rounds positive float64 numbers onto a grid, if not this module's.
+        arithmetic: `arithmetic.scales` in float64's bits, if not for tensors.
     """
-    onto = onto or _onto
-    if scales.grid == _SINGLES and scales.rule == ScaleRule.FIT:
-        onto = _onto_singles
-    finite = largest.isfinite()
-    a = torch.where(finite, largest, 0.0)
-    if scales.rule in (ScaleRule.FIT, ScaleRule.CEIL):
-        wanted = a * math.ldexp(1.0, scales.margin) / scales.largest
-        chosen = onto(wanted, scales.grid, _NEAREST if scales.rule == ScaleRule.FIT else _UP)
-    else:
-        if scales.rule == ScaleRule.EVEN:
-            a = _to_precision(a, scales.mantissa)
-        # By its bits, because compiled code may not support `frexp`. Float64 subnormals get the least scale anyway.
-        exponent = (a.view(torch.int64) >> DOUBLE.mantissa) - DOUBLE.bias
-        power = exponent - (math.frexp(scales.largest)[1] - 1) + scales.margin
-        chosen = onto(_power_of_two(power), scales.grid, _NEAREST)
-    chosen = torch.where(largest == 0, scales.least, chosen.clamp(min=scales.least))
-    return torch.where(finite, chosen, math.nan).to(torch.float32)
+    arithmetic = arithmetic or meaning.scales(DOUBLE)
+    bits = arithmetic.scale_of(largest.view(torch.int64), scale_numbers(scales), scales.rule, variant_of_scales(scales.rule))
+    return bits.view(torch.float64).to(torch.float32)  # type: ignore[no-any-return]
 
 
 def quantize_scaled_into(
@@ -172,11 +151,11 @@ def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes) -
     return x.contiguous().to(dtype).view(-1, tiles.rows, tiles.columns) * spread(whole.reciprocal(), x, tiles), whole
 
 
-def kept_from_zero(quotients: Tensor, x: Tensor) -> Tensor:
+def kept_from_zero(quotients: Tensor, x: Tensor, arithmetic: Any = None) -> Tensor:
     """Put the number next to zero wherever a nonzero number underflowed to zero when it was divided by its scale."""
-    pattern = torch.int64 if x.dtype == torch.float64 else torch.int32
-    next_to_zero = (x.view(pattern) & torch.iinfo(pattern).min | 1).view(x.dtype)
-    return torch.where((quotients == 0) & ~(x == 0), next_to_zero, quotients)
+    carrier, pattern = (DOUBLE, torch.int64) if x.dtype == torch.float64 else (SINGLE, torch.int32)
+    arithmetic = arithmetic or meaning.scales(carrier)
+    return arithmetic.kept_from_zero(quotients.view(pattern), x.view(pattern)).view(x.dtype)  # type: ignore[no-any-return]
 
 
 def saturated(products: Tensor, dtype: torch.dtype) -> Tensor:
@@ -229,26 +208,3 @@ def spread(scales: Tensor, x: Tensor, tiles: TileSizes) -> Tensor:
     rows, columns, height, width, _ = tiles
     wide = scales[:, :, None, :, None].expand(-1, -1, height, -1, width).reshape(len(scales), scales.shape[1] * height, -1)
     return wide[:, :rows, :columns].expand(x.numel() // (rows * columns), rows, columns)
-
-
-def _onto(x: Tensor, grid: Grid, rule: Rule) -> Tensor:
-    """Round positive float64 numbers onto a grid."""
-    how = grid_bits(grid, wide=True)
-    return as_values(round_bits(x.view(torch.int64), how, rule), how, torch.float64)
-
-
-def _onto_singles(x: Tensor, *_: object) -> Tensor:
-    """Round positive float64 numbers to float32, to nearest with ties to even, saturating."""
-    return x.to(torch.float32).clamp(max=_LARGEST)
-
-
-def _power_of_two(exponent: Tensor) -> Tensor:
-    """Float64 powers of two, built from their bits: torch's own go through float32."""
-    return (exponent.clamp(-DOUBLE.bias + 1, DOUBLE.bias) + DOUBLE.bias << DOUBLE.mantissa).view(torch.float64)
-
-
-def _to_precision(x: Tensor, mantissa: int) -> Tensor:
-    """Round float64 numbers to a number of bits after the first, to nearest with ties to even, whatever their exponents."""
-    spare = DOUBLE.mantissa - mantissa
-    bits = x.view(torch.int64)
-    return (bits + (1 << (spare - 1)) - 1 + ((bits >> spare) & 1) >> spare << spare).view(torch.float64)
