@@ -25,7 +25,7 @@ from qsim.scaling.block import Block
 from qsim.text.files import FileError
 
 if TYPE_CHECKING:
-    from qsim import checkpoints, diagnostics, optim
+    from qsim import checkpoints, diagnostics, optim, silicon
     from qsim.checkpoints import export, load, save
     from qsim.functional.fpu import fpu
     from qsim.nn.coverage.run import coverage
@@ -72,13 +72,14 @@ __all__ = [
     "rounding",
     "save",
     "scaling",
+    "silicon",
     "threshold_quantize",
     "transforms",
 ]
 
 
 #: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
-_LATER = ("checkpoints", "compat", "diagnostics", "optim", "plot", "studies")
+_LATER = ("checkpoints", "compat", "diagnostics", "optim", "plot", "silicon", "studies")
 _LATER_FUNCTIONS = {
     "coverage": "nn.coverage.run",
     "export": "checkpoints",

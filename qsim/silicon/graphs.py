@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from qsim.formats import FP32, Format
+from qsim.formats import Float, Format
 from qsim.silicon.units import Unit
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
@@ -21,9 +21,9 @@ _WORD, _DOUBLE_WORD = (1 << 32) - 1, (1 << 64) - 1
 def routine(unit: Unit) -> Routine:
     """The routine that computes a unit's results, to print in any language."""
     x = word("x", unit.input.bits)
-    value = single_bits(x, unit.input)
     if unit.operation == "decode":
-        return Routine(unit.name, unit.specification, (x,), value, 32)
+        return Routine(unit.name, unit.specification, (x,), value_of(x, unit.format), 32)
+    value = x << 32 - unit.source.bits if _begins_single(unit.source) else value_of(x, unit.source)
     random = (word("random", unit.random_bits),) if unit.random_bits else ()
     rounded = _rounded(value, unit, *random)
     if unit.operation == "encode":
@@ -31,10 +31,13 @@ def routine(unit: Unit) -> Routine:
     return Routine(unit.name, unit.specification, (x, *random), rounded, unit.output.bits)
 
 
-def single_bits(x: Operand, source: Format) -> Operand:
+def _begins_single(fmt: Format) -> bool:
+    """Whether the codes of a format are the first bits of float32's."""
+    return isinstance(fmt, Float) and fmt == Float(8, fmt.mantissa, specials="ieee")
+
+
+def value_of(x: Operand, source: Format) -> Operand:
     """Float32's bits, as a word, of the value of a code."""
-    if source == FP32:
-        return x
     how = grid_bits(source.grid, wide=counts_wide(source.grid, source.coding))
     numbers, variant = coding_bits(source.grid, source.coding, how)
     if is_flat(source.grid) and how.carrier == SINGLE and not source.coding.twos_complement:

@@ -74,7 +74,7 @@ def _type(given: Sequence[Known]) -> str:
         if high >> 64:
             raise ValueError("C has no integers of more than 64 bits")
         return "uint64_t" if high >> 32 else "uint32_t"
-    return "int32_t" if -(1 << 31) <= low and high < 1 << 31 else "int64_t"
+    return "int32_t" if low >= -(1 << 31) and high < 1 << 31 else "int64_t"
 
 
 def _literal(x: int, kind: str) -> str:

@@ -106,7 +106,7 @@ for _op, _name in {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^
     setattr(Symbol, f"__r{_name}__", _operator(_op, swapped=True))
 for _name, _op, _swapped in (("lt", "<", False), ("gt", "<", True), ("le", "<=", False), ("ge", "<=", True), ("eq", "==", False)):
     setattr(Symbol, f"__{_name}__", _operator(_op, _swapped))
-setattr(Symbol, "__neg__", lambda self: Symbol.operation("-", 0, self))
+Symbol.__neg__ = lambda self: Symbol.operation("-", 0, self)
 
 _INTERNED: weakref.WeakValueDictionary[tuple[Any, ...], Symbol] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()

@@ -23,12 +23,12 @@ def function(routine: Routine) -> str:
 
 
 def _is_number(x: Known) -> bool:
-    return -(1 << 53) <= x.low and x.high <= 1 << 53
+    return x.low >= -(1 << 53) and x.high <= 1 << 53
 
 
 def _is_word(x: Known) -> bool:
     """Whether bitwise operators, which work on 32 bits, hold a number."""
-    return -(1 << 31) <= x.low and x.high < 1 << 32 and not (x.low < 0 and x.high >= 1 << 31)
+    return x.low >= -(1 << 31) and x.high < 1 << 32 and not (x.low < 0 and x.high >= 1 << 31)
 
 
 def _expression(symbol: Symbol, text: Callable[[Operand], str]) -> str:

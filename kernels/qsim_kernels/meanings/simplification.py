@@ -241,7 +241,7 @@ def _less(a: Operand, b: Operand) -> Operand | None:
         if b == 1 and first == Known(0, 1, 1, 0):
             return a ^ 1
         zeros = known(b).zeros
-        if 0 < zeros and b:
+        if zeros > 0 and b:
             return (a >> zeros) < (b >> zeros)
     if isinstance(a, int) and isinstance(b, Symbol):
         if a == -1 and b.op == "signed":
@@ -249,7 +249,7 @@ def _less(a: Operand, b: Operand) -> Operand | None:
         if a == 0 and second == Known(0, 1, 1, 0):
             return b
         zeros = known(a + 1).zeros
-        if 0 < zeros and a != -1:
+        if zeros > 0 and a != -1:
             return operation("<", a >> zeros, b >> zeros)
     return None
 

@@ -36,7 +36,7 @@ def module(routine: Routine, stages: int = 0, generator: bool = False) -> str:
     drawn = [x for x in routine.inputs if x.args[0] == "random"] if generator else []
     ports = ["input wire clk"] if stages or drawn else []
     ports += ["input wire reset"] if drawn else []
-    ports += [f"input wire [{x.args[1] - 1}:0] {x.args[0]}" for x in routine.inputs if x not in drawn]
+    ports += [f"input wire [{x.args[1] - 1}:0] {x.args[0]}" for x in routine.inputs if not (drawn and x.args[0] == "random")]
     ports.append(f"output wire [{routine.width - 1}:0] y")
     parameters = "#(parameter logic [31:0] SEED = 32'd1) " if drawn else ""
     lines = [*(f"// {line}".rstrip() for line in routine.comment)]
@@ -53,6 +53,7 @@ class _Body:
         self._routine, self._stages = routine, stages
         self._order = needed([routine.result])
         self._stage = _stages(self._order, stages)
+        self._widths = _widths(self._order, routine)
         self._names = {symbol.order: f"t{k}" for k, symbol in enumerate(x for x in self._order if x.op != "input")}
         self._names |= {x.order: x.args[0] for x in routine.inputs}
         self._last: dict[int, int] = {}
@@ -62,8 +63,7 @@ class _Body:
         wires = []
         for symbol in self._order:
             if symbol.op != "input":
-                width = symbol.known.width
-                wires.append(f"  wire [{width - 1}:0] {self._names[symbol.order]} = {self._expression(symbol)};")
+                wires.append(f"  wire [{self._widths[symbol.order] - 1}:0] {self._names[symbol.order]} = {self._expression(symbol)};")
         result = self._at(self._routine.result, self._routine.width, self._stages)
         declared = {x.order for x in self._order}
         unused = [x.args[0] for x in self._routine.inputs if x.order not in declared]
@@ -77,7 +77,7 @@ class _Body:
             (x, [self._names[x.order], *(self._delayed(x, k) for k in range(self._stage[x.order] + 1, self._last[x.order] + 1))])
             for x in kept
         ]
-        declared = [f"  logic [{x.known.width - 1}:0] {', '.join(chain[1:])};" for x, chain in names]
+        declared = [f"  logic [{self._widths[x.order] - 1}:0] {', '.join(chain[1:])};" for x, chain in names]
         moves = [f"    {after} <= {before};" for _, chain in names for before, after in zip(chain, chain[1:], strict=False)]
         return [*declared, "  always_ff @(posedge clk) begin", *moves, "  end"] if moves else []
 
@@ -96,16 +96,16 @@ class _Body:
         if not isinstance(x, Symbol):
             return f"{width}'h{x & ((1 << width) - 1):x}"
         name = self._name(x, stage)
-        if x.known.width == width:
+        if self._widths[x.order] == width:
             return name
         return f"{width}'($signed({name}))" if x.known.low < 0 else f"{width}'({name})"
 
     def _expression(self, symbol: Symbol) -> str:
         op, args, stage = symbol.op, symbol.args, self._stage[symbol.order]
-        width = symbol.known.width
+        width = self._widths[symbol.order]
         if op == "where":
             condition = self._name(args[0], stage)
-            test = condition if args[0].known.width == 1 else f"|{condition}"
+            test = condition if self._widths[args[0].order] == 1 else f"|{condition}"
             return f"{test} ? {self._at(args[1], width, stage)} : {self._at(args[2], width, stage)}"
         if op in COMPARISONS or op in ("min", "max"):
             compared = self._compared(args, "<" if op == "min" else ">" if op == "max" else op, stage)
@@ -117,7 +117,7 @@ class _Body:
         if op == "<<":
             return f"{self._at(args[0], width, stage)} << {self._amount(args[1], stage)}"
         if op == ">>":
-            shifted = self._at(args[0], known(args[0]).width, stage)
+            shifted = self._at(args[0], self._width(args[0]), stage)
             written = f"$signed({shifted}) >>>" if known(args[0]).low < 0 else f"{shifted} >>"
             return f"{width}'({written} {self._amount(args[1], stage)})"
         return f"{self._at(args[0], width, stage)} {op} {self._at(args[1], width, stage)}"
@@ -127,8 +127,41 @@ class _Body:
         a, b = (self._at(x, Known(low, high, 0, 0).width, stage) for x in args)
         return f"$signed({a}) {sign} $signed({b})" if low < 0 else f"{a} {sign} {b}"
 
+    def _width(self, x: Operand) -> int:
+        return self._widths[x.order] if isinstance(x, Symbol) else known(x).width
+
     def _amount(self, x: Operand, stage: int) -> str:
         return self._name(x, stage) if isinstance(x, Symbol) else str(x)
+
+
+def _widths(order: Sequence[Symbol], routine: Routine) -> dict[int, int]:
+    """The bits of each value that others read: later ones need only the last bits of some sums and shifts."""
+    read = dict.fromkeys((x.order for x in order), 1)
+    if isinstance(routine.result, Symbol):
+        read[routine.result.order] = routine.width
+    for symbol in reversed(order):
+        if symbol.op == "input":
+            read[symbol.order] = symbol.args[1]
+            continue
+        own = read[symbol.order] = min(read[symbol.order], symbol.known.width)
+        for place, x in enumerate(symbol.args):
+            if isinstance(x, Symbol):
+                read[x.order] = max(read[x.order], min(_read(symbol, place, own), x.known.width))
+    return read
+
+
+def _read(symbol: Symbol, place: int, own: int) -> int:
+    """The last bits of an operand that are read, if so many bits of the result are."""
+    amount = symbol.args[-1]
+    if symbol.op in ("+", "-", "*", "|", "^", "signed") or (symbol.op == "where" and place > 0):
+        return own
+    if symbol.op == "&":
+        return min(own, amount.bit_length()) if isinstance(amount, int) and amount >= 0 else own
+    if symbol.op == "<<" and place == 0:
+        return max(own - amount, 1) if isinstance(amount, int) else own
+    if symbol.op == ">>" and isinstance(amount, int):
+        return own + amount
+    return known(symbol.args[place]).width
 
 
 def _stages(order: Sequence[Symbol], count: int) -> dict[int, int]:

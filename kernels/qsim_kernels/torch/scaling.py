@@ -16,6 +16,7 @@ from qsim_kernels.torch import quantize_into
 from qsim_kernels.torch.hadamard import hadamard
 from qsim_kernels.torch.rounding import one_nan
 
+
 def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, finite: bool) -> None:
     """Write the largest magnitude of each tile.
 
