@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     costs = {unit.name: cost(unit, args.stages, args.generator and unit.random_bits > 0) for unit in units(args)}
     if args.json:
-        print(json.dumps({name: each._asdict() for name, each in costs.items()}, indent=2))
+        print(json.dumps({name: {"fpga": each.fpga._asdict(), "gates": each.gates._asdict()} for name, each in costs.items()}, indent=2))
         return 0
     rows = [["module", "LUTs", "carries", "registers", "depth", "gates", "gate depth"]]
-    print(aligned([*rows, *([name, *map(str, each)] for name, each in costs.items())], width=terminal_width()))
+    print(aligned([*rows, *([name, *map(str, each.fpga), *map(str, each.gates)] for name, each in costs.items())], width=terminal_width()))
     return 0

@@ -13,40 +13,60 @@ from qsim.silicon.graphs import routine
 from qsim.silicon.units import Unit
 from qsim_kernels.meanings import systemverilog
 
-_SCRIPT = """\
+_FPGA = """\
 read_verilog -sv {source}
-hierarchy -check -top {top}
-design -save read
 synth_xilinx -flatten -noiopad -top {top}
-tee -o {folder}/fpga.txt stat
-tee -o {folder}/fpga_depth.txt ltp -noff
-design -load read
+"""
+_GATES = """\
+read_verilog -sv {source}
 synth -flatten -top {top}
 abc -g AND,OR,XOR,MUX
 opt_clean
-tee -o {folder}/gates.txt stat
-tee -o {folder}/gates_depth.txt ltp -noff
+"""
+_REPORT = """\
+tee -o {folder}/cells.txt stat
+tee -o {folder}/depth.txt ltp -noff
 """
 
 
-class Cost(NamedTuple):
-    """What a module costs.
+class Fpga(NamedTuple):
+    """Cells of a Xilinx FPGA of the seventh series.
 
     Attributes:
-        luts: Lookup tables of a Xilinx FPGA of the seventh series.
-        carries: Its carry cells, of four bits each.
+        luts: Lookup tables.
+        carries: Carry cells, of four bits each.
         registers: Flip-flops.
         depth: Cells in a row.
-        gates: Gates with two inputs, and multiplexers.
-        gate_depth: Gates in a row.
     """
 
     luts: int
     carries: int
     registers: int
     depth: int
+
+
+class Gates(NamedTuple):
+    """Gates with two inputs, inverters and multiplexers.
+
+    Attributes:
+        gates: Their number.
+        depth: Gates in a row.
+    """
+
     gates: int
-    gate_depth: int
+    depth: int
+
+
+class Cost(NamedTuple):
+    """What a unit costs in hardware.
+
+    Attributes:
+        fpga: In cells of an FPGA.
+        gates: In gates.
+    """
+
+    fpga: Fpga
+    gates: Gates
 
 
 def cost(unit: Unit, stages: int = 0, generator: bool = False) -> Cost:
@@ -64,45 +84,45 @@ def cost(unit: Unit, stages: int = 0, generator: bool = False) -> Cost:
     Example:
         >>> import shutil
         >>> from qsim.silicon import Unit, cost
-        >>> shutil.which("yosys") is None or cost(Unit("e2m1", "encode", "toward_zero", source="bf16")).luts < 50
+        >>> shutil.which("yosys") is None or cost(Unit("int4", "decode")).fpga.luts < 100
         True
     """
-    return cost_of(systemverilog.module(routine(unit), stages, generator), unit.name)
+    source = systemverilog.module(routine(unit), stages, generator)
+    return Cost(fpga(source, unit.name), gates(source, unit.name))
 
 
-def cost_of(source: str, top: str) -> Cost:
-    """Synthesize SystemVerilog with Yosys and count its cells.
+def fpga(source: str, top: str) -> Fpga:
+    """The cells of an FPGA for a module.
 
     Args:
-        source: The text.
-        top: The name of the module.
+        source: SystemVerilog.
+        top: The module's name.
     """
+    cells, depth = _synthesized(source, top, _FPGA)
+    return Fpga(_count(cells, r"LUT\d|INV"), _count(cells, "CARRY4"), _count(cells, r"FD\w+"), depth)
+
+
+def gates(source: str, top: str) -> Gates:
+    """The gates for a module; see `fpga`."""
+    cells, depth = _synthesized(source, top, _GATES)
+    return Gates(_count(cells, r"\$_(?:AND|OR|XOR|MUX|NOT)_"), depth)
+
+
+def _synthesized(source: str, top: str, script: str) -> tuple[str, int]:
+    """Yosys's list of cells, and how many are in a row."""
     yosys = shutil.which("yosys")
     if yosys is None:
         raise FileNotFoundError("qsim cost needs Yosys, which is not installed: `apt install yosys`, or https://yosyshq.net")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "unit.sv").write_text(source)
-        (folder / "script.ys").write_text(_SCRIPT.format(source=folder / "unit.sv", top=top, folder=folder))
+        (folder / "script.ys").write_text((script + _REPORT).format(source=folder / "unit.sv", top=top, folder=folder))
         done = subprocess.run([yosys, "-q", "-s", str(folder / "script.ys")], capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"Yosys cannot synthesize {top}: {done.stderr.strip()}")
-        fpga, gates = ((folder / f"{kind}.txt").read_text() for kind in ("fpga", "gates"))
-        depth, gate_depth = (_depth((folder / f"{kind}_depth.txt").read_text()) for kind in ("fpga", "gates"))
-    return Cost(
-        luts=_count(fpga, r"LUT\d|INV"),
-        carries=_count(fpga, r"CARRY4"),
-        registers=_count(fpga, r"FD\w+"),
-        depth=depth,
-        gates=_count(gates, r"\$_(?:AND|OR|XOR|MUX|NOT)_"),
-        gate_depth=gate_depth,
-    )
+        longest = re.search(r"length=(\d+)", (folder / "depth.txt").read_text())
+        return (folder / "cells.txt").read_text(), int(longest[1]) if longest else 0
 
 
-def _count(statistics: str, cells: str) -> int:
-    return sum(int(count) for count in re.findall(rf"^\s+(?:{cells})\s+(\d+)", statistics, re.MULTILINE))
-
-
-def _depth(text: str) -> int:
-    longest = re.search(r"length=(\d+)", text)
-    return int(longest[1]) if longest else 0
+def _count(cells: str, names: str) -> int:
+    return sum(int(count) for count in re.findall(rf"^\s+(?:{names})\s+(\d+)", cells, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Golden vectors as text: for `$readmemh`, as CSV, JSON, TestFloat's text, a self-checking testbench or a C test; and results read again."""
+"""Golden vectors as text: hexadecimal, CSV, JSON, TestFloat's text, a self-checking testbench, a C test; and results read again."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ int main(void)
         if (y == vectors[i][{last}])
             continue;
         if (differing++ < 10)
-            printf("differs: x=%08lx y=%08lx, expected %08lx\\n", (unsigned long)vectors[i][0], (unsigned long)y, (unsigned long)vectors[i][{last}]);
+            printf("differs: x=%08lx y=%08lx, expected %08lx\\n",
+                   (unsigned long)vectors[i][0], (unsigned long)y, (unsigned long)vectors[i][{last}]);
     }}
     printf("%lu of %lu results differ\\n", differing, count);
     return differing != 0;

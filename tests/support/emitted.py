@@ -64,6 +64,12 @@ def c_results(
     units: Sequence[Unit], x: Tensor, random: Tensor, folder: Path, compiler: str = "gcc", flags: Sequence[str] = ("-std=c99", *SANITIZED)
 ) -> list[Tensor]:
     """The results of units' C functions."""
+    compile_c(units, folder, compiler, flags)
+    return compiled_results(units, x, random, folder)
+
+
+def compile_c(units: Sequence[Unit], folder: Path, compiler: str, flags: Sequence[str]) -> None:
+    """Compile a program with units' C functions."""
     header = c.header("emitted", (), [routine(unit) for unit in units])
     calls = "\n".join(
         f"    for (size_t i = 0; i < count; i++) y[i] = {unit.name}(x[i]{', x[count + i]' if unit.random_bits else ''});\n"
@@ -71,8 +77,12 @@ def c_results(
         for unit in units
     )
     (folder / "emitted.c").write_text(header + _C_MAIN.format(calls=calls))
-    _written(folder, x, random)
     run(tool(compiler), *WARNINGS, *flags, "-o", folder / "emitted", folder / "emitted.c")
+
+
+def compiled_results(units: Sequence[Unit], x: Tensor, random: Tensor, folder: Path) -> list[Tensor]:
+    """The results of the program that `compile_c` has made."""
+    _written(folder, x, random)
     run(folder / "emitted", str(len(x)), folder / "in.bin", folder / "out.bin")
     return _results(folder, units)
 

@@ -14,7 +14,7 @@ _PROLOGUE = """\
 #include <stdint.h>
 
 #ifndef QSIM_FUNCTION
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(__CUDA__) || defined(__HIPCC__)
 #define QSIM_FUNCTION static inline __host__ __device__
 #else
 #define QSIM_FUNCTION static inline

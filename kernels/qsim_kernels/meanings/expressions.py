@@ -92,6 +92,9 @@ class Symbol:
     def __repr__(self) -> str:
         return self.args[0] if self.op == "input" else f"{self.op}({', '.join(map(repr, self.args))})"
 
+    def __neg__(self) -> Operand:
+        return Symbol.operation("-", 0, self)
+
     __hash__ = object.__hash__
 
 
@@ -106,7 +109,6 @@ for _op, _name in {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^
     setattr(Symbol, f"__r{_name}__", _operator(_op, swapped=True))
 for _name, _op, _swapped in (("lt", "<", False), ("gt", "<", True), ("le", "<=", False), ("ge", "<=", True), ("eq", "==", False)):
     setattr(Symbol, f"__{_name}__", _operator(_op, _swapped))
-Symbol.__neg__ = lambda self: Symbol.operation("-", 0, self)
 
 _INTERNED: weakref.WeakValueDictionary[tuple[Any, ...], Symbol] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()

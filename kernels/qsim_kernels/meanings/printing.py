@@ -49,7 +49,7 @@ def statements(
     """
     order = needed([routine.result])
     uses = Counter(x.order for symbol in order for x in operands(symbol) for _ in range(2 if symbol.op in ("min", "max") else 1))
-    texts = {symbol.order: symbol.args[0] for symbol in routine.inputs}
+    texts = {symbol.order: _input(*symbol.args) for symbol in routine.inputs}
     lines: list[str] = []
 
     def text(x: Operand) -> str:
@@ -62,7 +62,12 @@ def statements(
         if uses[symbol.order] == 1 and len(written) <= _LONGEST:
             texts[symbol.order] = f"({written})"
             continue
-        name = f"t{sum(1 for line in lines)}"
+        name = f"t{len(lines)}"
         lines.append(declare(symbol, name) + f" = {written};")
         texts[symbol.order] = name
     return Statements(lines, text(routine.result) if isinstance(routine.result, Symbol) else "")
+
+
+def _input(name: str, bits: int) -> str:
+    """An input without the bits that a word of its language has beyond its own."""
+    return name if bits >= 32 else f"({name} & {hex((1 << bits) - 1)})"

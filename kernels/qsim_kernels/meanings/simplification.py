@@ -239,10 +239,10 @@ def _less(a: Operand, b: Operand) -> Operand | None:
         if b == 0 and a.op == "signed":
             return a.args[0] >> (a.args[1] - 1)
         if b == 1 and first == Known(0, 1, 1, 0):
-            return a ^ 1
+            return operation("^", a, 1)
         zeros = known(b).zeros
         if zeros > 0 and b:
-            return (a >> zeros) < (b >> zeros)
+            return operation("<", operation(">>", a, zeros), b >> zeros)
     if isinstance(a, int) and isinstance(b, Symbol):
         if a == -1 and b.op == "signed":
             return (b.args[0] >> (b.args[1] - 1)) ^ 1
@@ -250,7 +250,7 @@ def _less(a: Operand, b: Operand) -> Operand | None:
             return b
         zeros = known(a + 1).zeros
         if zeros > 0 and a != -1:
-            return operation("<", a >> zeros, b >> zeros)
+            return operation("<", a >> zeros, operation(">>", b, zeros))
     return None
 
 
@@ -269,13 +269,15 @@ def _equal(a: Operand, b: Operand) -> Operand | None:
     if first.high < second.low or second.high < first.low or (first.must & ~second.may) or (second.must & ~first.may):
         return 0
     if isinstance(b, int) and isinstance(a, Symbol) and first == Known(0, 1, 1, 0):
-        return a if b else a ^ 1
+        return a if b else operation("^", a, 1)
     return None
 
 
 def _where(condition: Operand, chosen: Operand, other: Operand) -> Operand | None:
     if isinstance(condition, int):
         return chosen if condition else other
+    if (condition.known.low, condition.known.high) != (0, 1):
+        return operation("where", operation("==", condition, 0), other, chosen)
     if chosen is other or (isinstance(chosen, int) and isinstance(other, int) and chosen == other):
         return chosen
     if isinstance(chosen, int) and isinstance(other, int) and (chosen, other) in ((1, 0), (0, 1)):

@@ -6,6 +6,7 @@ A wire that can be negative holds two's complement. All operands of an operation
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known, needed, operands
 from qsim_kernels.meanings.printing import Routine
@@ -60,10 +61,11 @@ class _Body:
 
     def lines(self) -> list[str]:
         """The declarations, registers and the result."""
-        wires = []
-        for symbol in self._order:
-            if symbol.op != "input":
-                wires.append(f"  wire [{self._widths[symbol.order] - 1}:0] {self._names[symbol.order]} = {self._expression(symbol)};")
+        wires = [
+            f"  wire [{self._widths[symbol.order] - 1}:0] {self._names[symbol.order]} = {self._expression(symbol)};"
+            for symbol in self._order
+            if symbol.op != "input"
+        ]
         result = self._at(self._routine.result, self._routine.width, self._stages)
         declared = {x.order for x in self._order}
         unused = [x.args[0] for x in self._routine.inputs if x.order not in declared]
@@ -78,7 +80,7 @@ class _Body:
             for x in kept
         ]
         declared = [f"  logic [{self._widths[x.order] - 1}:0] {', '.join(chain[1:])};" for x, chain in names]
-        moves = [f"    {after} <= {before};" for _, chain in names for before, after in zip(chain, chain[1:], strict=False)]
+        moves = [f"    {after} <= {before};" for _, chain in names for before, after in pairwise(chain)]
         return [*declared, "  always_ff @(posedge clk) begin", *moves, "  end"] if moves else []
 
     def _delayed(self, symbol: Symbol, stage: int) -> str:
@@ -104,9 +106,8 @@ class _Body:
         op, args, stage = symbol.op, symbol.args, self._stage[symbol.order]
         width = self._widths[symbol.order]
         if op == "where":
-            condition = self._name(args[0], stage)
-            test = condition if self._widths[args[0].order] == 1 else f"|{condition}"
-            return f"{test} ? {self._at(args[1], width, stage)} : {self._at(args[2], width, stage)}"
+            choices = (self._at(x, width, stage) for x in args[1:])
+            return f"{self._name(args[0], stage)} ? {' : '.join(choices)}"
         if op in COMPARISONS or op in ("min", "max"):
             compared = self._compared(args, "<" if op == "min" else ">" if op == "max" else op, stage)
             if op in COMPARISONS:
