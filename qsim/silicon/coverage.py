@@ -54,6 +54,12 @@ class Coverage:
         codes: How many codes the format has; `None` if they are too many to count.
         ties: How many inputs are midpoints between two values.
         branches: The choices of the definition.
+
+    Example:
+        >>> from qsim.silicon import Unit, coverage, vectors
+        >>> print(coverage(vectors(Unit("e4m3", "decode"))))
+        256 vectors reach 256 of 256 codes and 0 ties
+        8 of 8 ways through the definition's 4 choices are taken
     """
 
     count: int

@@ -63,6 +63,12 @@ class Cost(NamedTuple):
     Attributes:
         fpga: In cells of an FPGA.
         gates: In gates.
+
+    Example:
+        >>> from qsim.silicon import Cost
+        >>> from qsim.silicon.synthesis import Fpga, Gates
+        >>> Cost(Fpga(luts=65, carries=14, registers=0, depth=15), Gates(gates=203, depth=28)).fpga.luts
+        65
     """
 
     fpga: Fpga

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from qsim.silicon.golden import values_of
 from qsim.silicon.units import Unit
 from qsim.silicon.vectors import Vectors
 from qsim.text.files import FileError
+
+#: The forms of vectors.
+FORMS = ("hex", "csv", "json", "testfloat", "testbench", "c")
 
 _UNIT = "unit: "
 _HEADINGS = ("x", "random", "y")
@@ -27,13 +30,16 @@ def text(vectors: Vectors, form: str, file: str = "") -> str:
         file: For a testbench, the file with the vectors in the form `"hex"` that it reads.
 
     Example:
-        >>> from qsim.silicon import Unit, text, vectors
-        >>> print(text(vectors(Unit("e2m1", "decode")), "csv").splitlines()[2])
-        0x1,0x3F000000
+        >>> from qsim.silicon import FORMS, Unit, text, vectors
+        >>> golden = vectors(Unit("e2m1", "decode"))
+        >>> for form in FORMS[:2]:
+        ...     print(text(golden, form).splitlines()[3])
+        1_3F000000
+        0x2,0x3F800000
     """
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(map(repr, FORMS))}, got {form!r}")
-    return FORMS[form](vectors, file)
+    return _WRITERS[form](vectors, file)
 
 
 def columns(vectors: Vectors) -> list[tuple[str, int, list[int]]]:
@@ -86,28 +92,44 @@ def _testbench(vectors: Vectors, file: str) -> str:
     wires = "\n".join(f"  logic [{width - 1}:0] {name};" for name, width in inputs)
     ports = ", ".join(f".{name}({name})" for name, _ in inputs)
     assigned = " ".join(f"{name} = {fields[name]};" for name, _ in inputs)
-    shown = " ".join(f"{name}=%h" for name, _ in inputs)
+    shown, written = " ".join(f"{name}=%h" for name, _ in inputs), "_".join("%h" for _ in inputs)
     return _TESTBENCH.format(
-        name=unit.name, count=len(vectors), last=len(vectors) - 1, bits=sum(padded), wires=wires, ports=ports, assigned=assigned, file=file,
-        width=unit.output.bits - 1, expected=fields["y"], shown=shown, values=", ".join(name for name, _ in inputs),
-    )  # fmt: skip
+        name=unit.name,
+        unit=_spelled(unit),
+        count=len(vectors),
+        last=len(vectors) - 1,
+        bits=sum(padded),
+        wires=wires,
+        ports=ports,
+        assigned=assigned,
+        file=file,
+        width=unit.output.bits - 1,
+        expected=fields["y"],
+        shown=shown,
+        written=written,
+        values=", ".join(name for name, _ in inputs),
+    )
 
 
 _TESTBENCH = """\
-// Compares the combinational module {name} with golden vectors; prints the first results that differ.
+// Compares the combinational module {name} with golden vectors: prints the first results that differ,
+// and writes all results for `qsim vectors --check {name}.results`.
 `timescale 1ns / 1ns
 module {name}_test;
   logic [{bits}-1:0] vectors [0:{last}];
 {wires}
   wire [{width}:0] y;
-  integer i, differing;
+  integer i, differing, results;
   {name} unit ({ports}, .y(y));
   initial begin
     $readmemh("{file}", vectors);
+    results = $fopen("{name}.results", "w");
+    $fwrite(results, "// unit: {unit}\\n");
     differing = 0;
     for (i = 0; i < {count}; i = i + 1) begin
       {assigned}
       #1;
+      $fwrite(results, "{written}_%h\\n", {values}, y);
       if (y !== {expected}) begin
         if (differing < 10) $display("differs: {shown} y=%h, expected %h", {values}, y, {expected});
         differing = differing + 1;
@@ -153,15 +175,7 @@ int main(void)
 }}
 """
 
-#: The forms of vectors.
-FORMS: dict[str, Callable[[Vectors, str], str]] = {
-    "hex": _hex,
-    "csv": _csv,
-    "json": _json,
-    "testfloat": _testfloat,
-    "testbench": _testbench,
-    "c": _c,
-}
+_WRITERS = {"hex": _hex, "csv": _csv, "json": _json, "testfloat": _testfloat, "testbench": _testbench, "c": _c}
 
 
 def _spelled(unit: Unit) -> str:
@@ -169,7 +183,7 @@ def _spelled(unit: Unit) -> str:
 
 
 def read(content: str, unit: Unit | None = None) -> Vectors:
-    """Vectors with the results of another implementation, in the form `"hex"`, `"csv"`, `"json"` or `"testfloat"`.
+    r"""Vectors with the results of another implementation, in the form `"hex"`, `"csv"`, `"json"` or `"testfloat"`.
 
     Args:
         content: The text.
@@ -177,6 +191,17 @@ def read(content: str, unit: Unit | None = None) -> Vectors:
 
     Raises:
         FileError: If the text does not hold vectors of the unit.
+
+    Example:
+        >>> from qsim.silicon import check, read
+        >>> print(check(read("// unit: round | Float(2, 1) | NEAREST | saturate | Float(8, 23, specials='ieee')\n3FA00000_3FC00000")))
+        1 of 1 results differ, first number 1:
+          x         0x3FA00000  1.25
+          got       0x3FC00000  1.5
+          expected  0x3F800000  1
+          step      raised_by: a midpoint goes to the other neighbour
+        by step of the definition:
+                 1  raised_by: a midpoint goes to the other neighbour
     """
     named, rows = _read_json(content) if content.lstrip().startswith("{") else _read_lines(content)
     unit = unit or _read_unit(named)

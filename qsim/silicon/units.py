@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -53,11 +54,11 @@ class Unit:
     @property
     def name(self) -> str:
         """The name of the function or module."""
-        parts = ["qsim", self.operation, _identifier(name_of(self.format))]
+        parts = ["qsim", self.operation, _identifier(self.format)]
         if self.operation != "decode":
             parts.append(_rounding_name(self.rounding))
             parts += ["nonfinite"] if self.overflow == "nonfinite" else []
-            parts += ["from", _identifier(name_of(self.source))] if self.source != FP32 else []
+            parts += ["from", _identifier(self.source)] if self.source != FP32 else []
         return "_".join(parts)
 
     @property
@@ -132,8 +133,18 @@ def _codes(fmt: Format) -> tuple[str, ...]:
     return (f"Codes have {fmt.bits} bits, {kind}{fields}; {', '.join(special) or 'every code is a finite value'}.",)
 
 
-def _identifier(name: str) -> str:
-    return re.sub(r"\W+", "_", name.replace("-", "m")).strip("_").lower()
+def _identifier(fmt: Format) -> str:
+    """A name for a format in code: the shortest that means it."""
+    names = [name_of(fmt)]
+    if isinstance(fmt, Float):
+        size, bias = f"e{fmt.exponent}m{fmt.mantissa}", f"b{fmt.bias}"
+        specials = "" if fmt.specials == "none" else fmt.specials
+        names += [size + specials, size + bias + specials]
+    for name in names:
+        with suppress(ValueError):
+            if name.isalnum() and resolve_format(name) == fmt:
+                return name
+    return re.sub(r"\W+", "_", repr(fmt).replace("-", "m")).strip("_").lower()
 
 
 def _rounding_name(rounding: roundings.Rounding) -> str:

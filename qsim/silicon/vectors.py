@@ -21,6 +21,12 @@ class Vectors:
         x: The inputs: codes of `unit.input`.
         random: Random integers of `unit.random_bits` bits; zeros where the unit reads none.
         y: The results: codes of `unit.output`.
+
+    Example:
+        >>> from qsim.silicon import Unit, vectors
+        >>> golden = vectors(Unit("int4", "decode"))
+        >>> len(golden), golden.x.tolist()[-2:], [hex(y) for y in golden.y.tolist()[-2:]]
+        (16, [14, 15], ['0xc0000000', '0xbf800000'])
     """
 
     unit: Unit

@@ -121,6 +121,8 @@ class _Body:
             shifted = self._at(args[0], self._width(args[0]), stage)
             written = f"$signed({shifted}) >>>" if known(args[0]).low < 0 else f"{shifted} >>"
             return f"{width}'({written} {self._amount(args[1], stage)})"
+        if op == "&" and isinstance(args[1], int) and args[1] & ((1 << width) - 1) == (1 << width) - 1:
+            return self._at(args[0], width, stage)
         return f"{self._at(args[0], width, stage)} {op} {self._at(args[1], width, stage)}"
 
     def _compared(self, args: Sequence[Operand], sign: str, stage: int) -> str:
