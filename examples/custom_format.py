@@ -40,8 +40,8 @@ def main() -> None:
     for name, fmt in FORMATS.items():
         errors = [in_decibels(numbers, qsim.quantize(numbers, fmt)) for numbers in (x, small)]
         # Divided by their largest magnitude, numbers fill the format's range, wherever it is.
-        errors.append(in_decibels(small, qsim.quantize(small, fmt, scale=qsim.scaling.Tensor())))
-        operand = qsim.Quantizer(fmt, scale=qsim.scaling.Tensor())
+        errors.append(in_decibels(small, qsim.quantize(small, fmt, scale=qsim.scaling.PerTensor())))
+        operand = qsim.Quantizer(fmt, scale=qsim.scaling.PerTensor())
         points = qsim.FivePoint(act=operand, weight=operand)
         exact = layer(inputs)
         errors.append(in_decibels(exact, qsim.nn.functional.linear(inputs, layer.weight, layer.bias, points)))

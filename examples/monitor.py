@@ -50,7 +50,7 @@ def main() -> None:
     torch.set_num_threads(1)  # tensors this small are not worth a second thread
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    narrow, scaled = Quantizer("e3m2"), Quantizer("e3m2", scale=qsim.scaling.Tensor())
+    narrow, scaled = Quantizer("e3m2"), Quantizer("e3m2", scale=qsim.scaling.PerTensor())
     for name, gradient, loss_scale in (("narrow", narrow, 1.0), ("loss-scale", narrow, 4096.0), ("tensor-scale", scaled, 1.0)):
         loss, monitor = train(gradient, loss_scale)
         print(f"{name}: a loss of {loss:.3f} after {STEPS} steps; chance is {math.log(10):.3f}")

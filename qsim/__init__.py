@@ -9,7 +9,7 @@ Example:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qsim import accumulators, block, formats, nn, random, recipes, rounding, scaling, transforms
+from qsim import accumulators, formats, nn, random, recipes, rounding, scaling, transforms
 from qsim.formats import Fixed, Float, Format, Int, PowerOfTwo, format
 from qsim.functional import decode, encode, quantize, quantize_, threshold_quantize
 from qsim.functional.backends import Backend, backends
@@ -21,7 +21,7 @@ from qsim.nn.converting import serving as _serving
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
 from qsim.rounding import Rounding, Stochastic
-from qsim.scaling.block import Block
+from qsim.scaling.block_formats import Block
 from qsim.text.files import FileError
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ __all__ = [
     "Stochastic",
     "accumulators",
     "backends",
-    "block",
     "checkpoints",
     "convert",
     "coverage",

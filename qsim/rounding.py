@@ -21,7 +21,7 @@ Example:
     down [0.0, -0.5, 1.0]
     odd [0.5, -0.5, 1.5]
     >>> rounding.NAMED["odd"] is ODD, rounding.DEFAULT_BITS, get_args(rounding.Overflow)
-    (True, 32, ('saturate', 'nonfinite'))
+    (True, 32, ('saturate', 'saturate_symmetric', 'nonfinite'))
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from qsim.text.parsing import read_call
-from qsim_kernels.numbers.grid import Mode, Rule, spell
+from qsim_kernels.numbers.grid import Mode, Overflow as OverflowRule, Rule, spell
 
 __all__ = [
     "DEFAULT_BITS",
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 #: How numbers beyond the largest value are handled.
-Overflow = Literal["saturate", "nonfinite"]
+Overflow = Literal["saturate", "saturate_symmetric", "nonfinite"]
 
 #: Default number of random bits of stochastic rounding.
 DEFAULT_BITS = 32
@@ -83,9 +83,9 @@ class Rounding:
         """The rounding and an overflow mode, as parameters for the kernels.
 
         Args:
-            overflow: `"saturate"` or `"nonfinite"`.
+            overflow: `"saturate"`, `"saturate_symmetric"` or `"nonfinite"`.
         """
-        return Rule(int(self.mode), 0, False, overflow == "saturate")
+        return Rule(int(self.mode), 0, False, int(OverflowRule[overflow.upper()]))
 
     @property
     def is_stochastic(self) -> bool:
@@ -156,7 +156,7 @@ class Stochastic(Rounding):
         self.__post_init__()
 
     def rule(self, overflow: str) -> Rule:  # noqa: D102 (documented above)
-        return Rule(int(self.mode), self.bits or DEFAULT_BITS, self.correction, overflow == "saturate")
+        return Rule(int(self.mode), self.bits or DEFAULT_BITS, self.correction, int(OverflowRule[overflow.upper()]))
 
     def __repr__(self) -> str:
         given = [f"bits={self.bits}"] if self.bits is not None else []
@@ -206,4 +206,5 @@ def resolve(rounding: str | Rounding) -> Rounding:
 def check_overflow(overflow: str) -> None:
     """Raise an error for an unknown overflow mode."""
     if overflow not in get_args(Overflow):
-        raise ValueError(f"overflow must be 'saturate' or 'nonfinite', got {overflow!r}")
+        *others, last = map(repr, get_args(Overflow))
+        raise ValueError(f"overflow must be {', '.join(others)} or {last}, got {overflow!r}")

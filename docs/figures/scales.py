@@ -9,8 +9,8 @@ from qsim import scaling
 
 SCALES = {
     "none": ("no scale", None),
-    "tensor": ("one scale of the tensor", scaling.Tensor()),
-    "blocks": ("blocks of 16", scaling.Blocks(16)),
+    "tensor": ("one scale of the tensor", scaling.PerTensor()),
+    "blocks": ("blocks of 16", scaling.PerBlock(16)),
 }
 
 

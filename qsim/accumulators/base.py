@@ -101,8 +101,8 @@ def brief(fmt: Format) -> str:
 
     Example:
         >>> import qsim
-        >>> brief(qsim.format("fp16")), brief(qsim.Float(8, 13, specials="ieee")), brief(qsim.Float(4, 3))
-        ('fp16', 'e8m13ieee', 'Float(4, 3)')
+        >>> brief(qsim.format("fp16")), brief(qsim.Float(8, 13, specials="ieee")), brief(qsim.Float(4, 4))
+        ('fp16', 'e8m13ieee', 'Float(4, 4)')
     """
     if isinstance(fmt, Float) and fmt not in NAMED.values() and fmt == Float(fmt.exponent, fmt.mantissa, specials="ieee"):
         return f"e{fmt.exponent}m{fmt.mantissa}ieee"

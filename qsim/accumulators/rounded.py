@@ -33,8 +33,8 @@ class Rounded(Accumulator):
         rounding: A name or a `Rounding`.
         product: A format to which each product is rounded before it is added: a separate multiplication and addition.
         order: `"sequential"`; `"pairwise"`, a balanced tree of sums; or `"kahan"`, which carries along what each addition loses.
-        overflow: `"nonfinite"` or `"saturate"`; by default the former where the format has infinities or NaN. Products saturate where the
-            sum does, or where their format has neither.
+        overflow: `"nonfinite"`, `"saturate"` or `"saturate_symmetric"`; by default the first where the format has infinities or NaN, and
+            otherwise the second. Products saturate where the sum does, or where their format has neither.
 
     Example:
         >>> import torch, qsim
@@ -115,8 +115,8 @@ class Rounded(Accumulator):
             smallest_exponent(fmt)  # raises for operands that are too wide
         grid = rule = None
         if self.product is not None:
-            saturates = self.overflow == "saturate"
-            grid, rule = self.product.grid, self.rounding.rule("saturate" if saturates else _usual_overflow(self.product))
+            overflow = _usual_overflow(self.product) if self.overflow == "nonfinite" else self.overflow
+            grid, rule = self.product.grid, self.rounding.rule(overflow)
         return sums.RoundedSum(
             self.format.grid,
             self.rounding.rule(self.overflow),

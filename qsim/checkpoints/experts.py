@@ -13,7 +13,8 @@ from qsim.nn.calls.settings import call_points
 from qsim.nn.histories import histories_of
 from qsim.nn.modules import Linear
 from qsim.recipes.five_point import FivePoint
-from qsim.scaling import Blocks, Channel, Tiles
+from qsim.scaling import PerBlock, PerTile
+from qsim.scaling.tiling import PerSlice
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _check_batches(model: nn.Module, name: str, points: FivePoint) -> None:
     point = points.weight
     assert isinstance(point, Quantizer)  # only such modules are looked at
     scale = point.scale
-    whole = scale is not None and not (isinstance(scale, (Blocks, Channel, Tiles)) and scale.outer is None)
+    whole = scale is not None and not (isinstance(scale, (PerBlock, PerSlice, PerTile)) and scale.outer is None)
     if whole and getattr(getattr(model, "config", None), "_experts_implementation", None) == "batched_mm":
         raise ValueError(
             f"export: {name} multiplies the experts of several tokens at once, under one scale of the whole weight: "

@@ -17,13 +17,13 @@ from qsim.checkpoints.layouts import read_compressed_tensors, read_torchao
 from qsim.checkpoints.layouts.stored import StoredLayer
 from qsim.checkpoints.shards import Shards
 from qsim.checkpoints.states import check_loads, load_in_turn, unshared
-from qsim.functional.arguments import warn
 from qsim.nn.converting.convert import convert as convert_layers, revert
 from qsim.nn.converting.from_description import check_description
 from qsim.nn.converting.layers import is_conv1d
 from qsim.recipes.five_point import FivePoint
 from qsim.scaling import Delayed
 from qsim.text.files import FileError, read_json, reading
+from qsim.text.warning import warn
 
 _READERS: dict[str, Callable[[Mapping[str, Any], Shards], dict[str, StoredLayer]]] = {
     "compressed-tensors": read_compressed_tensors.layers,

@@ -16,7 +16,6 @@ from qsim.checkpoints.folders import DESCRIPTION, whole_folder
 from qsim.checkpoints.reading import is_exported, load_exported
 from qsim.checkpoints.shards import Shards, ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_loads, check_state, gathered, load_in_turn, unshared
-from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.converting.description import describe
 from qsim.nn.converting.from_description import check_description, convert_as_described
@@ -26,6 +25,7 @@ from qsim.random.streams import is_one_of_several, own_rank
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import Delayed
 from qsim.text.files import FileError, read_json, reading
+from qsim.text.warning import warn
 
 Model = TypeVar("Model", bound=nn.Module)
 

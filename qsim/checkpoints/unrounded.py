@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from qsim.functional.arguments import warn
 from qsim.nn.calls.settings import call_points, own_matrices
 from qsim.nn.converting.patterns import listed, matches
+from qsim.text.warning import warn
 
 
 def excluded_modules(model: nn.Module, exclude: str | Iterable[str] | None) -> set[str]:

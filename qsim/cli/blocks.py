@@ -13,7 +13,7 @@ from qsim.cli.exact import TypedNumber, round_to_odd
 from qsim.formats.base import shortest
 from qsim.functional.arguments import spelling
 from qsim.functional.scaled import quantize_scaled
-from qsim.scaling.block import Block
+from qsim.scaling.block_formats import Block
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import operators
 from qsim_kernels.torch.scaling import under_whole
@@ -57,7 +57,7 @@ def in_block(numbers: Sequence[TypedNumber], fmt: Block, name: str) -> InBlock:
         ValueError: If there are more numbers than a block has elements.
 
     Example:
-        >>> from qsim.scaling.block import MXFP4
+        >>> from qsim.scaling.block_formats import MXFP4
         >>> from qsim.cli.exact import parse
         >>> found = in_block([parse("0.3"), parse("-0.1")], MXFP4, "mxfp4")
         >>> found.scale, [str(x.exact) for x in found.elements()]

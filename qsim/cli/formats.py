@@ -14,8 +14,8 @@ import qsim
 from qsim.cli.text import hexadecimal, json_number, terminal_width
 from qsim.formats import NAMED, Format, name_of, names
 from qsim.formats.base import shortest
-from qsim.scaling import block
-from qsim.scaling.block import Block
+from qsim.scaling import block_formats
+from qsim.scaling.block_formats import Block
 from qsim.text.columns import aligned
 
 #: Wider formats have too many codes to print.
@@ -53,10 +53,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     width = terminal_width()
     if args.name is None:
-        everything = {name: facts(fmt) for name, fmt in NAMED.items()} | {name: block_facts(fmt) for name, fmt in block.NAMED.items()}
+        everything = {name: facts(fmt) for name, fmt in NAMED.items()}
+        everything |= {name: block_facts(fmt) for name, fmt in block_formats.NAMED.items()}
         print(json.dumps(everything, indent=2) if args.json else f"{listing(width)}\n\n{listing_of_blocks(width)}")
         return 0
-    fmt = block.resolve(args.name)
+    fmt = block_formats.resolve(args.name)
     if isinstance(fmt, Block):
         print(json.dumps(block_facts(fmt), indent=2) if args.json else describe_block(fmt))
         return 0
@@ -92,7 +93,7 @@ def block_facts(fmt: Block) -> dict[str, Any]:
 
 def describe_block(fmt: Block) -> str:
     """The properties of a block format, and a pointer to its elements' values."""
-    known = [name for name, other in block.NAMED.items() if other == fmt]
+    known = [name for name, other in block_formats.NAMED.items() if other == fmt]
     lines = [fmt.describe(), *([f"  {'names':<16} {', '.join(known)}"] if known else [])]
     return "\n".join([*lines, f"\nqsim formats {shlex.quote(name_of(fmt.element))} shows the elements' values"])
 
@@ -100,7 +101,7 @@ def describe_block(fmt: Block) -> str:
 def listing_of_blocks(width: int | None = None) -> str:
     """The table of the named block formats."""
     rows = [["name", "block format", "bits per element"]]
-    rows += [[name, repr(fmt), f"{fmt.bits:g}"] for name, fmt in block.NAMED.items()]
+    rows += [[name, repr(fmt), f"{fmt.bits:g}"] for name, fmt in block_formats.NAMED.items()]
     return aligned(rows, width=width)
 
 

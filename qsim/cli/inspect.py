@@ -15,8 +15,8 @@ from qsim.cli.text import fields, hexadecimal, json_number
 from qsim.formats import Format, name_of
 from qsim.formats.base import shortest
 from qsim.rounding import DEFAULT_BITS, NAMED, Overflow, Stochastic, resolve
-from qsim.scaling import block
-from qsim.scaling.block import Block
+from qsim.scaling import block_formats
+from qsim.scaling.block_formats import Block
 from qsim.text.columns import aligned
 
 _EXAMPLES = """\
@@ -63,7 +63,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    fmt = block.resolve(args.format)
+    fmt = block_formats.resolve(args.format)
     roundings = [str(name) for name in args.rounding or NAMED]
     for name in roundings:
         resolve(name)

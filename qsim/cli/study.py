@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsim import studies
+from qsim.cli.sweep import sweep
 from qsim.cli.text import terminal_width
 from qsim.text.columns import aligned
 
@@ -24,6 +25,7 @@ examples:
   qsim study batch-size --help             the options of this one
   qsim study batch-size --dry-run          the runs, and how long they will take
   qsim study batch-size --full --workers 4 --data fashion-mnist/
+  qsim study sweep --model mymodule:make --data mymodule:data --points mxfp8,mxfp4   a model of your own
   qsim study batch-size --scheduler tcp://10.0.0.1:8786   on the workers of a Dask cluster
 
 An interrupted study continues where it stopped.
@@ -51,9 +53,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     _check_installed()
     if args.name is None:
-        found = [studies.named(name) for name in studies.names()]
-        print(aligned([[study.name, study.question, study.source] for study in found], width=terminal_width()))
+        rows = [[study.name, study.question, study.source] for study in map(studies.named, studies.names())]
+        print(aligned([*rows, ["sweep", "What does rounding cost your own model?", ""]], width=terminal_width()))
         return 0
+    if args.name == "sweep":
+        return sweep(args.options)
     study = studies.named(args.name)
     chosen = _read(study, args.options)
     plan = _plan(study, chosen, args.options)

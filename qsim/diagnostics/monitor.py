@@ -20,12 +20,12 @@ from qsim.diagnostics.updates import Updates
 from qsim.diagnostics.writing import Writer, log, write_lines
 from qsim.formats import name_of
 from qsim.formats.base import check_flag, check_integer
-from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn import Quantize
 from qsim.nn.calls.settings import call_points, own_matrices
 from qsim.nn.modules import FivePointModule
 from qsim.recipes.five_point import FivePoint
+from qsim.text.warning import warn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ import math
 from qsim.diagnostics.counts import Counts
 from qsim.formats import Format, format as resolve_format, name_of
 from qsim.functional.quantizer import GRADIENTS, Quantizer
-from qsim.scaling import Blocks, Tiles
+from qsim.scaling import PerBlock, PerTile
 
 #: A remedy is named if with it at most this share of the numbers that are not zero would underflow.
 TARGET = 0.1
@@ -48,8 +48,8 @@ def remedies(counts: Counts, quantizer: Quantizer, loss_scale: float | None) -> 
     found += [repr(name) for name in _WIDER if _holds(counts, quantizer, name)][:1]
     if quantizer.scale is None and _below(counts, quantizer.format, _room(counts, quantizer.format)) <= TARGET:
         found.append("scale='tensor'")
-    elif not isinstance(quantizer.scale, (Blocks, Tiles)):
-        found.append("a scale for each block, as in scale=qsim.scaling.Blocks(32)")
+    elif not isinstance(quantizer.scale, (PerBlock, PerTile)):
+        found.append("a scale for each block, as in scale=qsim.scaling.PerBlock(32)")
     return tuple(found or ["smaller blocks"])
 
 

@@ -6,10 +6,23 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
+
 from qsim.formats.base import BIAS_LIMIT, Format, check_flag, check_integer
+from qsim.text.warning import warn
 from qsim_kernels.numbers.grid import Coding, Grid
 
 Specials = Literal["ieee", "fn", "fnuz", "none"]
+
+
+class _Default(str):
+    """The value of an argument that was not given."""
+
+
+#: `"none"` as a default, which the code that calls did not write.
+_NOT_GIVEN: Specials = _Default("none")  # type: ignore[assignment]
+#: Sizes whose name means a format with special values, and that format's name and largest value.
+_OTHERWISE_NAMED = {(4, 3): ("e4m3", 448), (5, 2): ("e5m2", 57344), (3, 4): ("e3m4", 15.5)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -21,7 +34,9 @@ class Float(Format):
         mantissa: Mantissa bits, 0 to 23.
         bias: Subtracted from the exponent field; by default `2**(exponent-1) - 1`, one more for `"fnuz"`.
         specials: Which codes are not finite values. `"ieee"`: the top exponent (infinities and NaN). `"fn"`: all ones (NaN). `"fnuz"`: the
-            code of negative zero (NaN). `"none"`: no code at all.
+            code of negative zero (NaN). `"none"`: no code at all. OCP's E4M3 and E5M2 have special values: `"e4m3"` is
+            `Float(4, 3, specials="fn")`, `"e5m2"` is `Float(5, 2, specials="ieee")`. `Float(4, 3)` is neither, and warns once; write
+            `specials="none"` if you mean it, as QPyTorch does.
         subnormals: Whether there are values between zero and the smallest normal.
         signed: Whether there is a sign bit.
 
@@ -29,14 +44,14 @@ class Float(Format):
         >>> import qsim
         >>> qsim.Float(4, 3, specials="fn").max
         448.0
-        >>> qsim.Float(4, 3).max
+        >>> qsim.Float(4, 3, specials="none").max
         480.0
     """
 
     exponent: int
     mantissa: int
     bias: int = None  # type: ignore[assignment]  # always an int once made
-    specials: Specials = "none"
+    specials: Specials = _NOT_GIVEN
     subnormals: bool = True
     signed: bool = True
 
@@ -51,7 +66,28 @@ class Float(Format):
         object.__setattr__(self, "bias", check_integer("Float", "bias", bias, -BIAS_LIMIT, BIAS_LIMIT))
         if self.specials == "fnuz" and not self.signed:
             raise ValueError("Float: specials='fnuz' writes NaN as negative zero, which an unsigned format lacks")
+        if isinstance(self.specials, _Default):
+            object.__setattr__(self, "specials", str(self.specials))
+            if self._is_otherwise_named:
+                self._warn_of_name()
         self._derive(*self._facts())
+
+    @property
+    def _is_otherwise_named(self) -> bool:
+        """Whether the name of this size means another format, one with special values."""
+        usual = self.bias == self._usual_bias and self.subnormals and self.signed
+        return self.specials == "none" and usual and (self.exponent, self.mantissa) in _OTHERWISE_NAMED
+
+    def _warn_of_name(self) -> None:
+        size = self.exponent, self.mantissa
+        if size not in _WARNED and not torch.compiler.is_compiling():
+            _WARNED.add(size)
+            name, largest = _OTHERWISE_NAMED[size]
+            top = math.ldexp(2 - 2.0**-self.mantissa, (1 << self.exponent) - 1 - self.bias)
+            warn(
+                f"Float{size} has no special values and reaches {top:g}; {name!r} is another format, with special values and up to "
+                f"{largest:g}. Write {name!r} or {self!r}, whichever you mean"
+            )
 
     @property
     def _usual_bias(self) -> int:
@@ -95,8 +131,8 @@ class Float(Format):
         return grid, Coding(bits=width + self.signed, twos_complement=False, nan=nan, infinity=infinity)
 
     def __repr__(self) -> str:
-        options = [("bias", self.bias, self._usual_bias), ("specials", self.specials, "none"), ("subnormals", self.subnormals, True)]
-        options.append(("signed", self.signed, True))
+        options = [("bias", self.bias, self._usual_bias), ("specials", self.specials, "" if self._is_otherwise_named else "none")]
+        options += [("subnormals", self.subnormals, True), ("signed", self.signed, True)]
         given = [f"{name}={value!r}" for name, value, default in options if value != default]
         return f"Float({', '.join([str(self.exponent), str(self.mantissa), *given])})"
 
@@ -113,6 +149,10 @@ class Float(Format):
             "none": "nothing: every code is a finite value",
         }[self.specials]
         return text if self.subnormals else text + "; exponent 0 is zero (no subnormals)"
+
+
+#: The sizes that a warning has been given for.
+_WARNED: set[tuple[int, int]] = set()
 
 
 @dataclass(frozen=True, repr=False)

@@ -75,6 +75,7 @@ _ALIASES: dict[str, Format] = {
     "float6_e2m3fn": E2M3,
     "float6_e3m2fn": E3M2,
     "float4_e2m1fn": E2M1,
+    "float4_e2m1fn_x2": E2M1,
 }
 
 _KNOWN: dict[str, Format] = {**NAMED, **_ALIASES}
@@ -150,7 +151,7 @@ def _by_name(spelling: str) -> Format:
     found = _KNOWN.get(name) or _parse(name) or read_call(spelling, _MAKERS)
     if found is None and _BLOCKS.fullmatch(name):
         whole = "a block format, numbers under scales that they share"
-        raise ValueError(f"{spelling!r} is {whole}: quantize, encode, Quantizer and FivePoint take its name; qsim.block.NAMED holds it")
+        raise ValueError(f"{spelling!r} is {whole}: quantize, encode, Quantizer and FivePoint take its name; qsim.scaling.NAMED holds it")
     if found is None and _ABSENT.match(name):
         raise ValueError(
             f"{spelling!r} is not supported: formats are floats, integers, fixed point and powers of two, not posits or codebooks like NF4"

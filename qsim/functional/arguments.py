@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, NoReturn
@@ -152,11 +150,3 @@ def draw_seed(
     if seed is not None or generator is not None:
         seeds.check_source(seed, generator, device)
     return None, stream
-
-
-def warn(message: str) -> None:
-    """Warn at the caller's line, however deep within qsim and torch the cause is noticed."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("qsim", "torch"):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, UserWarning, stacklevel=level)

@@ -15,7 +15,7 @@ from qsim.functional.scaled_codes import ScaledCodes, check_codable, check_codes
 from qsim.functional.tracing import not_scriptable, refuse_tracing
 from qsim.rounding import Overflow, Rounding
 from qsim.scaling import Scaling
-from qsim.scaling.block import Block
+from qsim.scaling.block_formats import Block
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

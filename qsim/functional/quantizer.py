@@ -14,8 +14,8 @@ from qsim.functional import quantize
 from qsim.functional.arguments import Spelling, check_input, spelling
 from qsim.functional.hadamard import Hadamard, resolve as resolve_transform
 from qsim.rounding import NEAREST, Overflow, Rounding, Stochastic
-from qsim.scaling import Blocks, Scaling, block, resolve as resolve_scale
-from qsim.scaling.block import Block
+from qsim.scaling import Scaling, block_formats, resolve as resolve_scale
+from qsim.scaling.block_formats import Block
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Quantizer:
     Args:
         format: A name, a torch dtype or a `Format`; kept as a `Format`. For a block format, its element format and its scale are kept.
         rounding: A name or a `Rounding`; kept as a `Rounding`.
-        overflow: `"saturate"`; `"nonfinite"`; or `None`, the usual one: values saturate, except gradients that a layer rounds without a
-            scale. They overflow to infinity, or to NaN in a format without one, so that loss scaling notices.
+        overflow: `"saturate"`; `"saturate_symmetric"`; `"nonfinite"`; or `None`, the usual one: values saturate, except gradients that a
+            layer rounds without a scale. They overflow to infinity, or to NaN in a format without one, so that loss scaling notices.
         clip_gradient: Make the gradient zero where a value is beyond the format's range.
         scale: How values are scaled before rounding: one of the kinds in `qsim.scaling`, its `repr`, or `"tensor"`; `None` for no scaling.
         transform: Applied before scaling and rounding: a `qsim.transforms.Hadamard`, or its `repr`. It is not undone: in a product of two
@@ -55,16 +55,17 @@ class Quantizer:
         self,
         format: str | torch.dtype | Format | Block,
         rounding: str | Rounding = NEAREST,
-        overflow: Overflow | None = None,
-        clip_gradient: bool = False,
+        *,
         scale: str | Scaling | None = None,
         transform: str | Hadamard | None = None,
+        overflow: Overflow | None = None,
+        clip_gradient: bool = False,
     ) -> None:
         if overflow is not None:
             _rounding.check_overflow(overflow)
         if not isinstance(clip_gradient, bool):
             raise TypeError(f"Quantizer: clip_gradient must be True or False, got {clip_gradient!r}")
-        element, scaling = block.resolve(format), resolve_scale(scale)
+        element, scaling = block_formats.resolve(format), resolve_scale(scale)
         if isinstance(element, Block):
             if scaling is not None:
                 raise ValueError(f"Quantizer: {format!r} has scales of its own, got scale={scale!r}")
@@ -132,7 +133,7 @@ class Quantizer:
         if self.transform is not None:
             check_input("quantize", x)
             dtype = x.dtype if dtype is None and out is None else dtype
-            x = self.transform.wide(x, self.scale.dim if isinstance(self.scale, Blocks) else -1)
+            x = self.transform.wide(x, getattr(self.scale, "dim", -1))
         return quantize(
             x,
             self.format,
@@ -186,6 +187,6 @@ def _name(point: Quantizer, element: str) -> str:
     """The block format's name if element and scale form one; else the name of the format, and its scale."""
     if point.scale is None:
         return element
-    dim = point.scale.dim if isinstance(point.scale, Blocks) else -1
-    of_block = (name for name, spec in block.NAMED.items() if (spec.element, spec.along(dim)) == (point.format, point.scale))
+    kinds = block_formats.NAMED.items()
+    of_block = (name for name, spec in kinds if (spec.element, spec.along(getattr(point.scale, "dim", -1))) == (point.format, point.scale))
     return next(of_block, f"{element} {point.scale}")

@@ -9,8 +9,8 @@ import torch
 from qsim.formats import Format
 from qsim.functional.arguments import Spelling, spelling
 from qsim.rounding import Rounding
-from qsim.scaling import Scaling, block, resolve
-from qsim.scaling.block import Block
+from qsim.scaling import Scaling, block_formats, resolve
+from qsim.scaling.block_formats import Block
 
 
 def resolved(
@@ -43,7 +43,7 @@ _known = lru_cache(maxsize=4096, typed=True)(_found)
 def _element_and_scale(
     format: str | torch.dtype | Format | Block, scale: object, dim: int | None, clip_gradient: bool
 ) -> tuple[Format, Scaling | None]:
-    element = block.resolve(format)
+    element = block_formats.resolve(format)
     if isinstance(element, Block):
         if scale is not None:
             raise ValueError(f"{format!r} has scales of its own, got scale={scale!r}")

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from qsim.formats import Format
 from qsim.functional.arguments import Spelling
-from qsim.scaling import Blocks, Channel, Given, Scaling, Tiles
+from qsim.scaling import Given, PerBlock, PerTile, Scaling
+from qsim.scaling.tiling import PerSlice
 from qsim_kernels.numbers.scales import Noise, Restore, TileSizes
 from qsim_kernels.ops.direct import Operators
 
@@ -56,7 +57,7 @@ class ScaleLayout(NamedTuple):
     @classmethod
     def of(cls, scaling: Scaling, element: Format, shape: Sequence[int], tiles: TileSizes, turn: Sequence[int] = ()) -> ScaleLayout:
         """The layout of a tensor of a shape, whose elements are rounded to a format."""
-        is_local, making = isinstance(scaling, (Blocks, Tiles)), scaling.spelling(element)
+        is_local, making = isinstance(scaling, (PerBlock, PerTile)), scaling.spelling(element)
         if scaling.outer is None:
             return cls(is_local, tiles, _numbers(tiles), making, turn)
         whole = _numbers(scaling.outer.tiles(shape))
@@ -132,7 +133,7 @@ def _scales(ops: Operators, x: Tensor, scaling: Scaling, under: Tensor | None, l
         return ops.scales_of_tiles(x, under, layout.numbers, layout.turn, False, *layout.making)  # type: ignore[no-any-return]
     amaxes = ops.amaxes(x, layout.numbers, layout.turn, False)
     if share is not None:
-        amaxes = share.of_channels(amaxes) if isinstance(scaling, Channel) else share.of_all(amaxes)
+        amaxes = share.of_channels(amaxes) if isinstance(scaling, PerSlice) else share.of_all(amaxes)
     return ops.scales(scaling.used(amaxes), under, *layout.making)  # type: ignore[no-any-return]
 
 

@@ -57,7 +57,7 @@ def check_codable(spelt: Spelling, scaling: Scaling, x: Tensor, overflow: str, p
     scaling.tiles(x.shape)
     if _are_coded(scaling) and not scaling.format.has_nan:
         raise ValueError(f"encode: {scaling.format!r} has no code of NaN, the scale of what is not finite; choose scales that have")
-    if overflow != "saturate" and not fmt.has_nan:
+    if overflow == "nonfinite" and not fmt.has_nan:
         raise ValueError(f"encode: overflow={overflow!r} makes NaN of what overflows, for which {fmt!r} has no code")
     if wide not in spelt.holders:
         refuse_dtype(spelt, wide, "encode: what x is divided in")
@@ -152,7 +152,7 @@ def decode_scaled(
         factors = under_whole(factors, outer)
     elements = torch.ops.qsim.decode.default(codes, spelt.grid, spelt.coding, wide)
     product = elements * _spread(factors.to(wide), codes, scaling)
-    if overflow == "saturate":
+    if overflow != "nonfinite":
         # The code of an infinity stays one, whatever its scale.
         product = torch.where(elements.isinf(), product, saturated(product, dtype))
     return one_nan(product.to(dtype)).contiguous()

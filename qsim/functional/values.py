@@ -13,7 +13,7 @@ from qsim.functional.straight_through import rounded, rounded_under_scales
 from qsim.functional.tracing import not_scriptable
 from qsim.rounding import Overflow, Rounding
 from qsim.scaling import Scaling
-from qsim.scaling.block import Block
+from qsim.scaling.block_formats import Block
 
 
 @not_scriptable
@@ -40,8 +40,9 @@ def quantize(
         format: A name, a torch dtype, a `Format`, or a block format: a `Block` or its name.
         rounding: `"nearest"` (ties to even), `"nearest_away"`, `"nearest_up"`, `"nearest_down"`, `"toward_zero"`, `"up"`, `"down"`,
             `"odd"`, `"stochastic"`, or `Stochastic(bits, correction)`.
-        overflow: `"saturate"` sends everything beyond the largest value to it, infinities too. `"nonfinite"` gives infinities, or NaN where
-            the format has none.
+        overflow: `"saturate"` sends everything beyond the largest value to it, infinities too. `"saturate_symmetric"` does the same below
+            zero, so that integers end at -127 instead of -128, like symmetric clipping in hardware; -128 itself becomes -127. `"nonfinite"`
+            gives infinities, or NaN where the format has none.
         clip_gradient: Make the gradient zero where `x` is beyond the largest or the smallest value.
         scale: Values are divided by it before rounding and multiplied by it afterwards: one of the kinds in `qsim.scaling`, or `"tensor"`.
         dim: The dimension along which a block format's blocks run; the last one by default. Tiles are always in the last two.

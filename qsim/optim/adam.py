@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from qsim.functional import quantize
-from qsim.functional.arguments import warn
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, reject_differentiable
 from qsim.optim.settings import UpdateSetting
 from qsim.rounding import Rounding
+from qsim.text.warning import warn
 from qsim_kernels.numbers import updates
 from qsim_kernels.numbers.grid import Grid, Mode, Rule, read, spell
 

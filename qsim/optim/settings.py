@@ -9,9 +9,9 @@ import torch
 
 from qsim.formats import Format, format as resolve_format, holders, name_of
 from qsim.functional.arguments import cannot_hold
-from qsim.rounding import NAMED, Rounding, Stochastic
-from qsim.scaling import block
-from qsim.scaling.block import Block
+from qsim.rounding import NAMED, NEAREST, Rounding, Stochastic
+from qsim.scaling import block_formats
+from qsim.scaling.block_formats import Block
 from qsim.text.parsing import read_call
 from qsim_kernels.numbers.grid import Mode, Rule, read, spell
 
@@ -70,7 +70,7 @@ def name_of_format(fmt: str | torch.dtype | Format | None) -> str | None:
     """A format as a string for checkpoints, which `qsim.format` reads."""
     if fmt is None:
         return None
-    if isinstance(fmt, (Block, str)) and isinstance(block.resolve(fmt), Block):
+    if isinstance(fmt, (Block, str)) and isinstance(block_formats.resolve(fmt), Block):
         raise ValueError(f"optimizers round element by element: weight and state are formats without scales, got {fmt!r}")
     found = resolve_format(fmt)
     return name_of(found)
@@ -164,9 +164,9 @@ def _check_arithmetic(arithmetic: str, weights: Format, state: str | None, state
 
 def _rule(fmt: Format, rounding: str) -> Rule:
     """A rounding of float32 numbers that keeps infinities and NaN visible: overflow becomes an infinity, if the format has one."""
-    saturate = not fmt.has_inf
+    overflow = "nonfinite" if fmt.has_inf else "saturate"
     stochastic = Stochastic() if rounding == "stochastic" else read_call(rounding, {"Stochastic": Stochastic})
     if not isinstance(stochastic, Stochastic) or fmt == resolve_format(torch.float32):
         # Rounding to float32 changes nothing.
-        return Rule(int(Mode.NEAREST), 0, False, saturate)
-    return stochastic.rule("saturate" if saturate else "nonfinite")
+        return NEAREST.rule(overflow)
+    return stochastic.rule(overflow)

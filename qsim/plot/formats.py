@@ -13,8 +13,8 @@ from qsim.formats.base import check_flag, shortest
 from qsim.functional.expected import corners, expected, within_a_binade
 from qsim.plot.axes import drawing
 from qsim.rounding import Rounding, Stochastic
-from qsim.scaling import block
-from qsim.scaling.block import Block
+from qsim.scaling import block_formats
+from qsim.scaling.block_formats import Block
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -175,7 +175,7 @@ def error(format: str | torch.dtype | Format, rounding: str | Rounding = "neares
 
 
 def _format(owner: str, format: str | torch.dtype | Format) -> Format:
-    found = block.resolve(format)
+    found = block_formats.resolve(format)
     if isinstance(found, Block):
         element = name_of(found.element)
         raise ValueError(f"{owner}: {format!r} has scales, which move its values: give the format of its elements, {element!r}")

@@ -5,7 +5,7 @@ Example:
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 10))
     >>> _ = qsim.convert(model, qsim.recipes.mxfp8())
     >>> model[0].points.grad.scale
-    Blocks(size=32, dim=-1, format='e8m0', rule='ceil')
+    PerBlock(size=32, dim=-1, format='e8m0', rule='ceil')
     >>> qsim.recipes.NAMED["mxfp8"] is qsim.recipes.mxfp8
     True
 """

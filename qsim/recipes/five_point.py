@@ -11,7 +11,8 @@ from qsim import accumulators
 from qsim.accumulators import Accumulator
 from qsim.accumulators.chips import Chip, check_chip
 from qsim.functional.quantizer import GRADIENTS, Point, Quantizer, check_call, is_stochastic, short
-from qsim.scaling import Blocks, Channel, Delayed, Tensor, Tiles
+from qsim.scaling import Delayed, PerBlock, PerTensor, PerTile
+from qsim.scaling.tiling import PerSlice
 from qsim.text.files import reading
 
 #: The names of the points, in the order of Algorithms 1 and 2.
@@ -152,7 +153,7 @@ class FivePoint:
         for accumulator, operands in zip(self.sums, products, strict=True):
             for name in operands if accumulator is not None else ():
                 point = self._used(name)
-                if accumulator is not None and point is not None and not isinstance(point.scale, (Blocks, Tiles)):
+                if accumulator is not None and point is not None and not isinstance(point.scale, (PerBlock, PerTile)):
                     try:
                         accumulator.sum_of(point.format, point.format)
                     except ValueError as error:
@@ -271,7 +272,7 @@ def _reached(point: Quantizer | None) -> float:
     """The largest magnitude of a point's elements under a scale that follows from them and is multiplied in later; 1 if there is none."""
     if point is None or point.scale is None:
         return 1.0
-    if isinstance(point.scale, (Tensor, Delayed, Channel)):
+    if isinstance(point.scale, (PerTensor, Delayed, PerSlice)):
         return max(1.0, point.format.max * 2.0**-point.scale.margin)
     if point.scale.outer is not None:
         # Scales of blocks are in the operand, up to the limit of their own format.

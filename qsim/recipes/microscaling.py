@@ -10,8 +10,8 @@ from qsim.functional.quantizer import Quantizer
 from qsim.recipes.five_point import Accumulate, FivePoint
 from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
-from qsim.scaling import Tensor
-from qsim.scaling.block import MXFP6_E3M2, NVFP4, Block
+from qsim.scaling import PerTensor
+from qsim.scaling.block_formats import MXFP6_E3M2, NVFP4, Block
 
 
 def mxfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
@@ -27,7 +27,7 @@ def mxfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     Example:
         >>> import qsim
         >>> qsim.recipes.mxfp8().points.grad.scale
-        Blocks(size=32, dim=-1, format='e8m0', rule='ceil')
+        PerBlock(size=32, dim=-1, format='e8m0', rule='ceil')
     """
     block = Block(E4M3, 32, rule="ceil")
     points = FivePoint(block, block, block, block, block, accumulate=accumulate, chip=chip)
@@ -77,7 +77,7 @@ def mxfp4(forward: Spec | None = "mxfp4", *, accumulate: Accumulate = None, chip
     return Recipe("mxfp4", points, source="Tseng et al., Training LLMs with MXFP4, arXiv 2502.20586")
 
 
-def nvfp4(last: int = 1, *, outer: Tensor | str | None = None, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
+def nvfp4(last: int = 1, *, outer: PerTensor | str | None = None, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """FP4 in blocks of 16 with E4M3 scales and one scale per tensor; weights in tiles of 16 × 16, gradients stochastic.
 
     A square tile is the same in both directions, so that the backward pass reuses the rounded weight of the forward pass. Both operands of
@@ -88,9 +88,9 @@ def nvfp4(last: int = 1, *, outer: Tensor | str | None = None, accumulate: Accum
 
     Args:
         last: Number of final layers left in high precision. The paper leaves out about 15 % of the linear layers, most of them at the end.
-        outer: The scale of each whole weight: `Tensor()`, the default, or another `Tensor`, or the `repr` of one. Servers compute
+        outer: The scale of each whole weight: `PerTensor()`, the default, or another `PerTensor`, or the `repr` of one. Servers compute
             several layers in one product, such as the projections of queries, keys and values, with one such scale for all of them.
-            `Tensor("e8m0", "ceil")` gives powers of two, which `qsim.export` can make equal without changing a weight.
+            `PerTensor("e8m0", "ceil")` gives powers of two, which `qsim.export` can make equal without changing a weight.
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
         chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
@@ -100,11 +100,11 @@ def nvfp4(last: int = 1, *, outer: Tensor | str | None = None, accumulate: Accum
         >>> points.weight.scale.extent((64, 64)), points.grad.rounding, points.grad_w.transform.size
         ((16, 16), Stochastic(), 16)
     """
-    whole = scaling.resolve(outer) or Tensor()
-    if not isinstance(whole, Tensor):
-        raise TypeError(f"nvfp4: outer must be a qsim.scaling.Tensor or the repr of one, got {outer!r}")
+    whole = scaling.resolve(outer) or PerTensor()
+    if not isinstance(whole, PerTensor):
+        raise TypeError(f"nvfp4: outer must be a qsim.scaling.PerTensor or the repr of one, got {outer!r}")
     weight = Block(E2M1, (16, 16), scale=E4M3, rule="fit", outer=whole)
-    unsaturated = Block(E2M1, 16, scale=E4M3, rule="ceil", outer=Tensor(rule="ceil"))
+    unsaturated = Block(E2M1, 16, scale=E4M3, rule="ceil", outer=PerTensor(rule="ceil"))
     transformed = Quantizer(NVFP4, transform=Hadamard(16))
     grad, grad_w = (Quantizer(unsaturated, "stochastic", transform=transform) for transform in (None, Hadamard(16)))
     points = FivePoint(NVFP4, weight, transformed, "same", grad, grad_w, accumulate=accumulate, chip=chip)

@@ -10,18 +10,18 @@ from qsim.formats import E4M3, E5M2, Float, Int
 from qsim.functional.quantizer import Quantizer
 from qsim.recipes.five_point import Accumulate, FivePoint
 from qsim.recipes.recipe import Recipe
-from qsim.scaling import Channel, Scaling, Tensor
-from qsim.scaling.block import FP8_1X128, FP8_128X128
+from qsim.scaling import PerRow, PerTensor, Scaling
+from qsim.scaling.block_formats import FP8_1X128, FP8_128X128
 
 
 def fp8_hybrid(scale: Scaling | str | None = None, *, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """E4M3 for inputs and weights, which need precision, and E5M2 for gradients, which need range.
 
-    With one scale per tensor the backward pass reuses the tensors that the forward pass rounded. With one scale per row, `Channel(0)`,
+    With one scale per tensor the backward pass reuses the tensors that the forward pass rounded. With one scale per row, `PerRow()`,
     operands are rounded again for each product, because rows follow the dimension that a product sums over.
 
     Args:
-        scale: The scale of every point: `Tensor()`, the default; `Delayed(…)`; `Channel(0)`; or the `repr` of one.
+        scale: The scale of every point: `PerTensor()`, the default; `Delayed(…)`; `PerRow()`; or the `repr` of one.
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
         chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
@@ -30,7 +30,7 @@ def fp8_hybrid(scale: Scaling | str | None = None, *, accumulate: Accumulate = N
         >>> print(qsim.recipes.fp8_hybrid())
         fp8_hybrid: act=e4m3 tensor, weight=e4m3 tensor, act_bwd=same, weight_bwd=same, grad=e5m2 tensor
     """
-    chosen = scaling.resolve(scale) or Tensor()
+    chosen = scaling.resolve(scale) or PerTensor()
     operand, gradient = Quantizer(E4M3, scale=chosen), Quantizer(E5M2, scale=chosen)
     back = operand if chosen.is_directed else "same"
     points = FivePoint(operand, operand, back, back, gradient, accumulate=accumulate, chip=chip)
@@ -120,7 +120,7 @@ def int8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
         Int(8, symmetric=True) channel Stochastic()
     """
     integers = Int(8, symmetric=True)
-    nearest, noisy = Quantizer(integers, scale=Channel(0)), Quantizer(integers, "stochastic", scale=Channel(0))
+    nearest, noisy = Quantizer(integers, scale=PerRow()), Quantizer(integers, "stochastic", scale=PerRow())
     points = FivePoint(nearest, nearest, nearest, nearest, noisy, accumulate=accumulate, chip=chip)
     source = "after Chen et al., A Statistical Framework for Low-bitwidth Training of Deep Neural Networks, arXiv 2010.14298"
     return Recipe("int8", points, source=source)

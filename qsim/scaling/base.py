@@ -22,7 +22,7 @@ Rule = Literal["fit", "ceil", "floor", "even"]
 
 @dataclass(frozen=True, init=False, repr=False)
 class Scaling:
-    """The base class of scales. Create a subclass: `Tensor`, `Channel`, `Blocks`, `Tiles`, `Given` or `Delayed`.
+    """The base class of scales. Create a subclass: `PerTensor`, `PerRow`, `PerAxis`, `PerBlock`, `PerTile`, `Given` or `Delayed`.
 
     A scale follows from the largest magnitude `a` of the elements that share it and from the largest value `M` of the format that they are
     rounded to:
@@ -43,13 +43,13 @@ class Scaling:
             positive ones are used.
         rule: How a scale follows from its elements.
         margin: Makes scales larger by this many powers of two.
-        outer: A scale of the whole tensor, which scales these scales: `Tensor(...)`. It is `a / M / M'`, where `M'` is the largest value of
-            the scales' format, so that the largest scale is mapped to `M'`.
+        outer: A scale of the whole tensor, which scales these scales: `PerTensor(…)`. It is `a / M / M'`, where `M'` is the largest value
+            of the scales' format, so that the largest scale is mapped to `M'`.
 
     Example:
         >>> import torch, qsim
         >>> for rule in ("fit", "ceil", "floor", "even"):
-        ...     scale = qsim.scaling.Tensor("e8m0", rule)
+        ...     scale = qsim.scaling.PerTensor("e8m0", rule)
         ...     print(rule, isinstance(scale, qsim.scaling.Scaling), qsim.quantize(torch.tensor([1.0, 7.9]), "e2m1", scale=scale).tolist())
         fit True [1.0, 6.0]
         ceil True [1.0, 8.0]
@@ -60,19 +60,21 @@ class Scaling:
     format: Format
     rule: Rule
     margin: int
-    outer: Tensor | None
+    outer: PerTensor | None
     _geometry: ClassVar[tuple[str, ...]] = ()
+    #: What a short description calls the elements that share a scale; the name of the class by default.
+    _sharing: ClassVar[str] = ""
 
     def __init__(
-        self, format: str | torch.dtype | Format = "fp32", rule: Rule = "fit", margin: int = 0, outer: Tensor | str | None = None
+        self, format: str | torch.dtype | Format = "fp32", rule: Rule = "fit", margin: int = 0, outer: PerTensor | str | None = None
     ) -> None:
         owner = type(self).__name__
         if isinstance(outer, str):
-            outer = Tensor() if outer == "tensor" else read_call(outer, {"Tensor": Tensor}) or outer
+            outer = PerTensor() if outer == "tensor" else read_call(outer, {"PerTensor": PerTensor}) or outer
         if rule not in get_args(Rule):
             raise ValueError(f"{owner}: rule must be {', '.join(map(repr, get_args(Rule)))}, got {rule!r}")
-        if outer is not None and (not isinstance(outer, Tensor) or outer.outer is not None):
-            raise TypeError(f"{owner}: outer must be a qsim.scaling.Tensor without an outer scale of its own, got {outer!r}")
+        if outer is not None and (not isinstance(outer, PerTensor) or outer.outer is not None):
+            raise TypeError(f"{owner}: outer must be a qsim.scaling.PerTensor without an outer scale of its own, got {outer!r}")
         object.__setattr__(self, "format", _check_scales(owner, resolve_format(format)))
         object.__setattr__(self, "rule", rule)
         object.__setattr__(self, "margin", check_integer(owner, "margin", margin, -64, 64))
@@ -93,7 +95,7 @@ class Scaling:
         facts += [self.rule] if self.rule != "fit" else []
         facts += [f"margin={self.margin}"] if self.margin else []
         facts += [f"under {self.outer}"] if self.outer is not None else []
-        return type(self).__name__.lower() + (f"({', '.join(facts)})" if facts else "")
+        return (self._sharing or type(self).__name__.lower()) + (f"({', '.join(facts)})" if facts else "")
 
     @property
     def is_directed(self) -> bool:
@@ -130,7 +132,7 @@ class Scaling:
 
         Example:
             >>> import qsim
-            >>> qsim.scaling.Blocks(32, dim=0).extent((100, 7))
+            >>> qsim.scaling.PerBlock(32, dim=0).extent((100, 7))
             (32, 1)
         """
         raise NotImplementedError
@@ -140,9 +142,9 @@ class Scaling:
 
         Example:
             >>> import qsim
-            >>> qsim.scaling.Blocks(32, dim=0).counts((100, 7))
+            >>> qsim.scaling.PerBlock(32, dim=0).counts((100, 7))
             (4, 7)
-            >>> qsim.scaling.Channel(0).counts((100, 7))
+            >>> qsim.scaling.PerRow().counts((100, 7))
             (100, 1)
         """
         # A count of 1 is explicit, because compiled code would see only a quotient of unknown sizes.
@@ -209,14 +211,16 @@ class Whole(Scaling):
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Tensor(Whole):
+class PerTensor(Whole):
     """One scale for the whole tensor.
 
     Example:
         >>> import qsim
-        >>> qsim.scaling.Tensor()
-        Tensor(format='fp32', rule='fit')
+        >>> qsim.scaling.PerTensor()
+        PerTensor(format='fp32', rule='fit')
     """
+
+    _sharing = "tensor"
 
 
 def _check_scales(owner: str, fmt: Format) -> Format:

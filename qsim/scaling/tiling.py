@@ -1,4 +1,4 @@
-"""Scales of parts of a tensor: channels, blocks along a dimension, and tiles."""
+"""Scales of parts of a tensor: rows, slices, blocks along a dimension, and tiles."""
 
 from __future__ import annotations
 
@@ -9,17 +9,27 @@ import torch
 
 from qsim.formats import Format
 from qsim.formats.base import check_integer
-from qsim.scaling.base import Rule, Scaling, Tensor
-from qsim.scaling.geometry import check_dim, dim_of, tiles_of_blocks, tiles_of_channels
+from qsim.scaling.base import PerTensor, Rule, Scaling
+from qsim.scaling.geometry import check_dim, dim_of, tiles_of_blocks, tiles_of_channels, tiles_of_rows
 from qsim_kernels.numbers import scales as numbers
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Channel(Scaling):
-    """One scale per index along a dimension: with `dim=0`, per row of a matrix.
+class PerSlice(Scaling):
+    """Base of scalings with one scale per row or slice.
+
+    In a layer both give one scale per row of an operand, along the dimension that its product sums over.
+    """
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class PerRow(PerSlice):
+    """One scale per row: the elements along a dimension share it, as in torchao's `PerRow`.
+
+    In a layer rows run along the dimension that a product sums over: a scale per token of the input and per output channel of the weight.
 
     Args:
-        dim: The dimension.
+        dim: The dimension along which elements share a scale.
         format: See `Scaling`.
         rule: See `Scaling`.
         margin: See `Scaling`.
@@ -28,30 +38,80 @@ class Channel(Scaling):
     Example:
         >>> import torch, qsim
         >>> x = torch.tensor([[0.1, 0.2, 0.3, 0.4], [10.0, 20.0, 30.0, 40.0]])
-        >>> qsim.quantize(x, "e2m1", scale=qsim.scaling.Channel(0))
+        >>> qsim.quantize(x, "e2m1", scale=qsim.scaling.PerRow())
         tensor([[ 0.1000,  0.2000,  0.2667,  0.4000],
                 [10.0000, 20.0000, 26.6667, 40.0000]])
     """
 
     dim: int
     _geometry = ("dim",)
+    _sharing = "rows"
 
     def __init__(
-        self, dim: int, format: str | torch.dtype | Format = "fp32", rule: Rule = "fit", margin: int = 0, outer: Tensor | str | None = None
+        self,
+        dim: int = -1,
+        format: str | torch.dtype | Format = "fp32",
+        rule: Rule = "fit",
+        margin: int = 0,
+        outer: PerTensor | str | None = None,
     ) -> None:
         super().__init__(format, rule, margin, outer)
-        object.__setattr__(self, "dim", check_dim("Channel", dim))
+        object.__setattr__(self, "dim", check_dim("PerRow", dim))
 
     def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:  # noqa: D102 (documented above)
-        return tiles_of_channels(self.dim, shape)
+        return tiles_of_rows(self.dim, shape)
 
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:  # noqa: D102 (documented above)
-        dim = dim_of("Channel", self.dim, shape)
-        return (*shape[:dim], 1, *shape[dim + 1 :])
+        dim = dim_of("PerRow", self.dim, shape or (1,))
+        return tuple(size if i == dim else 1 for i, size in enumerate(shape))
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Blocks(Scaling):
+class PerAxis(PerSlice):
+    """One scale per index along a dimension, for all elements of that slice, as in torchao's `PerAxis`.
+
+    `PerAxis(0)` of a convolution's weight is one scale per output channel; of a matrix it is the same as `PerRow()`.
+
+    Args:
+        axis: The dimension that has a scale per index.
+        format: See `Scaling`.
+        rule: See `Scaling`.
+        margin: See `Scaling`.
+        outer: See `Scaling`.
+
+    Example:
+        >>> import torch, qsim
+        >>> x = torch.tensor([[0.1, 0.2, 0.3, 0.4], [10.0, 20.0, 30.0, 40.0]])
+        >>> qsim.quantize(x, "e2m1", scale=qsim.scaling.PerAxis(1))
+        tensor([[ 0.,  0.,  0.,  0.],
+                [10., 20., 30., 40.]])
+    """
+
+    axis: int
+    _geometry = ("axis",)
+    _sharing = "slices"
+
+    def __init__(
+        self,
+        axis: int,
+        format: str | torch.dtype | Format = "fp32",
+        rule: Rule = "fit",
+        margin: int = 0,
+        outer: PerTensor | str | None = None,
+    ) -> None:
+        super().__init__(format, rule, margin, outer)
+        object.__setattr__(self, "axis", check_dim("PerAxis", axis, "axis"))
+
+    def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:  # noqa: D102 (documented above)
+        return tiles_of_channels(self.axis, shape)
+
+    def extent(self, shape: Sequence[int]) -> tuple[int, ...]:  # noqa: D102 (documented above)
+        axis = dim_of("PerAxis", self.axis, shape)
+        return (*shape[:axis], 1, *shape[axis + 1 :])
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class PerBlock(Scaling):
     """One scale per block of `size` neighbours along a dimension; the last block may be shorter.
 
     Args:
@@ -64,13 +124,14 @@ class Blocks(Scaling):
 
     Example:
         >>> import torch, qsim
-        >>> qsim.quantize(torch.tensor([0.1, 0.2, 0.3, 40.0]), "e2m1", scale=qsim.scaling.Blocks(2))
+        >>> qsim.quantize(torch.tensor([0.1, 0.2, 0.3, 40.0]), "e2m1", scale=qsim.scaling.PerBlock(2))
         tensor([ 0.1000,  0.2000,  0.0000, 40.0000])
     """
 
     size: int
     dim: int
     _geometry = ("size", "dim")
+    _sharing = "blocks"
 
     def __init__(
         self,
@@ -79,22 +140,22 @@ class Blocks(Scaling):
         format: str | torch.dtype | Format = "fp32",
         rule: Rule = "fit",
         margin: int = 0,
-        outer: Tensor | str | None = None,
+        outer: PerTensor | str | None = None,
     ) -> None:
         super().__init__(format, rule, margin, outer)
-        object.__setattr__(self, "size", check_integer("Blocks", "size", size, 1, 2**31))
-        object.__setattr__(self, "dim", check_dim("Blocks", dim))
+        object.__setattr__(self, "size", check_integer("PerBlock", "size", size, 1, 2**31))
+        object.__setattr__(self, "dim", check_dim("PerBlock", dim))
 
     def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:  # noqa: D102 (documented above)
         return tiles_of_blocks(self.size, self.dim, shape)
 
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:  # noqa: D102 (documented above)
-        dim = dim_of("Blocks", self.dim, shape or (1,))
+        dim = dim_of("PerBlock", self.dim, shape or (1,))
         return tuple(self.size if i == dim else 1 for i in range(len(shape)))
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Tiles(Scaling):
+class PerTile(Scaling):
     """One scale per tile of the matrices in the last two dimensions; tiles at the edges may be smaller.
 
     Args:
@@ -108,7 +169,7 @@ class Tiles(Scaling):
     Example:
         >>> import torch, qsim
         >>> x = torch.tensor([[0.1, 0.2, 0.3, 0.4], [10.0, 20.0, 30.0, 40.0]])
-        >>> qsim.quantize(x, "e2m1", scale=qsim.scaling.Tiles(2, 2))
+        >>> qsim.quantize(x, "e2m1", scale=qsim.scaling.PerTile(2, 2))
         tensor([[ 0.0000,  0.0000,  0.0000,  0.0000],
                 [10.0000, 20.0000, 26.6667, 40.0000]])
     """
@@ -116,6 +177,7 @@ class Tiles(Scaling):
     height: int
     width: int
     _geometry = ("height", "width")
+    _sharing = "tiles"
 
     def __init__(
         self,
@@ -124,11 +186,11 @@ class Tiles(Scaling):
         format: str | torch.dtype | Format = "fp32",
         rule: Rule = "fit",
         margin: int = 0,
-        outer: Tensor | str | None = None,
+        outer: PerTensor | str | None = None,
     ) -> None:
         super().__init__(format, rule, margin, outer)
-        object.__setattr__(self, "height", check_integer("Tiles", "height", height, 1, 2**31))
-        object.__setattr__(self, "width", check_integer("Tiles", "width", width, 1, 2**31))
+        object.__setattr__(self, "height", check_integer("PerTile", "height", height, 1, 2**31))
+        object.__setattr__(self, "width", check_integer("PerTile", "width", width, 1, 2**31))
 
     @property
     def is_directed(self) -> bool:  # noqa: D102 (documented above)
@@ -144,4 +206,4 @@ class Tiles(Scaling):
 
     def _check_matrices(self, shape: Sequence[int]) -> None:
         if len(shape) < 2:
-            raise IndexError(f"Tiles: tiles are of matrices, got a tensor of shape {tuple(shape)}")
+            raise IndexError(f"PerTile: tiles are of matrices, got a tensor of shape {tuple(shape)}")

@@ -57,7 +57,7 @@ class Unit:
         parts = ["qsim", self.operation, _identifier(self.format)]
         if self.operation != "decode":
             parts.append(_rounding_name(self.rounding))
-            parts += ["nonfinite"] if self.overflow == "nonfinite" else []
+            parts += [self.overflow] if self.overflow != "saturate" else []
             parts += ["from", _identifier(self.source)] if self.source != FP32 else []
         return "_".join(parts)
 
@@ -113,6 +113,7 @@ _RULES = {
 }
 _OVERFLOW = {
     "saturate": "magnitudes beyond the largest value become it, infinities too.",
+    "saturate_symmetric": "as saturate, and integers end at the negative of the largest value.",
     "nonfinite": "magnitudes beyond the largest value become infinity, or NaN if there is none, where the rounding leads outward.",
 }
 

@@ -4,6 +4,8 @@ On the command line, `qsim study` lists them and `qsim study NAME` runs one. Fro
 
     report = qsim.studies.run("gradient-variance", out="results")
 
+`sweep` compares points, batch sizes and learning rates on a model and data of your own.
+
 Needs the extra `study`: `pip install 'qsim-torch[study]'`.
 
 Example:
@@ -22,8 +24,24 @@ if TYPE_CHECKING:
     from qsim.studies.report import Claim, Picture, Report, Table
     from qsim.studies.result import Result
     from qsim.studies.study import Study
+    from qsim.studies.sweeps import Sweep, sweep
 
-__all__ = ["Claim", "Duration", "Picture", "Plan", "Report", "Result", "Study", "Table", "names", "named", "plan", "run"]
+__all__ = [
+    "Claim",
+    "Duration",
+    "Picture",
+    "Plan",
+    "Report",
+    "Result",
+    "Study",
+    "Sweep",
+    "Table",
+    "named",
+    "names",
+    "plan",
+    "run",
+    "sweep",
+]
 
 _STUDIES = {
     "accumulator": "accumulator.AccumulatorStudy",
@@ -43,6 +61,7 @@ _HOMES = {
     "report": ("Claim", "Picture", "Report", "Table"),
     "result": ("Result",),
     "study": ("Study",),
+    "sweeps": ("Sweep", "sweep"),
 }
 
 

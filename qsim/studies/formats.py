@@ -66,8 +66,8 @@ class Run:
         """All five points, with per-tensor scales; `rounding` is that of the backward pass, the forward pass rounds to nearest."""
         if self.format == FULL:
             return None
-        there = Quantizer(self.format, "nearest", scale=scaling.Tensor())
-        back = Quantizer(self.format, self.rounding, scale=scaling.Tensor())
+        there = Quantizer(self.format, "nearest", scale=scaling.PerTensor())
+        back = Quantizer(self.format, self.rounding, scale=scaling.PerTensor())
         return FivePoint(there, there, act_bwd=back, weight_bwd=back, grad=back)
 
 

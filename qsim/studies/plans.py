@@ -148,7 +148,7 @@ class Plan:
         if self.missing():
             raise ValueError(f"{self.study.name}: {self.missing()} of {len(self.runs)} runs have no result in {self.folder} yet")
         with confidence(self.looks.confidence):
-            return self.study.report(self.settings, self._results())
+            return self.study.report(self.settings, self.results())
 
     def write(self) -> list[Path]:
         """Write the report; see `Report.write`."""
@@ -156,9 +156,10 @@ class Plan:
         rule = f"{self.looks.described(self.settings.seeds)}\n\n" if self.looks.seeds else ""
         # Figures compute their intervals when they are drawn.
         with confidence(self.looks.confidence):
-            return self.report().write(self.folder, quick + rule + provenance(self.command, self._results()))
+            return self.report().write(self.folder, quick + rule + provenance(self.command, self.results()))
 
-    def _results(self) -> list[Result[Any]]:
+    def results(self) -> list[Result[Any]]:
+        """The results of all runs, which must be done."""
         done = self.store.results()
         return [done[self.study.key(run)] for run in self.runs]
 

@@ -64,7 +64,7 @@ class Run:
         """The points of every layer. A scale per tensor brings it into the format's range, so that only the bits are compared."""
         if self.point == NONE:
             return None
-        chosen: dict[str, Any] = {self.point: Quantizer(self.format, self.rounding, scale=scaling.Tensor())}
+        chosen: dict[str, Any] = {self.point: Quantizer(self.format, self.rounding, scale=scaling.PerTensor())}
         return FivePoint(**chosen)
 
 

@@ -83,9 +83,9 @@ def test_a_bfloat16_model_decodes_to_its_weights(tmp_path: Path) -> None:
 
 def test_rows_and_blocks_at_the_edges(tmp_path: Path) -> None:
     points = {
-        "tiles": FivePoint(weight=Block("e2m1", (16, 16), "e4m3", "fit", outer="Tensor(format='e8m0', rule='ceil')")),
+        "tiles": FivePoint(weight=Block("e2m1", (16, 16), "e4m3", "fit", outer="PerTensor(format='e8m0', rule='ceil')")),
         "fp8": FivePoint(weight=Block("e4m3", (128, 128), rule="ceil")),
-        "words": FivePoint(weight=Quantizer("int4", scale=scaling.Channel(0))),
+        "words": FivePoint(weight=Quantizer("int4", scale=scaling.PerRow())),
     }
     model = exported.model_of(points, rows=37, columns=112)
     qsim.export(model, tmp_path / "out")
@@ -175,14 +175,18 @@ def test_torchao_rounds_inputs_as_the_points_do(tmp_path: Path) -> None:
         (exported.FP8["tiles"], "torchao", r"tiles\(64, 32\), has shape \(96, 128\), which tiles of 64 × 32 do not divide; layout='comp"),
         (FivePoint(weight=Block("e4m3", 48, "fp32", "fit")), "compressed-tensors", "128 columns, which blocks of 48 do not divide"),
         (
-            FivePoint(weight=Block("e2m1", 32, outer=scaling.Tensor(margin=40))),
+            FivePoint(weight=Block("e2m1", 32, outer=scaling.PerTensor(margin=40))),
             "compressed-tensors",
             "must have E8M0 scales .*; no other layout can",
         ),
-        (FivePoint(Quantizer("e4m3", scale=scaling.Tensor(margin=1)), "e4m3"), "compressed-tensors", "scales that servers do not compute"),
+        (
+            FivePoint(Quantizer("e4m3", scale=scaling.PerTensor(margin=1)), "e4m3"),
+            "compressed-tensors",
+            "scales that servers do not compute",
+        ),
         (FivePoint(Block("e4m3", 16, "e4m3"), "e4m3"), "compressed-tensors", "scales that servers do not compute; weight_only"),
         (
-            FivePoint(Quantizer("e4m3", scale=scaling.Tensor("e8m0", "ceil")), "e4m3"),
+            FivePoint(Quantizer("e4m3", scale=scaling.PerTensor("e8m0", "ceil")), "e4m3"),
             "torchao",
             "float8 with the granularity of the weight",
         ),
@@ -197,7 +201,7 @@ def test_torchao_rounds_inputs_as_the_points_do(tmp_path: Path) -> None:
         (FivePoint("e4m3", exported.BLOCKS["nvfp4"].weight), "torchao", "and the layout has NVFP4; weight_only"),
         (FivePoint(Block("e4m3", (2, 2)), "e4m3"), "compressed-tensors", "has scales that servers do not compute; weight_only"),
         (
-            FivePoint(weight=Quantizer("int8", scale=scaling.Blocks(32))),
+            FivePoint(weight=Quantizer("int8", scale=scaling.PerBlock(32))),
             "torchao",
             "the layout has INT8 with a scale per tensor or per row",
         ),

@@ -18,7 +18,7 @@ from support import exported, layout_decoders
 TOKENS = torch.arange(16)[None]
 RECIPES = {
     "fp8_hybrid": qsim.recipes.fp8_hybrid(),
-    "rows": qsim.recipes.fp8_hybrid(scaling.Channel(0)),
+    "rows": qsim.recipes.fp8_hybrid(scaling.PerRow()),
     "delayed": qsim.recipes.fp8_hybrid(scaling.Delayed(4)),
     "tiles": FivePoint(weight=exported.FP8["tiles"].weight),
     "int8": qsim.recipes.int8(),
@@ -26,7 +26,7 @@ RECIPES = {
     "mxfp8": qsim.recipes.mxfp8(),
     "mxfp6": exported.BLOCKS["mxfp6"],
     "mxfp4": qsim.recipes.mxfp4(),
-    "nvfp4": qsim.recipes.nvfp4(outer=scaling.Tensor("e8m0", "ceil")),
+    "nvfp4": qsim.recipes.nvfp4(outer=scaling.PerTensor("e8m0", "ceil")),
 }
 COMPRESSED_ONLY = ("delayed", "tiles", "int4")
 

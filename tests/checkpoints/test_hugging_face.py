@@ -128,8 +128,8 @@ def test_a_config_describes_its_own_model_only() -> None:
     copied, restored = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     qsim.convert(model, "mxfp4")
     rules = {
-        "mxfp8": "Blocks(size=32, dim=-1, format='e8m0', rule='ceil')",
-        "mxfp4": "Blocks(size=32, dim=-1, format='e8m0', rule='floor')",
+        "mxfp8": "PerBlock(size=32, dim=-1, format='e8m0', rule='ceil')",
+        "mxfp4": "PerBlock(size=32, dim=-1, format='e8m0', rule='floor')",
     }
     for each, recipe in ((model, "mxfp4"), (copied, "mxfp8"), (restored, "mxfp8")):
         assert each.config.to_dict()["quantization_config"]["points"][0]["act"]["scale"] == rules[recipe]
@@ -142,7 +142,7 @@ def test_a_config_describes_its_own_model_only() -> None:
 
 def test_an_exported_model_has_the_files_that_servers_read(tmp_path: Path) -> None:
     model = exported.tiny_llama().bfloat16()
-    qsim.convert(model, qsim.recipes.fp8_hybrid(scaling.Channel(0)), exclude=["lm_head"])
+    qsim.convert(model, qsim.recipes.fp8_hybrid(scaling.PerRow()), exclude=["lm_head"])
     qsim.export(model, tmp_path / "out", max_shard_size="50KB")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
@@ -260,7 +260,7 @@ def test_experts_are_exported_one_by_one(name: str, tmp_path: Path) -> None:
 
 
 def test_layers_that_servers_merge_have_a_common_scale(tmp_path: Path) -> None:
-    def exported_with(outer: scaling.Tensor) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
+    def exported_with(outer: scaling.PerTensor) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
         model = exported.tiny_llama()
         layer = model.model.layers[0]
         with torch.no_grad():
@@ -283,7 +283,7 @@ def test_layers_that_servers_merge_have_a_common_scale(tmp_path: Path) -> None:
             own = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
             assert torch.equal(layout_decoders.compressed_tensors(group, own), exported.expected(module)), name
     with pytest.warns(UserWarning, match="servers merge model.layers.0.self_attn.q_proj, .* and 3 further groups, and take one scale"):
-        _, _, scales = exported_with(scaling.Tensor())
+        _, _, scales = exported_with(scaling.PerTensor())
     assert scales["q_proj"] != scales["k_proj"]
     fp8 = qsim.convert(exported.tiny_llama(), FivePoint(weight=Quantizer("e4m3", scale="tensor")), exclude=["lm_head"])
     with pytest.warns(UserWarning, match=r"round their weights again, to a common scale; scales per row are kept, as in fp8_hybrid\("):
@@ -294,8 +294,8 @@ def test_the_recipe_for_nvfp4_has_scales_that_merged_layers_share(tmp_path: Path
     tokens = torch.arange(8)[None]
     with pytest.warns(UserWarning, match=r"take one scale of the whole weight .* as in nvfp4\(outer=Tensor\('e8m0', 'ceil'\)\)"):
         qsim.export(qsim.convert(exported.tiny_llama(), "nvfp4"), tmp_path / "out", example=tokens)
-    recipe = qsim.recipes.nvfp4(outer=scaling.Tensor("e8m0", "ceil"))
-    assert qsim.recipes.resolve("""nvfp4(outer="Tensor('e8m0', 'ceil')")""") == recipe
+    recipe = qsim.recipes.nvfp4(outer=scaling.PerTensor("e8m0", "ceil"))
+    assert qsim.recipes.resolve("""nvfp4(outer="PerTensor('e8m0', 'ceil')")""") == recipe
     model = qsim.convert(exported.tiny_llama(), recipe)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -76,8 +76,8 @@ def test_static_scales_and_descriptions_by_others(tmp_path: Path) -> None:
     (tmp_path / "qsim.json").unlink()
     found = qsim.checkpoints.points(tmp_path)
     assert found["1"] == FivePoint(Quantizer("e4m3", scale=scale), Quantizer("e4m3", scale="tensor"), weight_bwd="same")
-    assert found["2"] == FivePoint(*[Quantizer("e4m3", scale=scaling.Channel(0))] * 2)
-    assert found["3"] == FivePoint(Quantizer("e4m3", scale=scaling.Blocks(128)), Quantizer("e4m3", scale=scaling.Tiles(64, 32)))
+    assert found["2"] == FivePoint(*[Quantizer("e4m3", scale=scaling.PerRow())] * 2)
+    assert found["3"] == FivePoint(Quantizer("e4m3", scale=scaling.PerBlock(128)), Quantizer("e4m3", scale=scaling.PerTile(64, 32)))
     # Groups of other programs name layers by expressions.
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())

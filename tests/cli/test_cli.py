@@ -32,7 +32,7 @@ def test_formats_lists_every_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert single[0].split()[:3] == ["name", "format", "bits"]
     assert [line.split()[0] for line in single[1:]] == list(NAMED)
     assert any(line.split()[0] == "e4m3" and " 448 " in line for line in single)
-    assert [line.split()[0] for line in blocks[1:]] == list(qsim.block.NAMED)
+    assert [line.split()[0] for line in blocks[1:]] == list(qsim.scaling.NAMED)
     assert any(line.split()[0] == "nvfp4" and line.endswith(" 4.5") for line in blocks)
 
 
@@ -42,8 +42,8 @@ def test_formats_as_json_give_back_the_formats(capsys: pytest.CaptureFixture[str
     single = {name: entry for name, entry in found.items() if "element" not in entry}
     assert {name: eval(entry["format"], scope) for name, entry in single.items()} == NAMED
     assert all(entry["max"] == NAMED[name].max for name, entry in single.items())
-    blocks = {name: qsim.block.resolve(entry["format"]) for name, entry in found.items() if "element" in entry}
-    assert blocks == qsim.block.NAMED
+    blocks = {name: qsim.scaling.block_formats.resolve(entry["format"]) for name, entry in found.items() if "element" in entry}
+    assert blocks == qsim.scaling.NAMED
     assert all(found[name]["bits"] == block.bits for name, block in blocks.items())
 
 
@@ -56,7 +56,7 @@ def test_one_format_shows_its_facts_and_every_value(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("name", ["MXFP4", "Block('e2m1', 32)"])
 def test_a_block_format_shows_its_parts(capsys: pytest.CaptureFixture[str], name: str) -> None:
     lines = run(capsys, "formats", name).splitlines()
-    assert "\n".join(lines[:4]) == qsim.block.MXFP4.describe()
+    assert "\n".join(lines[:4]) == qsim.scaling.MXFP4.describe()
     assert lines[4:] == ["  names            mxfp4, mxfp4_e2m1", "", "qsim formats e2m1 shows the elements' values"]
     assert json.loads(run(capsys, "formats", name, "--json"))["element"] == "e2m1"
 
@@ -175,7 +175,7 @@ def test_numbers_in_a_block_are_those_of_the_library(capsys: pytest.CaptureFixtu
     found = json.loads(run(capsys, "inspect", name, "--json", *values))
     x = torch.tensor([[parse(value).carrier for value in values]], dtype=torch.float64)
     codes = qsim.encode(x, name)
-    assert found["format"] == repr(qsim.block.resolve(name))
+    assert found["format"] == repr(qsim.scaling.block_formats.resolve(name))
     assert found["scale"]["code"] == codes.scales.item()
     assert found["outer"] == (None if codes.outer is None else codes.outer.item())
     for rounding in set(qsim.rounding.NAMED) - {"stochastic"}:

@@ -54,7 +54,7 @@ def replacements(wl: int, dim: int) -> list[str]:
     rows = re.findall(r"^\| (?:`block_quantize\(.*|the same bits as in QPyTorch) \| `(.*)` \|$", GUIDE.read_text(encoding="utf-8"), re.M)
     assert len(rows) == 2
     assert all("qsim.Fixed(8, 6, symmetric=True)" in row for row in rows)
-    scale = 'qsim.scaling.Tensor("e8m0", "floor")' if dim == -1 else f'qsim.scaling.Channel({dim}, "e8m0", "floor")'
+    scale = 'qsim.scaling.PerTensor("e8m0", "floor")' if dim == -1 else f'qsim.scaling.PerAxis({dim}, "e8m0", "floor")'
     assert scale.replace(f"({dim}, ", "(0, ") in GUIDE.read_text(encoding="utf-8")
     return [row.replace("Fixed(8, 6,", f"Fixed({wl}, {wl - 2},").replace("scale=s", f"scale={scale}") for row in rows]
 

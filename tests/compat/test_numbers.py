@@ -32,9 +32,9 @@ def test_numbers_can_be_changed_and_quantizers_read_them_at_every_call() -> None
     assert "FixedPoint(wl=6, fl=2, clamp=False, symmetric=False), BlockFloatingPoint(wl=3, dim=-1)" in repr(twin)
     number = FloatingPoint(4, 3)
     number.exp, number.man = 5, 2
-    assert number.format == qsim.Float(5, 2)
+    assert number.format == qsim.Float(5, 2, specials="none")
     gradients.dim = 0
-    assert gradients.scale == qsim.scaling.Channel(0, "e8m0", "floor")
+    assert gradients.scale == qsim.scaling.PerAxis(0, "e8m0", "floor")
 
 
 def test_changed_numbers_are_checked_and_keep_their_value_where_refused() -> None:

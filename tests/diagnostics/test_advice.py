@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import qsim
 from qsim import FivePoint, Quantizer
 from qsim.diagnostics import Advice, Monitor, Problem
-from qsim.scaling import Blocks
+from qsim.scaling import PerBlock
 
 #: The share of underflow that remedies promise.
 TARGET = 0.1
@@ -138,7 +138,7 @@ def test_rows_and_steps() -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_nan_is_reported_where_it_enters() -> None:
-    model = qsim.convert(network(), FivePoint(act="e4m3", weight="e4m3", grad=Quantizer("e5m2", scale=Blocks(32))))
+    model = qsim.convert(network(), FivePoint(act="e4m3", weight="e4m3", grad=Quantizer("e5m2", scale=PerBlock(32))))
     with torch.no_grad():
         model[2].weight[0, 0] = float("nan")
     with Monitor(model) as monitor:

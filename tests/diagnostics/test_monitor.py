@@ -110,7 +110,7 @@ def test_gradients_of_their_own_and_reused_operands() -> None:
 
 def matrices(x: Tensor, spec: Quantizer, dim: int) -> tuple[Tensor, Tensor]:
     """Elements divided by the scales of blocks along a dimension, and their rounded values, from qsim's codes."""
-    along = qsim.scaling.Blocks(32, dim=dim, format="e8m0", rule="floor")
+    along = qsim.scaling.PerBlock(32, dim=dim, format="e8m0", rule="floor")
     made = qsim.encode(x, spec.format, scale=along)
     elements = qsim.decode(made.codes, spec.format)
     wide = qsim.decode(made.scales, "e8m0", dtype=torch.float32).repeat_interleave(32, dim)
@@ -139,7 +139,7 @@ def test_blocks_are_counted_after_their_scales(device: torch.device) -> None:
 
 
 def test_a_transform_comes_first() -> None:
-    spec = Quantizer("e4m3", scale=qsim.scaling.Tensor(), transform=qsim.transforms.Hadamard(16))
+    spec = Quantizer("e4m3", scale=qsim.scaling.PerTensor(), transform=qsim.transforms.Hadamard(16))
     model = qsim.convert(nn.Sequential(nn.Linear(64, 32, bias=False)), FivePoint(act=spec, weight=spec))
     x = torch.randn(8, 64) ** 5
     with Monitor(model) as monitor:

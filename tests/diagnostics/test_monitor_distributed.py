@@ -22,9 +22,9 @@ two = ranks_of(2)
 
 NOISY = Quantizer("e5m2", rounding="stochastic")
 POINTS = {
-    "nearest under scales": Quantizer("e4m3", scale=qsim.scaling.Tensor()),
+    "nearest under scales": Quantizer("e4m3", scale=qsim.scaling.PerTensor()),
     "noisy": NOISY,
-    "noisy under scales": Quantizer("e4m3", rounding="stochastic", scale=qsim.scaling.Tensor()),
+    "noisy under scales": Quantizer("e4m3", rounding="stochastic", scale=qsim.scaling.PerTensor()),
 }
 
 

@@ -58,7 +58,7 @@ def test_units_that_round_every_operator_do_not_see_the_monitor(rounding: str) -
     ends = []
     for watched in (False, True):
         torch.manual_seed(0)
-        scaled = Quantizer("e4m3", scale=qsim.scaling.Tensor())
+        scaled = Quantizer("e4m3", scale=qsim.scaling.PerTensor())
         model = net(FivePoint(act="mxfp8", weight="mxfp8", grad="mxfp8")).append(qsim.nn.Quantize(scaled, NOISY))
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         with qsim.fpu("bf16", rounding):

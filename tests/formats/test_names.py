@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 import re
+import warnings
 
+import ml_dtypes
 import pytest
 import torch
 
 import qsim
+from qsim.compat import qtorch
 from qsim.formats import BF16, E2M1, E3M4, E4M3, E4M3B11FNUZ, E5M2FNUZ, FP16, FP32, TF32, Float, Format, Int, PowerOfTwo
 
 NAMES = {
@@ -99,3 +104,60 @@ def test_dtypes_that_are_not_formats(dtype: torch.dtype) -> None:
 def test_objects_that_are_not_formats(thing: object) -> None:
     with pytest.raises(TypeError, match=re.escape(f"a format must be a name, a torch dtype or a Format, got {thing!r}")):
         qsim.format(thing)  # type: ignore[arg-type]
+
+
+class TestSizesWhoseNameMeansAnotherFormat:
+    """`Float(4, 3)` is not `"e4m3"`: it warns once, unless `specials` is given, and prints with `specials`."""
+
+    @pytest.fixture(autouse=True)
+    def _not_warned(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("qsim.formats.floating._WARNED", set())
+
+    @pytest.mark.parametrize(
+        ("size", "name", "top"), [((4, 3), "e4m3", "480"), ((5, 2), "e5m2", "114688"), ((3, 4), "e3m4", "31")], ids=str
+    )
+    def test_warns_once(self, size: tuple[int, int], name: str, top: str) -> None:
+        exact = f"Float{size[0], size[1]}".replace(")", ", specials='none')")
+        message = f"Float{size} has no special values and reaches {top}; '{name}' is another format, with special values and up to "
+        with pytest.warns(UserWarning, match=re.escape(message)) as warned:
+            fmt, _ = Float(*size), Float(*size)
+        assert len(warned) == 1
+        assert warned[0].filename == __file__
+        assert str(warned[0].message).endswith(f"Write '{name}' or {exact}, whichever you mean")
+        assert repr(fmt) == exact
+        assert qsim.format(exact) == fmt != qsim.format(name)
+        assert fmt.specials == "none"
+        assert type(fmt.specials) is str
+
+    def test_a_text_warns_at_the_line_that_resolves_it(self) -> None:
+        with pytest.warns(UserWarning, match=r"Float\(5, 2\) has no special values") as warned:
+            qsim.Quantizer("Float(5, 2)")
+        assert warned[0].filename == __file__
+
+    def test_no_warning_where_the_meaning_is_clear(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for fmt in (Float(4, 3, specials="none"), Float(4, 3, bias=9), Float(4, 3, signed=False), Float(5, 2, subnormals=False)):
+                assert qsim.format(repr(fmt)) == fmt
+            qsim.format("e4m3")
+            qtorch.FloatingPoint(exp=4, man=3)
+            pickle.loads(pickle.dumps(Float(4, 3, specials="none")))
+
+    def test_the_signature_shows_the_default(self) -> None:
+        assert inspect.signature(Float).parameters["specials"].default == "none"
+
+
+@pytest.mark.parametrize("name", ["e4m3fn", "E4M3FN", "float8_e4m3fn", "fp8_e4m3"])
+def test_names_of_ocps_e4m3(name: str) -> None:
+    assert qsim.format(name) == qsim.Quantizer(name).format == qsim.FivePoint(name).act.format == E4M3
+
+
+def test_every_name_of_ml_dtypes_and_of_torchs_narrow_dtypes() -> None:
+    of_ml_dtypes = [name for name in vars(ml_dtypes) if re.match(r"u?int\d|b?float\d", name)]
+    of_torch = [name for name in vars(torch) if re.match(r"float[48]_", name)]
+    assert len(of_ml_dtypes) > 10
+    assert len(of_torch) > 5
+    for name in {*of_ml_dtypes, *of_torch}:
+        assert isinstance(qsim.format(name), qsim.Format)
+    for name in of_torch:
+        assert qsim.format(name) == qsim.format(getattr(torch, name))

@@ -51,7 +51,7 @@ def run(operation: str, x: Any, out: Tensor, options: dict[str, Any]) -> Tensor:
         ({"format": torch.float64}, ValueError, "no format matches torch.float64"),
         ({"rounding": "nearst"}, ValueError, "unknown rounding 'nearst': did you mean 'nearest'? Allowed are nearest, nearest_away, "),
         ({"rounding": 0}, TypeError, "rounding must be a name or a Rounding, got 0"),
-        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate' or 'nonfinite', got 'wrap'"),
+        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'"),
         ({"offset": -1}, ValueError, "offset must not be negative, got -1"),
         ({"offset": -1, "rounding": "nearest"}, ValueError, "offset must not be negative, got -1"),
         ({"seed": 1, "generator": torch.Generator()}, ValueError, "give seed= or generator=, not both"),
@@ -248,7 +248,7 @@ def test_codes_that_cannot_be_read(codes: Any, name: str, packed: bool, error: t
 
 
 def test_scaled_codes_beyond_their_format() -> None:
-    scaling = qsim.scaling.Blocks(2, format=qsim.Float(3, 2, specials="fn"), rule="ceil")
+    scaling = qsim.scaling.PerBlock(2, format=qsim.Float(3, 2, specials="fn"), rule="ceil")
     given = qsim.encode(torch.ones(4), "e2m1", scale=scaling)
     with refused(ValueError, "decode: codes of Float(2, 1) must be in 0…15, as it has 4 bits, got 16"):
         qsim.decode(given._replace(codes=torch.full_like(given.codes, 16)), "e2m1", scale=scaling)
@@ -288,7 +288,7 @@ class OwnRounding(qsim.Rounding):
         lambda fmt: qsim.encode(torch.ones(1), fmt),
         lambda fmt: qsim.decode(torch.ones(1, dtype=torch.uint8), fmt),
         lambda fmt: qsim.FivePoint(act=fmt),
-        lambda fmt: qsim.block.Block(fmt, 32),
+        lambda fmt: qsim.scaling.Block(fmt, 32),
         lambda fmt: qsim.accumulators.Rounded(fmt),
     ],
 )
@@ -339,7 +339,7 @@ def test_threshold_quantize(step: Any, threshold: Any, error: type[Exception], m
     [
         ({"format": "e4m33"}, ValueError, "unknown format 'e4m33': did you mean 'e4m3'?"),
         ({"rounding": "nearst"}, ValueError, "unknown rounding 'nearst': did you mean 'nearest'?"),
-        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate' or 'nonfinite', got 'wrap'"),
+        ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'"),
         ({"scale": 2.0}, TypeError, "scale must be one of qsim.scaling's, got 2.0"),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_quantizer_transforms_before_it_rounds(fmt: str) -> None:
     # Dtypes narrower than float32 are not used for intermediate results.
     half = torch.randn(4, 16).bfloat16()
     assert torch.equal(point(half), qsim.quantize(Hadamard(8)(half.float()), fmt).bfloat16())
-    along = Quantizer("e2m1", scale=qsim.scaling.Blocks(4, 0), transform=Hadamard(8))
+    along = Quantizer("e2m1", scale=qsim.scaling.PerBlock(4, 0), transform=Hadamard(8))
     x = torch.randn(12, 3)
     assert torch.equal(along(x), qsim.quantize(Hadamard(8)(x, 0), "e2m1", scale=along.scale))
 

@@ -10,7 +10,9 @@ import torch
 
 import qsim
 from qsim import Stochastic, rounding
+from qsim.accumulators import Rounded
 from qsim.rounding import Rounding
+from support.comparing import same_bits
 
 PLAIN = ["nearest", "nearest_away", "nearest_up", "nearest_down", "toward_zero", "up", "down", "odd"]
 
@@ -83,7 +85,7 @@ def test_correction_of_another_kind(correction: object) -> None:
 
 
 def test_unknown_overflow() -> None:
-    with pytest.raises(ValueError, match="overflow must be 'saturate' or 'nonfinite', got 'wrap'"):
+    with pytest.raises(ValueError, match="overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'"):
         qsim.quantize(torch.ones(3), "e4m3", overflow="wrap")  # type: ignore[arg-type]
 
 
@@ -101,3 +103,23 @@ def test_ties_by_hand() -> None:
     }
     for name, expected in ties.items():
         assert qsim.quantize(x, qsim.Int(8), rounding=name).tolist() == expected, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_symmetric_saturation_by_hand(dtype: torch.dtype) -> None:
+    """The smallest integer of two's complement is never a result; formats without such a number saturate as usual."""
+    x = torch.tensor([-torch.inf, -1e9, -128.0, -127.5, -127.0, -0.75, 127.5, torch.inf], dtype=dtype)
+    assert qsim.quantize(x, "int8", overflow="saturate_symmetric").tolist() == [*[-127.0] * 5, -1.0, 127.0, 127.0]
+    unsigned = qsim.quantize(x, qsim.Fixed(8, 0, signed=False), overflow="saturate_symmetric")
+    assert unsigned.tolist() == [0.0] * 6 + [128.0, 255.0]
+    assert qsim.encode(x, "int8", overflow="saturate_symmetric").tolist() == [0x81] * 5 + [0xFF, 0x7F, 0x7F]
+    for fmt in ("e4m3", "e2m1", "bf16"):
+        assert same_bits(qsim.quantize(x, fmt, overflow="saturate_symmetric"), qsim.quantize(x, fmt))
+
+
+def test_symmetric_saturation_in_quantizers_and_sums() -> None:
+    given = qsim.Quantizer("int4", overflow="saturate_symmetric")
+    assert given(torch.tensor([-9.0, -8.0, 8.0])).tolist() == [-7.0, -7.0, 7.0]
+    a, b = torch.tensor([[-100.0, -28.0]]), torch.ones(2, 1)
+    found = [qsim.matmul(a, b, Rounded("int8", overflow=how)).item() for how in ("saturate", "saturate_symmetric")]
+    assert found == [-128.0, -127.0]

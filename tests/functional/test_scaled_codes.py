@@ -14,9 +14,8 @@ from torch import Tensor
 
 import qsim
 from qsim import Block, ScaledCodes, Stochastic
-from qsim.block import NAMED
 from qsim.formats import BF16, E2M1, E2M3, E4M3, E5M2, E8M0, FP16, Float, Int
-from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
+from qsim.scaling import NAMED, PerAxis, PerBlock, PerTensor, PerTile, Scaling
 from support.comparing import first_difference, same_bits
 from support.scaled_cases import DIFFERENT, SCALINGS, hard
 
@@ -87,19 +86,19 @@ def test_shapes(name: str, shape: tuple[int, ...]) -> None:
 def test_shapes_of_scales_go_with_the_tensor() -> None:
     x = torch.randn(4, 6, 10)
     shapes = {
-        Whole(): (1, 1, 1),
-        Channel(0): (4, 1, 1),
-        Channel(1): (1, 6, 1),
-        Blocks(4, dim=1): (4, 2, 10),
-        Tiles(4, 3): (4, 2, 4),
+        PerTensor(): (1, 1, 1),
+        PerAxis(0): (4, 1, 1),
+        PerAxis(1): (1, 6, 1),
+        PerBlock(4, dim=1): (4, 2, 10),
+        PerTile(4, 3): (4, 2, 4),
     }
     for scaling, shape in shapes.items():
         encoded = check(x, "e4m3", scale=scaling)
         assert tuple(encoded.scales.shape) == shape == scaling.counts(x.shape)
         assert encoded.scales.dtype == torch.float32
     # Scales of one or of all values of a dimension broadcast: decoding multiplies elements and scales.
-    encoded = qsim.encode(x, "e4m3", scale=Channel(1))
-    assert torch.equal(qsim.decode(encoded.codes, "e4m3") * encoded.scales, qsim.quantize(x, "e4m3", scale=Channel(1)))
+    encoded = qsim.encode(x, "e4m3", scale=PerAxis(1))
+    assert torch.equal(qsim.decode(encoded.codes, "e4m3") * encoded.scales, qsim.quantize(x, "e4m3", scale=PerAxis(1)))
 
 
 def test_bytes_of_a_block_by_hand() -> None:
@@ -118,12 +117,12 @@ def test_bytes_of_a_block_by_hand() -> None:
 
 @pytest.mark.parametrize(("fmt", "theirs"), [("e8m0", ml_dtypes.float8_e8m0fnu), ("e4m3", ml_dtypes.float8_e4m3fn)])
 def test_scales_are_bytes_of_known_dtypes(fmt: str, theirs: type) -> None:
-    encoded = qsim.encode(hard(40, 64), "e2m1", scale=Blocks(8, format=fmt))
+    encoded = qsim.encode(hard(40, 64), "e2m1", scale=PerBlock(8, format=fmt))
     values = torch.from_numpy(encoded.scales.numpy().view(theirs).astype(np.float32))
     assert values[-1, 0].isnan()
     assert (values[:-9].nan_to_num(1) > 0).all()
     elements = qsim.decode(encoded.codes, "e2m1").view(40, 8, 8)
-    expected = qsim.quantize(hard(40, 64), "e2m1", scale=Blocks(8, format=fmt))
+    expected = qsim.quantize(hard(40, 64), "e2m1", scale=PerBlock(8, format=fmt))
     assert torch.equal((elements * values[..., None]).view(40, 64).nan_to_num(7), expected.nan_to_num(7))
 
 
@@ -155,9 +154,9 @@ def test_decoding_into_other_dtypes(dtype: torch.dtype) -> None:
     encoded = qsim.encode(x, "mxfp4")
     assert same_bits(qsim.decode(encoded, "mxfp4", dtype=dtype), qsim.quantize(x, "mxfp4", dtype=dtype))
     # In float64 the product of element and scale is exact; float32 rounds it.
-    scaled = qsim.encode(x, "e4m3", scale=Channel(0))
-    exact = qsim.decode(scaled, "e4m3", scale=Channel(0), dtype=torch.float64)
-    assert torch.equal(exact.float().nan_to_num(7), qsim.quantize(x, "e4m3", scale=Channel(0)).nan_to_num(7))
+    scaled = qsim.encode(x, "e4m3", scale=PerAxis(0))
+    exact = qsim.decode(scaled, "e4m3", scale=PerAxis(0), dtype=torch.float64)
+    assert torch.equal(exact.float().nan_to_num(7), qsim.quantize(x, "e4m3", scale=PerAxis(0)).nan_to_num(7))
 
 
 def test_layouts() -> None:
@@ -192,13 +191,13 @@ def test_a_gpu_gives_the_same_without_waiting(name: str) -> None:
 def test_gradients_do_not_flow_into_codes() -> None:
     encoded = qsim.encode(torch.randn(64, requires_grad=True), "nvfp4")
     assert not any(part.requires_grad for part in encoded)
-    assert not qsim.encode(torch.randn(64, requires_grad=True), "e4m3", scale=Whole()).scales.requires_grad
+    assert not qsim.encode(torch.randn(64, requires_grad=True), "e4m3", scale=PerTensor()).scales.requires_grad
 
 
 class TestInPlace:
     """quantize_ with scales."""
 
-    @pytest.mark.parametrize("how", [{"format": "nvfp4", "dim": 0}, {"format": "e4m3", "scale": Channel(1)}], ids=["blocks", "scale"])
+    @pytest.mark.parametrize("how", [{"format": "nvfp4", "dim": 0}, {"format": "e4m3", "scale": PerAxis(1)}], ids=["blocks", "scale"])
     def test_gives_what_quantize_gives(self, how: dict[str, Any]) -> None:
         x = hard(40, 64)[:, 3:]
         expected = qsim.quantize(x, rounding="stochastic", seed=2, **how)
@@ -233,14 +232,14 @@ class TestErrors:
             (TypeError, "dim must be an int", lambda x: qsim.quantize(x, "mxfp4", dim="last")),
             (ValueError, "'e4m3' has no blocks; got dim=0", lambda x: qsim.quantize(x, "e4m3", dim=0)),
             (ValueError, "'e4m3' has no blocks; got dim=-1", lambda x: qsim.quantize_(x, "e4m3", dim=-1)),
-            (ValueError, "the scale sets its own dimension; got dim=0", lambda x: qsim.encode(x, "e4m3", dim=0, scale=Channel(0))),
-            (ValueError, "has scales of its own", lambda x: qsim.encode(x, "mxfp4", scale=Channel(0))),
+            (ValueError, "the scale sets its own dimension; got dim=0", lambda x: qsim.encode(x, "e4m3", dim=0, scale=PerAxis(0))),
+            (ValueError, "has scales of its own", lambda x: qsim.encode(x, "mxfp4", scale=PerAxis(0))),
             (TypeError, "scale must be one of qsim.scaling's", lambda x: qsim.encode(x, "e4m3", scale=2.0)),
             (ValueError, "no code of NaN", lambda x: qsim.encode(x, Block("e2m1", 8, scale=E2M3), rounding="stochastic")),
             (ValueError, "overflow='nonfinite' makes NaN", lambda x: qsim.encode(x, "mxfp4", overflow="nonfinite")),
             (ValueError, "multiple of 2", lambda x: qsim.encode(x[:, 1:], "mxfp4", packed=True, rounding="stochastic")),
             (ValueError, "4-bit and 6-bit", lambda x: qsim.encode(x, "mxfp8", packed=True)),
-            (ValueError, "float32 cannot hold every value", lambda x: qsim.encode(x, Int(32), scale=Whole())),
+            (ValueError, "float32 cannot hold every value", lambda x: qsim.encode(x, Int(32), scale=PerTensor())),
         ],
     )
     def test_encoding(self, error: type[Exception], match: str, call: Callable[[Tensor], Any]) -> None:
@@ -284,7 +283,7 @@ class TestErrors:
         with pytest.raises(IndexError, match="no dimension 2"):
             qsim.decode(encoded, "mxfp4", dim=2)
         with pytest.raises(ValueError, match="float16 cannot hold"):
-            qsim.decode(qsim.encode(torch.ones(4), BF16, scale=Whole()), BF16, scale=Whole(), dtype=torch.float16)
+            qsim.decode(qsim.encode(torch.ones(4), BF16, scale=PerTensor()), BF16, scale=PerTensor(), dtype=torch.float16)
 
     @pytest.mark.parametrize(
         ("fmt", "match"),
@@ -298,10 +297,10 @@ class TestErrors:
     )
     def test_formats_that_hold_no_scale(self, fmt: Any, match: str) -> None:
         for make in (
-            Whole,
-            lambda f: Blocks(8, format=f),
-            lambda f: Tiles(2, 2, f),
-            lambda f: Channel(0, f),
+            PerTensor,
+            lambda f: PerBlock(8, format=f),
+            lambda f: PerTile(2, 2, f),
+            lambda f: PerAxis(0, f),
             lambda f: Block("e2m1", 8, f),
         ):
             with pytest.raises(ValueError, match=match):
@@ -309,7 +308,7 @@ class TestErrors:
 
     def test_elements_that_stand_under_no_scale(self) -> None:
         with pytest.raises(ValueError, match="largest value is zero"):
-            qsim.quantize(torch.ones(4), Int(1), scale=Whole())
+            qsim.quantize(torch.ones(4), Int(1), scale=PerTensor())
 
     @pytest.mark.parametrize("size", [0, -1, (0, 4), (4, 0)])
     def test_blocks_of_nothing(self, size: Any) -> None:
@@ -329,7 +328,7 @@ def test_scales_under_a_scale_do_not_vanish(x: Tensor) -> None:
 
 def test_elements_that_float64_alone_holds() -> None:
     x = torch.randn(4, 8, dtype=torch.float64)
-    encoded = check(x, Int(32), scale=Blocks(4))
+    encoded = check(x, Int(32), scale=PerBlock(4))
     assert encoded.codes.dtype == torch.int32
-    assert check(x, FP16, scale=Blocks(4, format=FP16)).scales.dtype == torch.int16
-    assert check(x, "e2m1", scale=Blocks(4, format=E8M0)).scales.dtype == torch.uint8
+    assert check(x, FP16, scale=PerBlock(4, format=FP16)).scales.dtype == torch.int16
+    assert check(x, "e2m1", scale=PerBlock(4, format=E8M0)).scales.dtype == torch.uint8

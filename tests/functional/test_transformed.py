@@ -13,21 +13,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import qsim
 from qsim import Block, ScaledCodes
-from qsim.scaling import Channel, Tensor as Whole, Tiles
+from qsim.scaling import PerAxis, PerTensor, PerTile
 from support.comparing import same_bits
 from support.scaled_cases import hard
 
 CALLS: dict[str, Callable[[Tensor], Any]] = {
     "mxfp4": lambda x: qsim.quantize(x, "mxfp4", rounding="stochastic", seed=3),
     "nvfp4": lambda x: qsim.quantize(x, "nvfp4", dim=0),
-    "tiles": lambda x: qsim.quantize(x, "e4m3", scale=Tiles(4, 4)),
-    "tensor": lambda x: qsim.quantize(x, "e4m3", scale=Whole(), dtype=torch.bfloat16),
+    "tiles": lambda x: qsim.quantize(x, "e4m3", scale=PerTile(4, 4)),
+    "tensor": lambda x: qsim.quantize(x, "e4m3", scale=PerTensor(), dtype=torch.bfloat16),
     "in place": lambda x: qsim.quantize_(x.clone(), "mxfp4"),
     "out": lambda x: qsim.quantize(x, "mxfp4", out=torch.full_like(x, 7.0)),
     "encode": lambda x: qsim.encode(x, "nvfp4", rounding="stochastic", seed=3),
     "packed": lambda x: qsim.encode(x, "mxfp6", packed=True).codes,
-    "decode tiles": lambda x: qsim.decode(qsim.encode(x, "e4m3", scale=Tiles(4, 4)), "e4m3", scale=Tiles(4, 4)),
-    "decode rows": lambda x: qsim.decode(qsim.encode(x, "e4m3", scale=Channel(0)), "e4m3", scale=Channel(0)),
+    "decode tiles": lambda x: qsim.decode(qsim.encode(x, "e4m3", scale=PerTile(4, 4)), "e4m3", scale=PerTile(4, 4)),
+    "decode rows": lambda x: qsim.decode(qsim.encode(x, "e4m3", scale=PerAxis(0)), "e4m3", scale=PerAxis(0)),
     "decode": lambda x: qsim.decode(qsim.encode(x, "mxfp4", packed=True), "mxfp4", packed=True, dtype=torch.bfloat16),
 }
 

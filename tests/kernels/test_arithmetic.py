@@ -19,7 +19,7 @@ from qsim_kernels.numba.rounding import _faster
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
 from qsim_kernels.torch.rounding import nearest_by_addition, rounds_by_addition
-from support import catalogue, inputs
+from support import catalogue, inputs, oracle
 from support.comparing import same_bits
 
 ALL_16_BITS = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
@@ -44,7 +44,7 @@ def defined(x: Tensor, how: GridBits, rule: Rule, words: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("rounding", [*qsim.rounding.NAMED], ids=str)
-@pytest.mark.parametrize("overflow", ["saturate", "nonfinite"])
+@pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
 def test_pythons_integers_round_as_the_operators_do(rounding: str, overflow: str) -> None:
     for fmt in FORMATS:
         _, rule, how = numbers_of(fmt, rounding, overflow)
@@ -93,7 +93,7 @@ def test_faster_loops_round_as_the_others(rounding: Any, loop: str) -> None:
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "toward_zero", "up", "down", *STOCHASTIC], ids=str)
-@pytest.mark.parametrize("overflow", ["saturate", "nonfinite"])
+@pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
 def test_faster_kernels_round_as_the_arithmetic_does(rounding: Any, overflow: str, device: torch.device) -> None:
     words = reference.random_bits(reference.ElementNoise(5, 7, 0, 1 << 16, torch.device("cpu")), 32)
     kernels = pytest.importorskip("qsim_kernels.triton.quantize.launch")

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 import qsim
 from qsim.functional.arguments import spelling
-from qsim.scaling import Blocks
+from qsim.scaling import PerBlock
 from qsim_kernels.ops.scaled import Implementation
 from support.comparing import first_difference
 from support.covering import dealt
@@ -41,7 +41,7 @@ def test_scales_of_all_magnitudes(format: str, rule: Any) -> None:
     amaxes = torch.cat([near, torch.tensor([0.0, math.inf, math.nan, 2.0**-149, 3e38])])
     under = [None, *map(torch.tensor, (1.0, 1.0000001, 3.1e-30, 2.0**-149, 7e25, 0.0, math.inf, math.nan))]
     for element in ("e2m1", "e4m3", "int8"):
-        making = Blocks(16, format=format, rule=rule).spelling(qsim.format(element))
+        making = PerBlock(16, format=format, rule=rule).spelling(qsim.format(element))
         for whole in under:
             assert equal(amaxes, REFERENCE.scales(amaxes, whole, *making), LOOPS.scales(amaxes, whole, *making)), (element, whole)
 
@@ -52,7 +52,7 @@ def test_every_pair_of_dtypes(source: torch.dtype, target: torch.dtype) -> None:
     x = (torch.randn(6, 40) * 10.0 ** torch.arange(-4, 2).unsqueeze(1)).to(source)
     x[0, 3], x[1, 5] = math.nan, math.inf
     for restore, dim, rounding in dealt([(r, d, how) for r in (0, 1, 2) for d in (0, 1) for how in ("nearest", "stochastic", "up")], 0, 9):
-        scaling, spelt = Blocks(16, dim, "e8m0", "ceil"), spelling("e4m3", rounding, "saturate")
+        scaling, spelt = PerBlock(16, dim, "e8m0", "ceil"), spelling("e4m3", rounding, "saturate")
         how = (scaling.tiles(x.shape), (), *scaling.spelling(spelt.format), torch.tensor(5), spelt.grid, spelt.rule, 7, 3, target, restore)
         (one, own), (other, others) = REFERENCE.quantize_tiles(x, None, *how), LOOPS.quantize_tiles(x, None, *how)
         assert not first_difference(x, one, other), (restore, dim, rounding)
@@ -65,7 +65,7 @@ def test_large_tensors_in_threads(shape: tuple[int, int]) -> None:
     x, spelt = torch.randn(shape).bfloat16(), spelling("e2m1", "stochastic", "saturate")
     torch.set_num_threads(3)
     try:
-        for scaling in (Blocks(32, -1, "e8m0", "ceil"), Blocks(32, 0, "e8m0", "ceil")):
+        for scaling in (PerBlock(32, -1, "e8m0", "ceil"), PerBlock(32, 0, "e8m0", "ceil")):
             making = scaling.tiles(shape), (), *scaling.spelling(spelt.format)
             how = (*making, torch.tensor(5), spelt.grid, spelt.rule, 7, 0, torch.bfloat16, 2)
             assert not first_difference(x, REFERENCE.quantize_tiles(x, None, *how)[0], LOOPS.quantize_tiles(x, None, *how)[0])

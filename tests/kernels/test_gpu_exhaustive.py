@@ -119,7 +119,7 @@ def encoded_differently(fmt: Format, rounding: roundings.Rounding, overflow: str
 
 def table(fmt: Format, every: int = 1) -> Iterator[tuple[str, int]]:
     """The comparisons for a format, and the number of results that differ."""
-    for overflow in ("saturate", "nonfinite"):
+    for overflow in ("saturate", "saturate_symmetric", "nonfinite"):
         for name, rounding in ROUNDINGS.items():
             yield f"{name}, {overflow}", quantized_differently(fmt, rounding, overflow, torch.float32, every)
     if holds(torch.bfloat16, fmt):

@@ -10,7 +10,7 @@ import torch
 
 import qsim
 from qsim.functional.arguments import spelling
-from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
+from qsim.scaling import PerAxis, PerBlock, PerTensor, PerTile, Scaling
 from qsim_kernels.ops.scaled import Implementation
 from support.scaled_settings import LARGE, REFERENCE, SMALL, check, equal, setting
 from support.side_by_side import DEVICE, dealt
@@ -41,7 +41,7 @@ def test_last_random_bits_decide_where_the_first_do_not(fmt: str, dim: int, offs
     # The largest number of each block makes its scale 1.
     ends = (slice(None), slice(None, None, 32)) if dim == -1 else slice(None, None, 32)
     x[ends] = expected[ends] = qsim.format(fmt).max
-    scaling, rounding = Blocks(32, dim, "e8m0", "ceil"), (torch.tensor(3**25), spelt.grid, spelt.rule, 77, offset, torch.float32, 0)
+    scaling, rounding = PerBlock(32, dim, "e8m0", "ceil"), (torch.tensor(3**25), spelt.grid, spelt.rule, 77, offset, torch.float32, 0)
     for ops, y in ((REFERENCE, x), (KERNELS, x.to(DEVICE))):
         tiles, making = scaling.tiles(shape), scaling.spelling(spelt.format)
         rounded, scales = ops.quantize_tiles(y, None, tiles, (), *making, *rounding)
@@ -54,13 +54,13 @@ def test_last_random_bits_decide_where_the_first_do_not(fmt: str, dim: int, offs
 def test_the_program_that_finishes_last_makes_the_scale_of_a_large_tensor(worst: float) -> None:
     x = torch.rand((1 << 16) + 77)
     x[-2:] = torch.tensor([-2.0, worst])
-    tiles, making = [1, len(x), 1, len(x), 0], Whole().spelling(qsim.format("e4m3"))
+    tiles, making = [1, len(x), 1, len(x), 0], PerTensor().spelling(qsim.format("e4m3"))
     for finite in (True, False):
         expected = REFERENCE.scales_of_tiles(x, None, tiles, [], finite, *making)
         assert equal(x, expected, KERNELS.scales_of_tiles(x.to(DEVICE), None, tiles, [], finite, *making))
 
 
-@pytest.mark.parametrize("scaling", [Whole(), Channel(0), Channel(-1), Blocks(4), Tiles(2, 4)], ids=str)
+@pytest.mark.parametrize("scaling", [PerTensor(), PerAxis(0), PerAxis(-1), PerBlock(4), PerTile(2, 4)], ids=str)
 def test_nothing_to_round(scaling: Scaling) -> None:
     spelt = spelling("e2m1", "nearest", "saturate")
     for shape in ((0, 3, 8), (3, 0, 8), (2, 0)):
@@ -76,7 +76,7 @@ def test_nothing_to_round(scaling: Scaling) -> None:
 
 
 def test_scales_of_tiles_as_torch_sees_them() -> None:
-    making = Blocks(4, -1, "e8m0", "floor").spelling(qsim.format("e4m3"))
+    making = PerBlock(4, -1, "e8m0", "floor").spelling(qsim.format("e4m3"))
     torch.library.opcheck(
         torch.ops.qsim.scales_of_tiles.default, (torch.randn(6, 8, device=DEVICE), None, [1, 8, 1, 4, 0], [], False, *making)
     )
@@ -104,7 +104,7 @@ def test_scales_of_all_magnitudes(format: str, rule: Any) -> None:
     settings = [(element, under) for under in (None, 1.0, 1.0000001, 3.1e-30, 2.0**-149, 7e25) for element in ("e2m1", "e4m3")]
     for element, number in dealt(settings, SCALE_FORMATS.index(format) + SCALE_RULES.index(rule), 3):
         under = None if number is None else torch.tensor(number)
-        making = Blocks(16, format=format, rule=rule).spelling(qsim.format(element))
+        making = PerBlock(16, format=format, rule=rule).spelling(qsim.format(element))
         expected = REFERENCE.scales(amaxes, under, *making)
         found = KERNELS.scales(amaxes.to(DEVICE), None if under is None else under.to(DEVICE), *making)
         assert equal(amaxes, expected, found), (element, under)

@@ -129,7 +129,7 @@ def test_a_layer_gives_a_unit_its_scales() -> None:
 
 def _encoded(x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor | float]:
     """The elements of a matrix, the scales of its blocks along the rows, and that of the whole."""
-    spec, (codes, scales, outer) = qsim.block.resolve(name), qsim.encode(x, name)
+    spec, (codes, scales, outer) = qsim.scaling.block_formats.resolve(name), qsim.encode(x, name)
     return qsim.decode(codes, spec.element), qsim.decode(scales, spec.scale), 1.0 if outer is None else outer
 
 

@@ -7,7 +7,7 @@ import torch
 
 from qsim.functional.arguments import spelling
 from qsim.functional.hadamard import Hadamard
-from qsim.scaling import Blocks
+from qsim.scaling import PerBlock
 from qsim_kernels.ops.scaled import Implementation
 from support.scaled_settings import REFERENCE, equal
 from support.side_by_side import DEVICE
@@ -33,7 +33,7 @@ def test_every_matrix_is_under_its_own_scale(name: str, tiles: str, restore: int
     x = torch.randn(5, 6, 48, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 5).view(5, 1, 1)
     under = torch.tensor([1.0, 0.01, 3.0, 2.0**-127, 100.0]).view(5, 1, 1)
     spelt = spelling("e2m1", "stochastic", "saturate")
-    making = Blocks(16, format="e4m3").spelling(spelt.format)
+    making = PerBlock(16, format="e4m3").spelling(spelt.format)
     where = [6, 48, *TILES[tiles], 0]
     rounding = (torch.tensor(3), spelt.grid, spelt.rule, 7)
     values, scales = ops.quantize_tiles(x.to(device), under.to(device), where, (), *making, *rounding, 0, torch.float32, restore)

@@ -92,7 +92,7 @@ def test_a_scale_follows_from_the_largest_of_the_last_tensors() -> None:
 def test_margin_and_format_are_those_of_other_scales(how: dict[str, object]) -> None:
     layer = linear(act=spec(**how))
     x = torch.randn(4, 8)
-    expected = qsim.quantize(x, "e4m3", scale=qsim.scaling.Tensor(**how))  # type: ignore[arg-type]
+    expected = qsim.quantize(x, "e4m3", scale=qsim.scaling.PerTensor(**how))  # type: ignore[arg-type]
     torch.testing.assert_close(layer(x), expected @ layer.weight.t(), rtol=1e-5, atol=1e-6)
 
 

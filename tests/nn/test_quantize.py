@@ -91,7 +91,7 @@ def test_checkpointing_replays_the_noise(reentrant: bool) -> None:
 
 @pytest.mark.parametrize("made_again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
 def test_it_is_printed_and_saved_with_its_points(made_again: Callable[[nn.Module], nn.Module]) -> None:
-    module = qsim.nn.Quantize(Quantizer("e4m3", "stochastic", "nonfinite"), "e5m2")
+    module = qsim.nn.Quantize(Quantizer("e4m3", "stochastic", overflow="nonfinite"), "e5m2")
     for one in (module, made_again(module)):
         assert repr(one) == "Quantize(forward=e4m3 Stochastic() nonfinite, backward=e5m2)"
     assert repr(qsim.nn.Quantize()) == "Quantize()"

@@ -14,7 +14,7 @@ def rounded(x: Tensor) -> Tensor:
     own: Tensor = qsim.quantize(x, Float(3, 2), rounding=Stochastic(8), seed=1)
     named: Tensor = qsim.quantize(own, "e4m3", overflow="nonfinite")
     spread: Tensor = qsim.transforms.Hadamard(16)(named)
-    block: qsim.Block = qsim.block.NVFP4
+    block: qsim.Block = qsim.scaling.NVFP4
     return Quantizer("mxfp4")(qsim.quantize(spread, block))
 
 

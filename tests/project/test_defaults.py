@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import qsim
 from qsim import FivePoint, Quantizer
 from qsim.recipes import mxfp8
-from qsim.scaling import Blocks, Given
+from qsim.scaling import Given, PerBlock
 from support.comparing import same_bits
 
 pytest.importorskip("safetensors")
@@ -74,14 +74,14 @@ def exported(points: FivePoint) -> list[Tensor]:
 
 
 GIVEN = FivePoint(act=Quantizer("e4m3", scale=Given(0.0123)), weight=Quantizer("e4m3", scale="tensor"))
-FP4 = Quantizer("e2m1", scale=Blocks(16, format="e4m3"))
+FP4 = Quantizer("e2m1", scale=PerBlock(16, format="e4m3"))
 WORK: dict[str, Callable[[], list[Tensor]]] = {
     "a given scale": scaled,
     "a format's arithmetic": optimized,
     "an exported given scale": lambda: exported(GIVEN),
     "exported blocks": lambda: exported(mxfp8().points),
     "exported blocks without an outer scale": lambda: exported(FivePoint(act=FP4, weight=FP4)),
-    "exported integers": lambda: exported(FivePoint(weight=Quantizer("int4", scale=Blocks(32)))),
+    "exported integers": lambda: exported(FivePoint(weight=Quantizer("int4", scale=PerBlock(32)))),
 }
 
 

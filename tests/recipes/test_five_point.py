@@ -128,7 +128,8 @@ def test_every_format_survives_a_configuration(fmt: Format) -> None:
 @pytest.mark.parametrize("overflow", ["saturate", "nonfinite"])
 @pytest.mark.parametrize("clip", [False, True])
 def test_every_rounding_survives_a_configuration(rounding: Any, overflow: Any, clip: bool) -> None:
-    check_round_trip(FivePoint(act=Quantizer(Fixed(6, -3), rounding, overflow, clip), grad=Quantizer(PowerOfTwo(5, bias=20), rounding)))
+    act = Quantizer(Fixed(6, -3), rounding, overflow=overflow, clip_gradient=clip)
+    check_round_trip(FivePoint(act=act, grad=Quantizer(PowerOfTwo(5, bias=20), rounding)))
 
 
 def check_round_trip(points: FivePoint) -> None:
@@ -167,7 +168,10 @@ def test_a_configuration_may_be_short() -> None:
         (FivePoint(act="e4m3"), "act=e4m3"),
         (FivePoint(act="e4m3", weight=Int(4), act_bwd="same"), "act=e4m3, weight=int4, act_bwd=same"),
         (RECIPE, "weight=e2m1, act_bwd=e4m3 Stochastic(bits=6, correction=True), weight_bwd=same, grad=e5m2 Stochastic()"),
-        (FivePoint(grad=Quantizer(Float(4, 1, bias=9), "up", "saturate", True)), "grad=Float(4, 1, bias=9) up saturate clip_gradient"),
+        (
+            FivePoint(grad=Quantizer(Float(4, 1, bias=9), "up", overflow="saturate", clip_gradient=True)),
+            "grad=Float(4, 1, bias=9) up saturate clip_gradient",
+        ),
     ],
 )
 def test_prints_in_short(points: FivePoint, text: str) -> None:
@@ -208,7 +212,11 @@ def test_unknown_points_are_named_with_the_known_ones() -> None:
             ValueError,
             "FivePoint: act: unknown rounding 'stochastc': did you mean 'stochastic'",
         ),
-        ({"format": "e4m3", "overflow": "wrap"}, ValueError, "overflow must be 'saturate' or 'nonfinite', got 'wrap'"),
+        (
+            {"format": "e4m3", "overflow": "wrap"},
+            ValueError,
+            "overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'",
+        ),
         ({"format": "e4m3", "round": "up"}, TypeError, "FivePoint: act has no 'round'; a point has format, rounding, overflow"),
         ({"rounding": "up"}, TypeError, "FivePoint: act needs a format, got {'rounding': 'up'}"),
         ({"format": "e4m3", "clip_gradient": "no"}, TypeError, "FivePoint: act: .*clip_gradient must be True or False, got 'no'"),
@@ -237,7 +245,7 @@ def test_a_point_that_makes_no_sense_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "scale", [scaling.Tensor(), scaling.Channel(0), scaling.Delayed(4), scaling.Blocks(16, format="e4m3", outer=scaling.Tensor())]
+    "scale", [scaling.PerTensor(), scaling.PerRow(), scaling.Delayed(4), scaling.PerBlock(16, format="e4m3", outer=scaling.PerTensor())]
 )
 @pytest.mark.parametrize("format", ["e7m2", "bf16"])
 def test_scales_that_bring_products_beyond_float32_are_refused(scale: scaling.Scaling, format: str) -> None:
@@ -252,10 +260,10 @@ def test_scales_that_bring_products_beyond_float32_are_refused(scale: scaling.Sc
 @pytest.mark.parametrize("format", ["e5m2", "e6m3", "fp16"])
 def test_formats_that_need_scales_may_have_them(format: str) -> None:
     x, w = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), torch.ones(4, 64)
-    for scale in (scaling.Tensor(), scaling.Channel(0), scaling.Tensor(margin=3)):
+    for scale in (scaling.PerTensor(), scaling.PerRow(), scaling.PerTensor(margin=3)):
         wide = Quantizer(format, scale=scale)
         found = qsim.nn.functional.linear(x, w, None, FivePoint(wide, wide))
         torch.testing.assert_close(found, x @ w.T, rtol=0.2, atol=2.0)
     # With a margin, wider formats are allowed, too.
-    wide = Quantizer("e7m2", scale=scaling.Tensor(margin=40))
+    wide = Quantizer("e7m2", scale=scaling.PerTensor(margin=40))
     torch.testing.assert_close(qsim.nn.functional.linear(x, w, None, FivePoint(wide, wide)), x @ w.T, rtol=0.2, atol=2.0)

@@ -13,7 +13,7 @@ from qsim import Block, FivePoint, Quantizer, recipes
 from qsim.formats import E2M1, E4M3
 from qsim.nn import functional
 from qsim.recipes.named import SHOWN_IN
-from qsim.scaling import Blocks, Channel, Delayed, Tensor as Whole
+from qsim.scaling import Delayed, PerBlock, PerRow, PerTensor
 from qsim.transforms import Hadamard
 
 
@@ -41,7 +41,7 @@ NEAR = {"mxfp4": 0.8, "nvfp4": 0.8, "mxfp6": 0.3, "mxfp4 backward": 0.8}
 
 RUNS = {
     **{name: recipes.resolve(name, SHOWN_IN) for name in recipes.NAMED},
-    "rows": recipes.fp8_hybrid(Channel(0)),
+    "rows": recipes.fp8_hybrid(PerRow()),
     "delayed": recipes.fp8_hybrid(Delayed(4)),
     "mxfp4 backward": recipes.mxfp4(forward=None),
 }
@@ -147,7 +147,7 @@ class TestUnbiased:
         points = recipes.nvfp4().points
         assert isinstance(points.weight, Quantizer)
         assert isinstance(points.act_bwd, Quantizer)
-        turned = Quantizer("e2m1", scale=Blocks(16, dim=0, format="e4m3", outer=Whole()), transform=Hadamard(16))(x)
+        turned = Quantizer("e2m1", scale=PerBlock(16, dim=0, format="e4m3", outer=PerTensor()), transform=Hadamard(16))(x)
         kept = Hadamard(16).inverse(turned, dim=0).double()
         of_x, of_w = gradients(points, DRAWS)
         assert furthest(of_x, upstream.double() @ points.weight(w).double()) < ERRORS
@@ -162,7 +162,7 @@ class TestUnbiased:
         upstream = torch.zeros(16, 32)
         upstream[:, :16], upstream[:, 16] = 1.0, 6.0 * 448
         upstream[0, 0] = 6.0 * 1.06  # relative to 448 for the whole tensor, a scale of 1.06: E4M3 has 1 and 1.125
-        fitted, ceiled = (Quantizer(Block(E2M1, 16, E4M3, rule, Whole(rule=rule)), "stochastic") for rule in ("fit", "ceil"))
+        fitted, ceiled = (Quantizer(Block(E2M1, 16, E4M3, rule, PerTensor(rule=rule)), "stochastic") for rule in ("fit", "ceil"))
         means = [torch.stack([point(upstream, seed=seed)[0, 0].double() for seed in range(DRAWS)]) for point in (fitted, ceiled)]
         assert means[0].unique().tolist() == [6.0]
         assert means[1].std() > 0

@@ -15,19 +15,19 @@ from qsim.accumulators import Promoted
 from qsim.cli import main
 from qsim.nn import functional
 from qsim.recipes.named import SHOWN_IN
-from qsim.scaling import Blocks, Channel, Delayed, Scaling, Tensor as Whole, Tiles
+from qsim.scaling import Delayed, PerBlock, PerRow, PerTensor, PerTile, Scaling
 from qsim.transforms import Hadamard
 
 IBM = Float(4, 3, bias=4)
-MX8 = Quantizer("e4m3", scale=Blocks(32, format="e8m0", rule="ceil"))
-MX4 = Quantizer("e2m1", scale=Blocks(32, format="e8m0", rule="floor"))
-MX4_NOISY = Quantizer("e2m1", "stochastic", scale=Blocks(32, format="e8m0", rule="ceil"), transform=Hadamard(32))
-ROWS = Quantizer("e4m3", scale=Channel(0))
-WIDE = Quantizer("e4m3", scale=Blocks(128, format="e8m0", rule="ceil"))
-E2M3, E3M2 = (Quantizer(name, scale=Blocks(32, format="e8m0", rule="floor")) for name in ("e2m3", "e3m2"))
-NV = Blocks(16, format="e4m3", rule="fit", outer=Whole())
-NV_UP = Blocks(16, format="e4m3", rule="ceil", outer=Whole(rule="ceil"))
-INT = Quantizer(Int(8, symmetric=True), scale=Channel(0))
+MX8 = Quantizer("e4m3", scale=PerBlock(32, format="e8m0", rule="ceil"))
+MX4 = Quantizer("e2m1", scale=PerBlock(32, format="e8m0", rule="floor"))
+MX4_NOISY = Quantizer("e2m1", "stochastic", scale=PerBlock(32, format="e8m0", rule="ceil"), transform=Hadamard(32))
+ROWS = Quantizer("e4m3", scale=PerRow())
+WIDE = Quantizer("e4m3", scale=PerBlock(128, format="e8m0", rule="ceil"))
+E2M3, E3M2 = (Quantizer(name, scale=PerBlock(32, format="e8m0", rule="floor")) for name in ("e2m3", "e3m2"))
+NV = PerBlock(16, format="e4m3", rule="fit", outer=PerTensor())
+NV_UP = PerBlock(16, format="e4m3", rule="ceil", outer=PerTensor(rule="ceil"))
+INT = Quantizer(Int(8, symmetric=True), scale=PerRow())
 NOISY = Quantizer("e4m1", "stochastic")
 
 
@@ -38,13 +38,13 @@ def hybrid(scale: Scaling) -> FivePoint:
 
 #: The points of each recipe: act, weight, act_bwd, weight_bwd, grad, grad_w.
 EXPECTED: list[tuple[Recipe, FivePoint]] = [
-    (recipes.fp8_hybrid(), hybrid(Whole())),
-    (recipes.fp8_hybrid(Whole("e8m0", margin=1)), hybrid(Whole("e8m0", margin=1))),
+    (recipes.fp8_hybrid(), hybrid(PerTensor())),
+    (recipes.fp8_hybrid(PerTensor("e8m0", margin=1)), hybrid(PerTensor("e8m0", margin=1))),
     (recipes.fp8_hybrid(Delayed(16)), hybrid(Delayed(16))),
-    (recipes.fp8_hybrid(Channel(0)), FivePoint(ROWS, ROWS, ROWS, ROWS, Quantizer("e5m2", scale=Channel(0)))),
+    (recipes.fp8_hybrid(PerRow()), FivePoint(ROWS, ROWS, ROWS, ROWS, Quantizer("e5m2", scale=PerRow()))),
     (
         recipes.fp8_blockwise(),
-        FivePoint(WIDE, Quantizer("e4m3", scale=Tiles(128, 128, format="e8m0", rule="ceil")), WIDE, "same", WIDE),
+        FivePoint(WIDE, Quantizer("e4m3", scale=PerTile(128, 128, format="e8m0", rule="ceil")), WIDE, "same", WIDE),
     ),
     (
         recipes.deepseek_v3(),
@@ -61,14 +61,14 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
         recipes.nvfp4(),
         FivePoint(
             Quantizer("e2m1", scale=NV),
-            Quantizer("e2m1", scale=Tiles(16, 16, format="e4m3", rule="fit", outer=Whole())),
+            Quantizer("e2m1", scale=PerTile(16, 16, format="e4m3", rule="fit", outer=PerTensor())),
             Quantizer("e2m1", scale=NV, transform=Hadamard(16)),
             "same",
             Quantizer("e2m1", "stochastic", scale=NV_UP),
             Quantizer("e2m1", "stochastic", scale=NV_UP, transform=Hadamard(16)),
         ),
     ),
-    (recipes.int8(), FivePoint(INT, INT, INT, INT, Quantizer(Int(8, symmetric=True), "stochastic", scale=Channel(0)))),
+    (recipes.int8(), FivePoint(INT, INT, INT, INT, Quantizer(Int(8, symmetric=True), "stochastic", scale=PerRow()))),
     (recipes.stochastic_backward("e4m1"), FivePoint(None, "e4m1", NOISY, "same", NOISY)),
     (recipes.weight_only("e2m1"), FivePoint(weight="e2m1", weight_bwd="same")),
     (recipes.nearest_everywhere("e4m1"), FivePoint("e4m1", "e4m1", "e4m1", "e4m1", "e4m1")),
@@ -86,7 +86,7 @@ class TestPoints:
     def test_generic_recipes_take_scales(self) -> None:
         nearest, noisy = Quantizer("e2m1", scale="tensor"), Quantizer("e2m1", "stochastic", scale="tensor")
         assert recipes.weight_only("e2m1", scale="tensor").points == FivePoint(weight=nearest, weight_bwd="same")
-        assert recipes.stochastic_backward("e2m1", scale=Whole()).points == FivePoint(None, nearest, noisy, "same", noisy)
+        assert recipes.stochastic_backward("e2m1", scale=PerTensor()).points == FivePoint(None, nearest, noisy, "same", noisy)
         assert recipes.resolve("nearest_everywhere('e2m1', scale='tensor')").points == FivePoint(*[nearest] * 5)
         with pytest.raises(ValueError, match="has scales of its own, got scale='tensor'"):
             recipes.nearest_everywhere("mxfp4", scale="tensor")
@@ -96,10 +96,10 @@ class TestPoints:
         for recipe in (recipes.weight_only("e2m1", scale="tensor"), recipes.weight_only("bf16"), recipes.mxfp8()):
             assert "without scales" not in recipe.describe()
 
-    @pytest.mark.parametrize("name", sorted(set(recipes.NAMED) & set(qsim.block.NAMED)))
+    @pytest.mark.parametrize("name", sorted(set(recipes.NAMED) & set(qsim.scaling.NAMED)))
     def test_a_name_means_the_same_numbers_as_a_recipe_and_as_a_format(self, name: str) -> None:
         points = recipes.resolve(name).points
-        assert {point.format for point in (points.act, points.weight, points.grad)} == {qsim.block.NAMED[name].element}
+        assert {point.format for point in (points.act, points.weight, points.grad)} == {qsim.scaling.NAMED[name].element}
 
     def test_every_recipe_is_among_these(self) -> None:
         assert {recipe.name for recipe, _ in EXPECTED} == set(recipes.NAMED)
@@ -130,13 +130,13 @@ class TestPoints:
     @pytest.mark.parametrize(
         ("make", "error", "message"),
         [
-            (lambda: recipes.fp8_hybrid("channel"), ValueError, "scale must be Tensor\\(…\\), .* got 'channel'"),
+            (lambda: recipes.fp8_hybrid("channel"), ValueError, "scale must be PerTensor\\(…\\), .* got 'channel'"),
             (lambda: recipes.nvfp4(last=-1), ValueError, "Recipe: last must be in 0…2147483648, got -1"),
             (lambda: recipes.nvfp4(last=0.15), TypeError, "Recipe: last must be an int, got 0.15"),
             (
-                lambda: recipes.nvfp4(outer=Channel(0)),
+                lambda: recipes.nvfp4(outer=PerRow()),
                 TypeError,
-                r"nvfp4: outer must be a qsim.scaling.Tensor or .*, got Channel\(",
+                r"nvfp4: outer must be a qsim.scaling.PerTensor or .*, got PerRow\(",
             ),
             (lambda: recipes.weight_only("e9m9"), ValueError, "FivePoint: weight: "),
             (lambda: recipes.mxfp4(forward="mxfp5"), ValueError, "unknown format 'mxfp5'"),

@@ -16,7 +16,7 @@ from qsim.nn.product.carriers import ProductCarrier, product_carrier
 from qsim.nn.product.directions import LINEAR
 from qsim.nn.product.sites import Site, values_of_site
 from qsim.random.places import WHOLE
-from qsim.scaling import Blocks, Channel, Tensor, Tiles
+from qsim.scaling import PerBlock, PerRow, PerTensor, PerTile
 from qsim.transforms import Hadamard
 
 TURNED = Quantizer("nvfp4", transform=Hadamard(16))
@@ -28,10 +28,10 @@ CUDA, CPU = torch.device("cuda"), torch.device("cpu")
     [
         (Quantizer("mxfp4"), "mxfp4"),
         (Quantizer("mxfp8_e5m2", "stochastic"), "mxfp8_e5m2 Stochastic()"),
-        (Quantizer("e2m1", scale=Blocks(32)), "e2m1 blocks(32)"),
-        (Quantizer("e2m1", scale=Blocks(32, 0, format="e8m0", rule="floor")), "mxfp4"),
-        (Quantizer("e4m3", scale=Tensor(margin=1)), "e4m3 tensor(margin=1)"),
-        (Quantizer("e2m1", scale=Tiles(16, 16, format="e4m3", outer=Tensor())), "e2m1 tiles(16, 16, e4m3, under tensor)"),
+        (Quantizer("e2m1", scale=PerBlock(32)), "e2m1 blocks(32)"),
+        (Quantizer("e2m1", scale=PerBlock(32, 0, format="e8m0", rule="floor")), "mxfp4"),
+        (Quantizer("e4m3", scale=PerTensor(margin=1)), "e4m3 tensor(margin=1)"),
+        (Quantizer("e2m1", scale=PerTile(16, 16, format="e4m3", outer=PerTensor())), "e2m1 tiles(16, 16, e4m3, under tensor)"),
         (TURNED, "nvfp4 after hadamard(16)"),
     ],
 )
@@ -40,7 +40,7 @@ def test_tables_show_scales_and_transforms(point: Quantizer, text: str) -> None:
 
 
 def test_points_go_to_json_and_back() -> None:
-    points = FivePoint(TURNED, TURNED, "mxfp8", Quantizer("e4m3", scale=Channel(0)), Quantizer("e5m2", scale=Tensor()))
+    points = FivePoint(TURNED, TURNED, "mxfp8", Quantizer("e4m3", scale=PerRow()), Quantizer("e5m2", scale=PerTensor()))
     assert FivePoint.from_json(points.to_json()) == points
     assert points.is_scaled
     assert FivePoint.from_json(points.to_json()).is_scaled
@@ -48,13 +48,13 @@ def test_points_go_to_json_and_back() -> None:
     assert not FivePoint().is_scaled
 
 
-@pytest.mark.parametrize("scale", [Tensor(), Tiles(16, 16), None])
-def test_scales_without_a_direction_can_be_reused(scale: Tensor | Tiles | None) -> None:
+@pytest.mark.parametrize("scale", [PerTensor(), PerTile(16, 16), None])
+def test_scales_without_a_direction_can_be_reused(scale: PerTensor | PerTile | None) -> None:
     point = Quantizer("e4m3", scale=scale)
     assert FivePoint(point, point, "same", "same", point).weight_bwd == "same"
 
 
-@pytest.mark.parametrize("point", [Quantizer("mxfp4"), Quantizer("e4m3", scale=Channel(0)), Quantizer("e4m3", scale=Tiles(1, 128)), TURNED])
+@pytest.mark.parametrize("point", [Quantizer("mxfp4"), Quantizer("e4m3", scale=PerRow()), Quantizer("e4m3", scale=PerTile(1, 128)), TURNED])
 def test_scales_with_a_direction_cannot_be_reused(point: Quantizer) -> None:
     for name, own in (("act_bwd", "act"), ("weight_bwd", "weight")):
         with pytest.raises(ValueError, match=rf'{name}="same" cannot reuse .*{own}'):
@@ -90,7 +90,7 @@ def test_transforms_of_one_product_alone() -> None:
 
 
 X, W = torch.randn(2, 4, 6, 6), torch.randn(4, 2, 3, 3)
-ALONG = Quantizer("e4m3", scale=Channel(0))
+ALONG = Quantizer("e4m3", scale=PerRow())
 
 
 @pytest.mark.parametrize(
@@ -142,15 +142,15 @@ def values(fmt: object, **scale: object) -> Site:
         (values("mxfp8_e4m3"), ProductCarrier(torch.bfloat16)),
         (values("mxint8"), ProductCarrier(torch.bfloat16)),
         (values("nvfp4"), ProductCarrier(torch.bfloat16)),  # 2 and 4 significant bits
-        (values(E4M3, scale=Blocks(16, format="e4m3")), ProductCarrier(torch.bfloat16)),  # 4 and 4
-        (values(E4M3, scale=Blocks(16, format="e3m4")), ProductCarrier(torch.float32)),  # 4 and 5: TF32 represents them
-        (values(E2M1, scale=Blocks(16)), ProductCarrier(torch.float32, exact=True)),  # 2 and 24
-        (values(E4M3, scale=Tensor()), ProductCarrier(torch.bfloat16)),  # the scale stays outside
-        (values(E4M3, scale=Channel(0)), ProductCarrier(torch.bfloat16)),
-        (values(Int(16), scale=Tensor()), ProductCarrier(torch.float32, exact=True)),
-        (values("fp16", scale=Tensor()), ProductCarrier(torch.float16)),
-        (values("fp16", scale=Blocks(16, format="e8m0")), ProductCarrier(torch.float32)),  # whose range float16 lacks
-        (values(FP32, scale=Tensor()), ProductCarrier(torch.float32, exact=True)),
+        (values(E4M3, scale=PerBlock(16, format="e4m3")), ProductCarrier(torch.bfloat16)),  # 4 and 4
+        (values(E4M3, scale=PerBlock(16, format="e3m4")), ProductCarrier(torch.float32)),  # 4 and 5: TF32 represents them
+        (values(E2M1, scale=PerBlock(16)), ProductCarrier(torch.float32, exact=True)),  # 2 and 24
+        (values(E4M3, scale=PerTensor()), ProductCarrier(torch.bfloat16)),  # the scale stays outside
+        (values(E4M3, scale=PerRow()), ProductCarrier(torch.bfloat16)),
+        (values(Int(16), scale=PerTensor()), ProductCarrier(torch.float32, exact=True)),
+        (values("fp16", scale=PerTensor()), ProductCarrier(torch.float16)),
+        (values("fp16", scale=PerBlock(16, format="e8m0")), ProductCarrier(torch.float32)),  # whose range float16 lacks
+        (values(FP32, scale=PerTensor()), ProductCarrier(torch.float32, exact=True)),
     ],
     ids=lambda value: str(value.quantizer.scale) if isinstance(value, Site) else "",
 )
@@ -162,7 +162,7 @@ def test_carriers_hold_elements_times_their_blocks_scales(point: Site, on_cuda: 
 
 
 def test_a_float64_operand_is_not_cut_to_float32() -> None:
-    operand = values_of_site(values(E2M1, scale=Blocks(16)), torch.float64)
+    operand = values_of_site(values(E2M1, scale=PerBlock(16)), torch.float64)
     assert product_carrier(operand, operand, CPU) == ProductCarrier(torch.float64)
 
 
@@ -172,7 +172,7 @@ def test_a_float64_operand_is_not_cut_to_float32() -> None:
         lambda w: qsim.optim.AdamW([w], weight="mxfp4"),
         lambda w: qsim.optim.AdamW([w], state=qsim.Block("e2m1", 32)),
         lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), weight="nvfp4"),
-        lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), grad=Quantizer("e4m3", scale=Tensor())),
+        lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), grad=Quantizer("e4m3", scale=PerTensor())),
         lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), state={"momentum_buffer": "mxfp8"}),
         lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), accumulator=TURNED),
     ],

@@ -6,19 +6,19 @@ import pytest
 import torch
 
 import qsim
-from qsim.block import NAMED
+from qsim.scaling import NAMED
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_blocks_print_as_the_calls_that_make_them(name: str) -> None:
-    assert qsim.block.resolve(repr(NAMED[name])) == NAMED[name]
-    for outer in ("Tensor()", "tensor"):
-        assert qsim.Block("e2m1", 16, outer=outer) == qsim.Block("e2m1", 16, outer=qsim.scaling.Tensor())
+    assert qsim.scaling.block_formats.resolve(repr(NAMED[name])) == NAMED[name]
+    for outer in ("PerTensor()", "tensor"):
+        assert qsim.Block("e2m1", 16, outer=outer) == qsim.Block("e2m1", 16, outer=qsim.scaling.PerTensor())
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_names_of_blocks_are_known_where_only_formats_are_taken(name: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}' is a block format, .* take its name; qsim.block.NAMED holds it"):
+    with pytest.raises(ValueError, match=f"'{name}' is a block format, .* take its name; qsim.scaling.NAMED holds it"):
         qsim.format(name)
 
 

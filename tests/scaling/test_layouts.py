@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import qsim
-from qsim.block import NAMED
+from qsim.scaling import NAMED
 from support.comparing import same_bits
 from support.scaled_cases import DIFFERENT, hard
 

@@ -14,9 +14,8 @@ from gfloat.block import BlockFormatInfo
 from torch import Tensor
 
 import qsim
-from qsim.block import NAMED
 from qsim.formats import E4M3, E5M2, E8M0, FP32, Format
-from qsim.scaling import Blocks
+from qsim.scaling import NAMED, PerBlock
 from support.scaled_cases import hard
 
 GFLOAT: dict[str, BlockFormatInfo] = {
@@ -87,7 +86,7 @@ def test_torchs_casts(element: Format, theirs: torch.dtype, fmt: Format) -> None
     # The rounded-up scale saturates nothing, so torch's cast, which does not saturate, is the same.
     x = hard(64, 96)
     x = x[x.isfinite().all(1)]
-    scaling = Blocks(32, format=fmt, rule="ceil")
+    scaling = PerBlock(32, format=fmt, rule="ceil")
     encoded = qsim.encode(x, element, scale=scaling)
     scales = encoded.scales if fmt == FP32 else encoded.scales.view(torch.float8_e8m0fnu).float()
     divided = x.view(-1, 3, 32) * scales.reciprocal()[..., None]

@@ -11,12 +11,11 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 import qsim
-from qsim.block import NAMED
 from qsim.formats import E2M1, E4M3, E5M2, Fixed, Format, Int
 from qsim.functional.arguments import spelling
-from qsim.scaling import Blocks, Channel, Given, Scaling, Tensor as Whole, Tiles
+from qsim.scaling import NAMED, Given, PerAxis, PerBlock, PerTensor, PerTile, Scaling
 from qsim.transforms import Hadamard
-from qsim_kernels.numbers.grid import Grid, Rule, read
+from qsim_kernels.numbers.grid import Grid, Overflow, Rule, read
 from qsim_kernels.numbers.scales import ElementRounding, Restore, read_scales
 from qsim_kernels.ops.scaled import Implementation
 from qsim_kernels.triton.device.saturation import Clamp, clamp_of_tiles
@@ -34,22 +33,22 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ELEMENTS: list[Format] = [E2M1, E4M3, E5M2, Int(8), Fixed(8, 6), Fixed(8, 8)]
 #: Scales under which the largest finite inputs overflow float32, its 16-bit relatives, or both.
 SCALINGS: list[Scaling] = [
-    Whole(),
-    Whole("e8m0", "ceil"),
-    Whole(rule="ceil"),
-    Channel(0, "e8m0", "even"),
-    Channel(0, margin=64, outer=Whole()),
-    Blocks(4),
-    Blocks(4, margin=8),
-    Blocks(4, -1, "e8m0", "floor"),
-    Blocks(4, -1, "e8m0", "floor", 8),
-    Blocks(4, -1, "e8m0", "ceil"),
-    Blocks(4, -1, "e8m0", "even"),
-    Blocks(4, 0, "e4m3", outer=Whole()),
-    Blocks(4, -1, "e4m3", outer=Whole(margin=64)),
-    Blocks(4, -1, "e4m3", margin=3, outer=Whole("e8m0", "ceil")),
-    Tiles(2, 2),
-    Tiles(2, 4, "e4m3", outer=Whole()),
+    PerTensor(),
+    PerTensor("e8m0", "ceil"),
+    PerTensor(rule="ceil"),
+    PerAxis(0, "e8m0", "even"),
+    PerAxis(0, margin=64, outer=PerTensor()),
+    PerBlock(4),
+    PerBlock(4, margin=8),
+    PerBlock(4, -1, "e8m0", "floor"),
+    PerBlock(4, -1, "e8m0", "floor", 8),
+    PerBlock(4, -1, "e8m0", "ceil"),
+    PerBlock(4, -1, "e8m0", "even"),
+    PerBlock(4, 0, "e4m3", outer=PerTensor()),
+    PerBlock(4, -1, "e4m3", outer=PerTensor(margin=64)),
+    PerBlock(4, -1, "e4m3", margin=3, outer=PerTensor("e8m0", "ceil")),
+    PerTile(2, 2),
+    PerTile(2, 4, "e4m3", outer=PerTensor()),
 ]
 
 
@@ -132,11 +131,11 @@ def test_by_hand() -> None:
     # 65504 / 2**8 rounds to 256.
     assert qsim.quantize(torch.tensor([65504.0, 300.0]).half(), "fp8_1x128").tolist() == [65504, 288]
     # A float32 scale one step too large: the element stays the largest of its format.
-    assert qsim.quantize(torch.tensor([largest]), "int8", scale=Blocks(4)).item() == largest
+    assert qsim.quantize(torch.tensor([largest]), "int8", scale=PerBlock(4)).item() == largest
     # The scale of a block times that of the tensor is beyond float32.
     assert qsim.quantize(torch.tensor([1e300, 0.0], dtype=torch.float64), "nvfp4").tolist() == [6 * largest, 0]
     assert qsim.quantize(torch.tensor([3e38]), "e4m3", scale=Given(1e38), dtype=torch.bfloat16).item() > 2.9e38
-    assert qsim.quantize(torch.tensor([1e6]), "e4m3", scale=Whole(), dtype=torch.float16).item() == 65504
+    assert qsim.quantize(torch.tensor([1e6]), "e4m3", scale=PerTensor(), dtype=torch.float16).item() == 65504
 
 
 @pytest.mark.parametrize("name", ["mxint8", "fp8_1x128"])
@@ -157,7 +156,7 @@ def test_the_code_of_an_infinity_stays_one() -> None:
 
 
 def test_an_unknown_overflow_is_refused_by_decode() -> None:
-    with pytest.raises(ValueError, match="overflow must be 'saturate' or 'nonfinite', got 'wrap'"):
+    with pytest.raises(ValueError, match="overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'"):
         qsim.decode(torch.tensor([1], dtype=torch.uint8), "e2m1", overflow="wrap")  # type: ignore[arg-type]
 
 
@@ -174,7 +173,7 @@ def both(
             amaxes = ops.amaxes(here, outer.tiles(x.shape), turn, True)
             under = ops.scales(amaxes, None, *outer.spelling(spelt.format, scaling.format)).view(())
         rounding = (None, spelt.grid, spelt.rule, 0, 0, dtype, int(restore))
-        if isinstance(scaling, (Blocks, Tiles)):
+        if isinstance(scaling, (PerBlock, PerTile)):
             values, _ = ops.quantize_tiles(here, under, tiles, turn, *scaling.spelling(spelt.format), *rounding)
         else:
             amaxes = ops.amaxes(here, tiles, turn, False)
@@ -196,7 +195,7 @@ def test_kernels_do_what_the_reference_does(scaling: Scaling, dtype: torch.dtype
 
 def test_kernels_overflow_where_they_are_asked_to() -> None:
     x = extreme(torch.float16)
-    one, other = both(x, E4M3, Blocks(4, -1, "e8m0", "ceil"), torch.float16, Restore.ALL, "nonfinite")
+    one, other = both(x, E4M3, PerBlock(4, -1, "e8m0", "ceil"), torch.float16, Restore.ALL, "nonfinite")
     assert not first_difference(x, one, other)
     assert one.isinf().any()
 
@@ -219,7 +218,8 @@ def test_kernels_clamp_only_where_a_product_can_overflow(format: str, dtype: tor
     spelt, how = spelling(block.element, "nearest", "saturate"), block.along(-1).spelling(block.element)
     elements = ElementRounding(read(Grid, spelt.grid), read(Rule, spelt.rule), Restore.ALL)
     assert clamp_of_tiles(read_scales(*how), elements, block.outer is not None, dtype, target) == due
-    for without in (elements._replace(restore=Restore.NOTHING), elements._replace(rule=elements.rule._replace(saturate=False))):
+    outward = elements.rule._replace(overflow=Overflow.NONFINITE)
+    for without in (elements._replace(restore=Restore.NOTHING), elements._replace(rule=outward)):
         assert clamp_of_tiles(read_scales(*how), without, block.outer is not None, dtype, target) == Clamp.NEVER
 
 

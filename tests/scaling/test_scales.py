@@ -11,8 +11,8 @@ import torch
 
 import qsim
 from qsim import scaling
-from qsim.block import NAMED, Block
 from qsim.formats import E2M1, E4M3, E5M2, E8M0, Format
+from qsim.scaling import NAMED, Block
 from support.scales import BLOCKS, scale_of
 
 
@@ -21,7 +21,7 @@ from support.scales import BLOCKS, scale_of
 @pytest.mark.parametrize("element", [E2M1, E4M3, E5M2, qsim.Int(8)], ids=["E2M1", "E4M3", "E5M2", "int8"])
 @pytest.mark.parametrize("margin", [0, 2])
 def test_scales_follow_their_rule(rule: str, fmt: Format, element: Format, margin: int) -> None:
-    scaling = qsim.scaling.Blocks(4, format=fmt, rule=rule, margin=margin)
+    scaling = qsim.scaling.PerBlock(4, format=fmt, rule=rule, margin=margin)
     x = torch.tensor(list(BLOCKS.values()), dtype=torch.float32)
     amaxes = torch.ops.qsim.amaxes(x, scaling.tiles(x.shape), [], False)
     found = torch.ops.qsim.scales(amaxes, None, *scaling.spelling(element)).flatten().tolist()
@@ -45,7 +45,7 @@ def test_non_finite_values_stay_in_their_block() -> None:
         assert int(y.isnan().sum()) == 2 * tiles.width * tiles.height if isinstance(block.size, int) else y.isnan().any(), name
 
 
-@pytest.mark.parametrize("scale", [scaling.Tensor(), scaling.Channel(0), scaling.Blocks(4), scaling.Tiles(2, 2)], ids=str)
+@pytest.mark.parametrize("scale", [scaling.PerTensor(), scaling.PerAxis(0), scaling.PerBlock(4), scaling.PerTile(2, 2)], ids=str)
 def test_values_have_the_memory_layout_of_the_input(scale: scaling.Scaling) -> None:
     images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     for x in (torch.randn(5, 7).t(), images, torch.randn(4, 8)[:, ::2], torch.randn(3, 1).expand(3, 4)):
@@ -57,18 +57,22 @@ def test_values_have_the_memory_layout_of_the_input(scale: scaling.Scaling) -> N
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: scaling.Tensor(rule="round"), ValueError, r"Tensor: rule must be 'fit', .*, got 'round'"),
-        (lambda: scaling.Blocks(16, outer="channel"), TypeError, r"Blocks: outer must be a qsim.scaling.Tensor .*, got 'channel'"),
+        (lambda: scaling.PerTensor(rule="round"), ValueError, r"Tensor: rule must be 'fit', .*, got 'round'"),
+        (lambda: scaling.PerBlock(16, outer="axis"), TypeError, r"PerBlock: outer must be a qsim.scaling.PerTensor .*, got 'axis'"),
         (
-            lambda: qsim.Block("e2m1", 16, outer="Channel(0)"),
+            lambda: qsim.Block("e2m1", 16, outer="PerAxis(axis=0)"),
             TypeError,
-            r"Blocks: outer must be a qsim.scaling.Tensor .*, got 'Channel\(0\)'",
+            r"PerBlock: outer must be a qsim.scaling.PerTensor .*, got 'PerAxis\(axis=0\)'",
         ),
-        (lambda: scaling.Blocks(16, outer=scaling.Channel(0)), TypeError, r"Blocks: outer must be a qsim.scaling.Tensor without an outer"),
         (
-            lambda: scaling.Tiles(2, 2, outer=scaling.Tensor(outer=scaling.Tensor())),
+            lambda: scaling.PerBlock(16, outer=scaling.PerAxis(0)),
             TypeError,
-            "Tiles: outer must be a qsim.scaling.Tensor",
+            r"PerBlock: outer must be a qsim.scaling.PerTensor without an outer",
+        ),
+        (
+            lambda: scaling.PerTile(2, 2, outer=scaling.PerTensor(outer=scaling.PerTensor())),
+            TypeError,
+            "PerTile: outer must be a qsim.scaling.PerTensor",
         ),
         (lambda: Block("e2m1", (4, 4, 4)), ValueError, r"Block: size must be a number, or height and width of a tile, got \(4, 4, 4\)"),
     ],
@@ -80,9 +84,9 @@ def test_arguments_of_scales_are_checked(make: Callable[[], object], error: type
 
 def test_scales_without_arguments_are_resolved_by_name() -> None:
     x = torch.tensor([[0.001, 0.003], [100.0, 300.0]])
-    assert scaling.resolve("tensor") == scaling.resolve("Tensor()") == scaling.Tensor()
+    assert scaling.resolve("tensor") == scaling.resolve("PerTensor()") == scaling.PerTensor()
     assert scaling.resolve("delayed") == scaling.Delayed()
-    assert torch.equal(qsim.quantize(x, "e2m1", scale="tensor"), qsim.quantize(x, "e2m1", scale=scaling.Tensor()))
-    for name in ("blocks", "channel", "tiles", "given"):
-        with pytest.raises(ValueError, match="scale must be Tensor"):
+    assert torch.equal(qsim.quantize(x, "e2m1", scale="tensor"), qsim.quantize(x, "e2m1", scale=scaling.PerTensor()))
+    for name in ("blocks", "axis", "tiles", "given"):
+        with pytest.raises(ValueError, match="scale must be PerTensor"):
             scaling.resolve(name)

@@ -16,15 +16,14 @@ from torch import Tensor
 
 import qsim
 from qsim import Block, Stochastic
-from qsim.block import NAMED, NVFP4
 from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FP32, Fixed, Float, Format, Int
 from qsim.random import random_bits
-from qsim.scaling import Blocks, Channel, Rule, Scaling, Tensor as Whole, Tiles
+from qsim.scaling import NAMED, NVFP4, PerAxis, PerBlock, PerTensor, PerTile, Rule, Scaling
 from support.oracle_arrays import Bracket, numbers
 from support.scaled_cases import DIFFERENT
 
 BITS = 3
-ELEMENTS = (E4M3, E5M2, E3M2, E2M3, E2M1, Fixed(8, 6), Int(4, symmetric=True), Float(4, 3))
+ELEMENTS = (E4M3, E5M2, E3M2, E2M3, E2M1, Fixed(8, 6), Int(4, symmetric=True), Float(4, 3, specials="none"))
 #: Block formats with powers of two as scales, none of which saturates, whatever their own rule is.
 ROUNDED_UP = {name: Block(block.element, block.size, rule="ceil") for name, block in NAMED.items() if name in DIFFERENT and name != "nvfp4"}
 
@@ -84,7 +83,9 @@ def test_rounded_up_scales_are_unbiased(name: str, dim: int) -> None:
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 @pytest.mark.parametrize(
-    "scaling", [Whole("e8m0", "ceil"), Channel(1, "e8m0", "ceil"), Blocks(7, 1, "e8m0", "ceil"), Tiles(2, 5, "e8m0", "ceil")], ids=repr
+    "scaling",
+    [PerTensor("e8m0", "ceil"), PerAxis(1, "e8m0", "ceil"), PerBlock(7, 1, "e8m0", "ceil"), PerTile(2, 5, "e8m0", "ceil")],
+    ids=repr,
 )
 def test_every_kind_of_scale(element: Format, scaling: Scaling) -> None:
     # In blocks of smaller numbers the scale is smaller; then their positions between neighbours need no more bits than before.
@@ -102,7 +103,7 @@ def test_other_rules_saturate(element: Format, rule: Rule) -> None:
     binade = 2.0 ** (math.frexp(element.max)[1] - 1)
     for largest in torch.arange(1 + 1 / 256, 2, 1 / 64).tolist():
         x = torch.tensor([largest, -largest, largest / 2, 1.0, 0.0]) * binade
-        scaling = Blocks(5, format="e8m0", rule=rule)
+        scaling = PerBlock(5, format="e8m0", rule=rule)
         scale = qsim.decode(qsim.encode(x, element, scale=scaling).scales, "e8m0").item()
         within = x.double().clamp(element.min * scale, element.max * scale)
         found = means(x, element, scale=scaling)
@@ -139,7 +140,7 @@ def mean_of(y: float, fmt: Format = E4M3) -> float:
 
 SCALES_OF_ANY_KIND = {
     "nvfp4": NVFP4,
-    "nvfp4, rounded up": Block(E2M1, 16, scale=E4M3, rule="ceil", outer=Whole()),
+    "nvfp4, rounded up": Block(E2M1, 16, scale=E4M3, rule="ceil", outer=PerTensor()),
     "float32, fit": Block(E4M3, 16, scale=FP32, rule="fit"),
     "float32, rounded up": Block(E4M3, 16, scale=FP32, rule="ceil"),
     "E4M3": Block(E3M2, 16, scale=E4M3, rule="ceil"),
@@ -181,7 +182,7 @@ def test_how_far_float32_scales_saturate(element: Format) -> None:
     limit = torch.tensor(element.max)
     share = {}
     for rule in ("fit", "ceil"):
-        scaling = Blocks(1, format=FP32, rule=rule)
+        scaling = PerBlock(1, format=FP32, rule=rule)
         scales = torch.ops.qsim.scales(a.view(1, 1, -1), None, *scaling.spelling(element)).flatten()
         if rule == "ceil":
             assert (scales.double() * element.max >= a.double()).all()
@@ -199,7 +200,7 @@ def test_e4m3_scales_saturate_unless_they_are_rounded_up() -> None:
     x = torch.randn(4096, 16) * torch.linspace(-6, 6, 4096).exp2()[:, None]
     beyond = {}
     for rule in ("fit", "ceil"):
-        block = Block(E2M1, 16, scale=E4M3, rule=rule, outer=Whole())
+        block = Block(E2M1, 16, scale=E4M3, rule=rule, outer=PerTensor())
         encoded = qsim.encode(x, block)
         assert encoded.outer is not None
         y = x * (qsim.decode(encoded.scales, E4M3) * encoded.outer).reciprocal()

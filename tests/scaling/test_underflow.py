@@ -11,7 +11,7 @@ from torch import Tensor
 
 import qsim
 from qsim.functional.arguments import spelling
-from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
+from qsim.scaling import PerAxis, PerBlock, PerTensor, PerTile, Scaling
 from qsim_kernels import lowered
 from qsim_kernels.ops.scaled import Implementation
 from support.comparing import same_bits
@@ -19,10 +19,10 @@ from support.oracle import DETERMINISTIC
 from support.scaled_settings import REFERENCE
 
 SCALINGS: tuple[Scaling, ...] = (
-    Whole("e8m0", rule="floor"),
-    Channel(-1, "e8m0", rule="ceil"),
-    Blocks(4, -1, "e8m0", "floor"),
-    Tiles(2, 4, "e8m0"),
+    PerTensor("e8m0", rule="floor"),
+    PerAxis(-1, "e8m0", rule="ceil"),
+    PerBlock(4, -1, "e8m0", "floor"),
+    PerTile(2, 4, "e8m0"),
 )
 
 

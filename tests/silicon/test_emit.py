@@ -20,7 +20,7 @@ from support import emitted
 FORMATS = ["e4m3", "e2m1", "e8m0", "int8", "Float(3, 2, specials='fn')"]
 UNITS = [Unit(fmt, op, rule) for fmt in FORMATS for op in ("round", "encode") for rule in ("nearest", "stochastic", "odd")]
 UNITS += [Unit("e4m3", "round", rule, "nonfinite") for rule in qsim.rounding.NAMED if rule not in ("nearest", "stochastic", "odd")]
-UNITS += [Unit("e5m2", "encode", qsim.Stochastic(8, correction=True), "nonfinite")]
+UNITS += [Unit("int8", "encode", "up", "saturate_symmetric"), Unit("e5m2", "encode", qsim.Stochastic(8, correction=True), "nonfinite")]
 
 
 def drawn_inputs(count: int) -> tuple[Tensor, Tensor]:
@@ -160,7 +160,7 @@ def test_comments_specify_the_unit() -> None:
         ({"language": "c", "operations": []}, r"operations must name at least one of 'round', 'encode', 'decode'"),
         ({"language": "c", "operations": ["add"]}, r"operation must be one of 'round', 'encode', 'decode', got 'add'"),
         ({"language": "c", "format": "int32"}, r"Int\(32\) has values that float32 lacks: units compute with float32's bits"),
-        ({"language": "c", "overflow": "wrap"}, r"overflow must be 'saturate' or 'nonfinite', got 'wrap'"),
+        ({"language": "c", "overflow": "wrap"}, r"overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'"),
     ],
 )
 def test_errors(arguments: dict[str, object], message: str) -> None:

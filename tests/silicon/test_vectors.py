@@ -72,9 +72,13 @@ def test_corners_are_values_midpoints_and_their_neighbours() -> None:
 def test_random_inputs_are_weighted_as_testfloats() -> None:
     x = weighted(40_000, torch.Generator().manual_seed(0))
     exponents, fractions = (x >> 23) & 0xFF, x & 0x7FFFFF
-    # Half of the exponents are one of nineteen; three standard deviations of a share of 40,000 are 0.75 %.
-    assert abs(float((exponents == 0).float().mean()) - (0.5 / 19 + 0.5 * 3.02 / 7 / 256 * 1.3)) < 0.0075
-    assert float((fractions == 0).float().mean()) > 0.01
+    # Half of the exponents are one of seventeen, and five standard deviations of a share of 40,000 are 1.25 %.
+    special = sum((exponents == k).float().mean() for k in (0, 1, 2, 0x40, 0x70, *range(0x7B, 0x84), 0x8A, 0xC0, 0xFD, 0xFE, 0xFF))
+    assert 0.5 - 0.0125 < float(special) < 0.75
+    # Sums of two numbers with one run of ones or zeros have few runs; of any number, fewer than one in a thousand has less than six.
+    changes = (fractions ^ fractions >> 1) & 0x3FFFFF
+    few = sum((changes >> k & 1) for k in range(22)) < 6
+    assert 0.75 - 0.0125 < float(few.float().mean()) < 0.79
     assert len(exponents.unique()) == 256
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qsim.formats import Format
-from qsim.scaling import Blocks
+from qsim.scaling import PerBlock
 from support import oracle
 from support.comparing import same_bits
 from support.scales import scale_of
@@ -64,7 +64,7 @@ def blocks_of(values: list[float], size: int) -> list[list[float]]:
     return [values[i : i + size] for i in range(0, len(values), size)]
 
 
-def expect(x: Tensor, element: Format, scaling: Blocks, rounding: str = "nearest", under: Fraction = Fraction(1)) -> Tensor:
+def expect(x: Tensor, element: Format, scaling: PerBlock, rounding: str = "nearest", under: Fraction = Fraction(1)) -> Tensor:
     """The oracle's result for a tensor in blocks along a dimension."""
     lines = x.double().movedim(scaling.dim, -1)
     found = []

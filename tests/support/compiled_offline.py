@@ -2,6 +2,9 @@
 
 `PYTHONPATH=kernels:tests python tests/support/compiled_offline.py` prints a table, with which commits can be compared without a GPU: equal
 numbers nearly always mean the same machine code. It runs in a process of its own, because it takes the place of the driver.
+
+Releases of Triton accept different code: `pip install --no-deps --target DIR triton==3.6.0` installs another one next to torch's own, which
+`PYTHONPATH=DIR:kernels:tests python tests/support/compiled_offline.py` then uses.
 """
 
 from __future__ import annotations
@@ -54,13 +57,13 @@ class _Properties:
 
 
 class _OnGPU(TorchDispatchMode):
-    """Operators on CPU tensors by their implementations for CUDA."""
+    """Operators on CPU tensors: those for CUDA compile their kernels, and those for CPUs compute, because callers look at results."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         space, _, name = function.name().partition("::")
         if space == "qsim":
             with contextlib.suppress(KeyError):
-                function = library.implementation(name.partition(".")[0], "CUDA")
+                library.implementation(name.partition(".")[0], "CUDA")(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
@@ -102,12 +105,13 @@ def compiled(works: dict[str, Callable[[], object]]) -> dict[str, dict[str, list
     return found
 
 
-def _step(update: str) -> None:
+def _step(optimizer: Callable[..., torch.optim.Optimizer], **options: Any) -> Callable[[], object]:
+    """A step of an optimizer, which is made now: it checks its arguments with operators, whose results a compiler does not compute."""
     parameter = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
     parameter.grad = torch.ones_like(parameter)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        qsim.optim.AdamW([parameter], update=update).step()
+        return optimizer([parameter], **options).step
 
 
 def _layer() -> None:
@@ -134,9 +138,13 @@ def works() -> dict[str, Callable[[], object]]:
     a, b = (qsim.quantize(y, "e4m3") for y in (x.bfloat16(), x.bfloat16().T.contiguous()))
     for accumulator in ("h100_fp8", "Rounded('fp16')", "Rounded('fp16', chunk=32)"):
         found[accumulator] = lambda accumulator=accumulator: qsim.matmul(a, b, accumulator, formats=("e4m3", "e4m3"), check=False)  # type: ignore[misc]
-    for update in ("stochastic", "kahan"):
-        found[f"AdamW {update}"] = lambda update=update: _step(update)  # type: ignore[misc]
-    return found
+    return found | {
+        "AdamW stochastic": _step(qsim.optim.AdamW, update="stochastic"),
+        "AdamW kahan": _step(qsim.optim.AdamW, update="kahan"),
+        "AdamW in the format": _step(qsim.optim.AdamW, betas=(0.9, 0.997), update="stochastic", arithmetic="format"),
+        "SGD with momentum": _step(qsim.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
+        "SGD kahan": _step(qsim.optim.SGD, lr=0.1, update="kahan"),
+    }
 
 
 if __name__ == "__main__":

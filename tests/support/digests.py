@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim import accumulators, block, scaling
+from qsim import accumulators, scaling
 from qsim.formats import Format
 from qsim.formats.dtypes import holds
 from support import catalogue, inputs
@@ -19,16 +19,16 @@ from support import catalogue, inputs
 _NAMES = ("nearest", "nearest_away", "nearest_up", "toward_zero", "up", "down", "odd", "stochastic")
 ROUNDINGS = [*_NAMES, *(qsim.Stochastic(bits, correction) for bits in (1, 6, 16, 20, 32) for correction in (False, True))]
 _SCALINGS = (
-    scaling.Tensor(),
-    scaling.Tensor(rule="even", format="e8m0"),
-    scaling.Channel(0),
-    scaling.Channel(-1, rule="ceil"),
-    scaling.Blocks(32, -1, "e8m0", "floor"),
-    scaling.Blocks(32, 0, "e8m0", "ceil"),
-    scaling.Blocks(16, -1, "e4m3", outer=scaling.Tensor()),
-    scaling.Blocks(7, 0, "e8m0", "floor", margin=1),
-    scaling.Tiles(16, 16, "e4m3", outer=scaling.Tensor()),
-    scaling.Tiles(3, 5, "e5m2"),
+    scaling.PerTensor(),
+    scaling.PerTensor(rule="even", format="e8m0"),
+    scaling.PerAxis(0),
+    scaling.PerAxis(-1, rule="ceil"),
+    scaling.PerBlock(32, -1, "e8m0", "floor"),
+    scaling.PerBlock(32, 0, "e8m0", "ceil"),
+    scaling.PerBlock(16, -1, "e4m3", outer=scaling.PerTensor()),
+    scaling.PerBlock(7, 0, "e8m0", "floor", margin=1),
+    scaling.PerTile(16, 16, "e4m3", outer=scaling.PerTensor()),
+    scaling.PerTile(3, 5, "e5m2"),
 )
 
 
@@ -107,7 +107,7 @@ def cases() -> dict[str, Callable[[torch.device], Iterator[Tensor]]]:
         found[f"{fmt!r} from {dtype}"] = partial(_rounded, fmt, dtype)
     for element, dtype in itertools.product(("e2m1", "e4m3", "e5m2", "int8"), inputs.DTYPES):
         found[f"scaled {element} from {dtype}"] = partial(_scaled, element, dtype)
-    for name in block.NAMED:
+    for name in scaling.NAMED:
         found[f"block {name}"] = partial(_blocks, name)
     for name in (*accumulators.NAMED, "Rounded('fp16')", "Rounded('e5m10', rounding='stochastic')"):
         found[f"sum {name}"] = partial(_sums, name)

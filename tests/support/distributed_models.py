@@ -20,7 +20,7 @@ def noisy(fmt: str) -> Quantizer:
 SATURATED = Quantizer("e2m1", overflow="saturate")
 # Sums of products of these numbers are exact in float32 in any order, so that results can be compared bit for bit.
 NEAREST = FivePoint("e2m1", "e2m1", "e2m1", "e2m1", SATURATED)
-NOISY = FivePoint(*[noisy("e2m1")] * 4, Quantizer("e2m1", Stochastic(), "saturate"))
+NOISY = FivePoint(*[noisy("e2m1")] * 4, Quantizer("e2m1", Stochastic(), overflow="saturate"))
 REUSED = FivePoint("e2m1", noisy("e2m1"), "same", "same", SATURATED)
 
 

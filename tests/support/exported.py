@@ -6,26 +6,26 @@ from torch import Tensor, nn
 import qsim
 from qsim import Block, FivePoint, Quantizer, Stochastic, scaling
 
-E8M0 = scaling.Tensor("e8m0", "ceil")
+E8M0 = scaling.PerTensor("e8m0", "ceil")
 
 #: Points by the name of the numbers that they make, in the order of their layers.
 FP8 = {
     "tensor": FivePoint(Quantizer("e4m3", scale="tensor"), Quantizer("e4m3", scale="tensor")),
     "no scale": FivePoint("e4m3", "e4m3"),
     "given": FivePoint(Quantizer("e4m3", scale=scaling.Given(0.03)), Quantizer("e4m3", "toward_zero", scale=scaling.Given(0.01))),
-    "channel": FivePoint(Quantizer("e4m3", scale=scaling.Channel(0)), Quantizer("e4m3", scale=scaling.Channel(0))),
+    "channel": FivePoint(Quantizer("e4m3", scale=scaling.PerRow()), Quantizer("e4m3", scale=scaling.PerRow())),
     "delayed": FivePoint(Quantizer("e4m3", scale=scaling.Delayed(4)), Quantizer("e4m3", scale=scaling.Delayed(4))),
     "tiles": FivePoint(Block("e4m3", 128, rule="ceil"), Block("e4m3", (64, 32), scale="fp32", rule="fit")),
     "blocks": FivePoint(weight=Block("e4m3", 32, scale="fp32", rule="fit")),
-    "under a scale": FivePoint(weight=Quantizer("e4m3", scale=scaling.Channel(0, "e4m3", outer=scaling.Tensor()))),
-    "blocks under a scale": FivePoint(weight=Block("e4m3", 32, outer=scaling.Tensor(margin=40))),
+    "under a scale": FivePoint(weight=Quantizer("e4m3", scale=scaling.PerRow(format="e4m3", outer=scaling.PerTensor()))),
+    "blocks under a scale": FivePoint(weight=Block("e4m3", 32, outer=scaling.PerTensor(margin=40))),
     "stochastic": FivePoint(weight=Quantizer("e4m3", Stochastic(8), scale="tensor")),
 }
 INTEGERS = {
     "int8": qsim.recipes.int8().points,
     "int8 tensor": FivePoint(Quantizer("int8", scale="tensor"), Quantizer("int8", scale="tensor")),
-    "int8 weights": FivePoint(weight=Quantizer("int8", scale=scaling.Channel(0))),
-    "int4 weights": FivePoint(weight=Quantizer("int4", scale=scaling.Blocks(32))),
+    "int8 weights": FivePoint(weight=Quantizer("int8", scale=scaling.PerRow())),
+    "int4 weights": FivePoint(weight=Quantizer("int4", scale=scaling.PerBlock(32))),
 }
 BLOCKS = {
     "mxfp8": qsim.recipes.mxfp8().points,
@@ -37,7 +37,7 @@ BLOCKS = {
     "nvfp4 alone": FivePoint(weight=Block("e2m1", 16, "e4m3", "fit")),
 }
 TORCHAO_ONLY = {
-    "e5m2": FivePoint(weight=Quantizer("e5m2", scale=scaling.Channel(0))),
+    "e5m2": FivePoint(weight=Quantizer("e5m2", scale=scaling.PerRow())),
     "mxfp8_e5m2": FivePoint(weight="mxfp8_e5m2"),
     "mxfp6_e3m2": FivePoint(weight="mxfp6_e3m2"),
 }

@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from qsim.formats import Fixed, Float, Format, PowerOfTwo
 
 DETERMINISTIC = ("nearest", "nearest_away", "nearest_up", "nearest_down", "toward_zero", "up", "down", "odd")
-OVERFLOWS = ("saturate", "nonfinite")
+OVERFLOWS = ("saturate", "saturate_symmetric", "nonfinite")
 
 
 @cache
@@ -127,7 +127,7 @@ def round_exact(
         x: Any float: finite, infinite or NaN.
         fmt: The format.
         rounding: One of `DETERMINISTIC`, or `"stochastic"`.
-        overflow: `"saturate"` or `"nonfinite"`.
+        overflow: One of `OVERFLOWS`.
         R: The random integer of stochastic rounding.
         r: Its number of bits.
         correction: Whether half of the last random bit's weight is added.
@@ -141,8 +141,10 @@ def round_exact(
         if x < float(magnitude(fmt, 0)):
             return float(magnitude(fmt, 0))
     limit = bottom(fmt) if negative else top(fmt)
+    if overflow == "saturate_symmetric":
+        limit = min(limit, top(fmt))
     if math.isinf(x):
-        return _signed(fmt, limit, negative) if overflow == "saturate" else _overflowed(fmt, negative)
+        return _signed(fmt, limit, negative) if overflow != "nonfinite" else _overflowed(fmt, negative)
     value = abs(Fraction(x))
     low, high = neighbours(fmt, value)
     code = low
@@ -151,7 +153,7 @@ def round_exact(
         code = high if goes_up(rounding, negative, low, p, R, r, correction) else low
     if code <= limit:
         return _signed(fmt, code, negative)
-    if overflow == "saturate" or is_inward(rounding, negative):
+    if overflow != "nonfinite" or is_inward(rounding, negative):
         return _signed(fmt, limit, negative)
     return _overflowed(fmt, negative)
 

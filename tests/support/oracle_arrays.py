@@ -102,8 +102,9 @@ class Bracket:
         fmt, negative = self.fmt, self.negative
         infinite = np.isinf(self.x)
         code = np.where(self.inexact & self.goes_up(rounding, random, bits, correction), self.high, self.low)
-        beyond = (code > self.limit) | infinite
-        outcome = magnitudes(fmt, np.where(beyond, self.limit, code))
+        limit = np.minimum(self.limit, top(fmt)) if overflow == "saturate_symmetric" else self.limit
+        beyond = (code > limit) | infinite
+        outcome = magnitudes(fmt, np.where(beyond, limit, code))
         if overflow == "nonfinite":
             inward = np.where(negative, is_inward(rounding, True), is_inward(rounding, False)) & ~infinite
             lost = beyond & ~inward

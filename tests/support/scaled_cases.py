@@ -7,22 +7,21 @@ import math
 import torch
 from torch import Tensor
 
-from qsim.block import NAMED
-from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
+from qsim.scaling import NAMED, PerAxis, PerBlock, PerTensor, PerTile, Scaling
 
 #: The names of different block formats.
 DIFFERENT = [name for name in NAMED if name not in ("mxfp8", "mxfp6", "mxfp4")]
 
 #: Scales other than those of block formats, all with codes.
 SCALINGS: dict[str, Scaling] = {
-    "tensor": Whole(),
-    "tensor in powers of two": Whole("e8m0", rule="ceil"),
-    "rows": Channel(0),
-    "columns in bf16": Channel(-1, "bf16", margin=1),
-    "blocks": Blocks(5),
-    "blocks along the first dimension": Blocks(3, dim=0, format="e5m2", rule="even"),
-    "tiles": Tiles(4, 3),
-    "tiles under a scale": Tiles(2, 8, "e4m3", outer=Whole()),
+    "tensor": PerTensor(),
+    "tensor in powers of two": PerTensor("e8m0", rule="ceil"),
+    "rows": PerAxis(0),
+    "columns in bf16": PerAxis(-1, "bf16", margin=1),
+    "blocks": PerBlock(5),
+    "blocks along the first dimension": PerBlock(3, dim=0, format="e5m2", rule="even"),
+    "tiles": PerTile(4, 3),
+    "tiles under a scale": PerTile(2, 8, "e4m3", outer=PerTensor()),
 }
 
 

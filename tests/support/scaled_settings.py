@@ -12,7 +12,7 @@ from torch import Tensor
 
 import qsim
 from qsim.functional.arguments import Spelling, spelling
-from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
+from qsim.scaling import PerAxis, PerBlock, PerTensor, PerTile, Scaling
 from qsim.transforms import Hadamard
 from qsim_kernels.ops.scaled import Implementation
 from support.comparing import first_difference
@@ -20,25 +20,25 @@ from support.comparing import first_difference
 REFERENCE = Implementation("qsim_kernels.torch.scaling")
 
 SCALINGS: tuple[Scaling, ...] = (
-    Whole(),
-    Whole(rule="even", format="e8m0"),
-    Channel(0),
-    Channel(1),
-    Channel(-1, rule="ceil"),
-    Blocks(32, -1, "e8m0", "floor"),
-    Blocks(32, 0, "e8m0", "ceil"),
-    Blocks(32, 1, "e8m0", "floor"),
-    Blocks(16, -1, "e4m3", outer=Whole()),
-    Blocks(16, 0, "e4m3", outer=Whole()),
-    Blocks(128, -1),
-    Blocks(128, 0, "e8m0", "ceil"),
-    Blocks(10, -1),
-    Blocks(7, 0, "e8m0", "floor", margin=1),
-    Blocks(1, 0, "e8m0", "even"),
-    Tiles(16, 16, "e4m3", outer=Whole()),
-    Tiles(128, 128, "e8m0", "ceil"),
-    Tiles(3, 5, "e4m3"),
-    Tiles(1, 64, "e5m2"),
+    PerTensor(),
+    PerTensor(rule="even", format="e8m0"),
+    PerAxis(0),
+    PerAxis(1),
+    PerAxis(-1, rule="ceil"),
+    PerBlock(32, -1, "e8m0", "floor"),
+    PerBlock(32, 0, "e8m0", "ceil"),
+    PerBlock(32, 1, "e8m0", "floor"),
+    PerBlock(16, -1, "e4m3", outer=PerTensor()),
+    PerBlock(16, 0, "e4m3", outer=PerTensor()),
+    PerBlock(128, -1),
+    PerBlock(128, 0, "e8m0", "ceil"),
+    PerBlock(10, -1),
+    PerBlock(7, 0, "e8m0", "floor", margin=1),
+    PerBlock(1, 0, "e8m0", "even"),
+    PerTile(16, 16, "e4m3", outer=PerTensor()),
+    PerTile(128, 128, "e8m0", "ceil"),
+    PerTile(3, 5, "e4m3"),
+    PerTile(1, 64, "e5m2"),
 )
 #: The interpreter's time grows with the number of regions: large shapes are only for compiled kernels.
 SMALL: list[tuple[int, ...]] = [(40, 21), (3, 10, 32), (129,), (2, 5, 7, 3), (16, 8), (35, 16)]
@@ -90,13 +90,13 @@ def setting(number: int, shapes: list[tuple[int, ...]]) -> ScaledSetting:
     """The setting of a number, with a tensor of one of some shapes."""
     draw = random.Random(number)
     scaling, shape = draw.choice(SCALINGS), draw.choice(shapes)
-    if len(shape) == 1 and (isinstance(scaling, Tiles) or getattr(scaling, "dim", 0) == 1):
+    if len(shape) == 1 and (isinstance(scaling, PerTile) or getattr(scaling, "dim", 0) == 1):
         shape = SMALL[0]
     dtype = draw.choice([torch.float32, torch.bfloat16, torch.float16])
     turn: tuple[int, ...] = ()
     if draw.random() < 0.4:
         turn = Hadamard(draw.choice([4, 16, 32, 64]), seed=3).turn(shape, draw.randrange(len(shape)))
-    spelt = spelling(draw.choice(FORMATS), draw.choice(ROUNDINGS), draw.choice(["saturate", "nonfinite"]))
+    spelt = spelling(draw.choice(FORMATS), draw.choice(ROUNDINGS), draw.choice(["saturate", "saturate_symmetric", "nonfinite"]))
     target = draw.choice([torch.float32, torch.bfloat16])
     return ScaledSetting(scaling, values(draw, shape, dtype), turn, spelt, draw.choice([0, 0, 8, 5]), target, draw.choice([0, 1, 2]))
 
@@ -121,7 +121,7 @@ def check(ops: Implementation, device: torch.device, how: ScaledSetting) -> None
         assert equal(x, whole[0], ops.scales_of_tiles(here, None, tiles, how.turn, True, *making))
         under = whole[0].view(()).clamp(min=2.0**-110)
     below = None if under is None else under.to(device)
-    if isinstance(how.scaling, (Blocks, Tiles)):
+    if isinstance(how.scaling, (PerBlock, PerTile)):
         one, own = REFERENCE.quantize_tiles(x, under, how.tiles, how.turn, *how.making, *how.rounding)
         other, others = ops.quantize_tiles(here, below, how.tiles, how.turn, *how.making, *how.rounding)
         assert not first_difference(x, one, other.cpu())

@@ -20,9 +20,10 @@ from qsim_kernels.arithmetic.words import (
     to_word,
     where,
 )
-from qsim_kernels.numbers.grid import Mode
+from qsim_kernels.numbers.grid import Mode, Overflow
 
 NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD, STOCHASTIC, NEAREST_DOWN = map(int, Mode)
+NONFINITE, SATURATE, SATURATE_SYMMETRIC = map(int, Overflow)
 
 
 def round_bits(bits, drawn, grid, variant):
@@ -53,10 +54,10 @@ def round_bits(bits, drawn, grid, variant):
         result = where(rounded == 0, 0, rounded | (bits & SIGN))
     else:
         result = rounded
-    if variant.saturate or variant.open:
-        is_missing = is_nan(bits)
-    else:
+    if variant.overflow == NONFINITE and not variant.open:
         is_missing = is_nan(bits) | (rounded > INFINITY)
+    else:
+        is_missing = is_nan(bits)
     return where(is_missing, MAGNITUDE, result)
 
 
@@ -136,7 +137,7 @@ def reaches(magnitude, drawn, grid):
 
 def limited(rounded, magnitude, bits, grid, variant):
     """Replace a magnitude beyond the largest value: by that value, or by an infinity or NaN if the rounding leads outward."""
-    if variant.saturate and variant.symmetric:
+    if variant.signed and (variant.overflow == SATURATE_SYMMETRIC or (variant.overflow == SATURATE and variant.symmetric)):
         result = minimum(rounded, grid.top)
     elif variant.open:
         # The pattern above the largest value is that of infinity.
@@ -151,7 +152,7 @@ def limited(rounded, magnitude, bits, grid, variant):
 def beyond(magnitude, negative, grid, variant):
     """The result of an overflow."""
     is_infinite = magnitude == INFINITY
-    if variant.saturate:
+    if variant.overflow != NONFINITE:
         end = where(negative, grid.floor, grid.top)
     elif variant.mode == TOWARD_ZERO:
         end = where(is_infinite, where(negative, grid.under, grid.over), where(negative, grid.floor, grid.top))

@@ -169,7 +169,7 @@ def _elements_under(x: Tensor, inverses: Tensor, scales: Tensor | None, grid: st
     values = onto(kept_from_zero(quotients, x, _arithmetic(x)) if how.leaves_zero else quotients, grid, rule, torch.float32)
     if scales is not None:
         values = values * scales
-        if how.saturate:
+        if how.saturates:
             values = saturated(values, dtype)
     return one_nan(values.to(dtype))
 

@@ -14,8 +14,8 @@ from qsim_kernels.numbers.carrier import Carrier
 @cache
 def functions(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
     """The functions of a module of the arithmetic for a carrier's bits."""
-    defaults = {name: given for name, given in vars(words).items() if not name.startswith("_")}
-    vocabulary = defaults | words.constants(carrier) | words.operations(carrier)
+    vocabulary = vars(bound(words, words.constants(carrier) | words.operations(carrier)))
+    vocabulary = {name: given for name, given in vocabulary.items() if not name.startswith("_")}
     if module is arithmetic.scales:
         vocabulary["round_bits"] = functions(arithmetic.rounding, carrier).round_bits
-    return bound(module, vocabulary)
+    return bound(module, vocabulary | {"philox": arithmetic.philox.philox})

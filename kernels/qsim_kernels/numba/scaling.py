@@ -15,7 +15,7 @@ from qsim_kernels.numba.native import Native
 from qsim_kernels.numba.rounding import strip
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, double_bits, grid_bits, rounding_bits
-from qsim_kernels.numbers.grid import Mode, Rule
+from qsim_kernels.numbers.grid import Mode, Overflow, Rule
 from qsim_kernels.numbers.scales import ElementRounding, Noise, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
 from qsim_kernels.torch import scaling as reference
 from qsim_kernels.torch.rounding import one_nan
@@ -146,7 +146,7 @@ def _job(x: Tensor, tiles: TileSizes) -> Job:
 def _rounding(job: Job, out: Tensor, factors: Tensor | None, divisors: Tensor, elements: ElementRounding, dtype: torch.dtype) -> Job:
     """Add how elements are rounded to a job; results must be finite in `dtype`."""
     chosen = strip(grid_bits(elements.grid, wide=False), elements.rule)
-    is_limited = elements.restore and elements.rule.saturate
+    is_limited = elements.restore and elements.rule.saturates
     return job._replace(
         out=out.data_ptr(),
         out_is_narrow=out.element_size() == 2,
@@ -190,6 +190,6 @@ def _scale_numbers(how: Scales) -> tuple[int, ...]:
     values, mode = grid_bits(how.grid, wide=True), Mode.UP if how.rule == ScaleRule.CEIL else Mode.NEAREST
     # Without zero, every number is above half of the smallest.
     values = values if values.zero else values._replace(half=-1)
-    grid = rounding.numbers(values, Rule(int(mode), 0, correction=False, saturate=True))
+    grid = rounding.numbers(values, Rule(int(mode), 0, False, int(Overflow.SATURATE)))
     margin, largest, least = double_bits(math.ldexp(1.0, how.margin)), double_bits(how.largest), double_bits(how.least)
     return how.rule, margin, largest, how.mantissa, least, *grid

@@ -10,14 +10,14 @@ from torch import Tensor
 from qsim_kernels.numba.jobs import LookUp, packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits
-from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
 from qsim_kernels.torch import decode_into, encode_into
 
 #: Codes of at most this many bits have tables.
 BITS = 8
 # Passed in every call, because torch's default device may be a different one.
 _CPU = torch.device("cpu")
-_NEAREST = Rule(int(Mode.NEAREST), 0, False, saturate=False)
+_NEAREST = Rule(int(Mode.NEAREST), 0, False, int(Overflow.NONFINITE))
 _LOOK_UP = Loop("tables", "look_up")
 
 

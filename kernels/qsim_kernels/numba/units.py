@@ -12,7 +12,7 @@ from qsim_kernels.numba import rounding
 from qsim_kernels.numba.jobs import GroupsJob, ProductJob, job_address, packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import double_bits, grid_bits
-from qsim_kernels.numbers.grid import Mode, Rule
+from qsim_kernels.numbers.grid import Mode, Overflow, Rule
 from qsim_kernels.numbers.sums import SINGLE_GRID, AlignedSum, BlockScaledSum, TwoStepSum
 from qsim_kernels.torch.rounding import one_nan
 
@@ -83,7 +83,7 @@ def exponents_of(x: Tensor, low: int) -> Tensor:
 def aligned_numbers(how: AlignedSum) -> bytes:
     """The numbers of a `loops.sums.AlignedParameters`."""
     end = math.ldexp(1.0, math.frexp(how.grid.max)[1])
-    grid = rounding.numbers(grid_bits(how.grid, wide=True), Rule(how.mode, 0, correction=False, saturate=False))
+    grid = rounding.numbers(grid_bits(how.grid, wide=True), Rule(how.mode, 0, False, int(Overflow.NONFINITE)))
     return packed((how.mode == Mode.NEAREST, double_bits(end), how.grid.exponent, how.block, how.fraction, *grid))
 
 

@@ -45,7 +45,7 @@ def _update_whole(
     """Update one parameter."""
     held = UpdateTensors(*(None if tensor is None else _held(tensor) for tensor in x))  # type: ignore[arg-type]
     chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
-    strips = [(*strip(grid_bits(grid, wide=False), rule), int(rule.saturate)) for grid, rule in chosen]
+    strips = [(*strip(grid_bits(grid, wide=False), rule), int(rule.saturates)) for grid, rule in chosen]
     draws = Mode.STOCHASTIC in (roundings.rule.mode, roundings.state_rule.mode)
     state = held.first if held.first is not None else held.param
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in held]
@@ -81,7 +81,7 @@ def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = Non
     """Round float32 values onto a grid; see `reference.updates.rounded`."""
     if noise is not None and isinstance(noise.where, Tensor):
         return reference.rounded(x, grid, rule, noise, dtype)
-    if rule.saturate:
+    if rule.saturates:
         x = x.masked_fill(x.isinf(), math.nan)
     out = torch.empty_like(x, dtype=dtype)
     seed, stream, where = None, 0, 0

@@ -11,7 +11,7 @@ import struct
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
 
 
 class Carrier(NamedTuple):
@@ -210,7 +210,7 @@ class Variant(NamedTuple):
 
     Attributes:
         mode: A `Mode`.
-        saturate: Whether overflow goes to the largest value.
+        overflow: An `Overflow`.
         flat: Whether as many bits are cleared of all patterns, and the smallest value is no special case.
         zero: Whether zero is a value.
         signed: Whether negative values exist.
@@ -220,7 +220,7 @@ class Variant(NamedTuple):
     """
 
     mode: int
-    saturate: bool
+    overflow: int
     flat: bool
     zero: bool
     signed: bool
@@ -230,7 +230,9 @@ class Variant(NamedTuple):
 
 
 #: Stochastic rounding onto values that lie symmetrically around zero, saturating.
-SYMMETRIC = Variant(int(Mode.STOCHASTIC), saturate=True, flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False)
+SYMMETRIC = Variant(
+    int(Mode.STOCHASTIC), int(Overflow.SATURATE), flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False
+)
 
 
 @lru_cache(maxsize=4096)
@@ -238,13 +240,13 @@ def variant_of(how: GridBits, rule: Rule) -> Variant:
     """The facts of a rounding onto a grid."""
     return Variant(
         mode=int(rule.mode),
-        saturate=rule.saturate,
+        overflow=rule.overflow,
         flat=how.low == 0 and how.least == 0,
         zero=how.zero,
         signed=how.signed,
         keep_sign=how.negative_zero,
         symmetric=how.signed and how.top == how.bottom,
-        open=not rule.saturate and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
+        open=not rule.saturates and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
     )
 
 
@@ -253,10 +255,11 @@ def name_of(variant: Variant) -> str:
 
     Example:
         >>> from qsim_kernels.numbers.carrier import Variant, name_of
-        >>> name_of(Variant(7, saturate=True, flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False))
-        'rounding_7_saturate_zero_signed_keep_sign_symmetric'
+        >>> name_of(Variant(7, 1, flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False))
+        'rounding_7_1_zero_signed_keep_sign_symmetric'
     """
-    return "_".join(["rounding", str(variant.mode), *(name for name, given in zip(Variant._fields[1:], variant[1:], strict=True) if given)])
+    facts = [name for name, given in zip(Variant._fields[2:], variant[2:], strict=True) if given]
+    return "_".join(["rounding", str(variant.mode), str(variant.overflow), *facts])
 
 
 def read_variant(name: str) -> Variant:
@@ -265,11 +268,11 @@ def read_variant(name: str) -> Variant:
     Raises:
         AttributeError: If no variant has it.
     """
-    start, _, rest = name.partition("_")
-    mode, _, given = rest.partition("_")
-    if start != "rounding" or not mode.isdigit():
+    start, *parts = name.split("_", 3)
+    if start != "rounding" or len(parts) < 2 or not all(map(str.isdigit, parts[:2])):
         raise AttributeError(f"no variant has the name {name!r}")
-    return Variant(int(mode), *(f"_{field}_" in f"_{given}_" for field in Variant._fields[1:]))
+    facts = f"_{''.join(parts[2:])}_"
+    return Variant(int(parts[0]), int(parts[1]), *(f"_{field}_" in facts for field in Variant._fields[2:]))
 
 
 class UsedBits(NamedTuple):

@@ -56,7 +56,7 @@ def read_encoding(text: str) -> Encoding:
     Example:
         >>> from qsim_kernels.numbers.grid import Coding, Rule, spell
         >>> from qsim_kernels.numbers.sums import SINGLE_GRID
-        >>> how = spell_encoding(*map(spell, (SINGLE_GRID, Rule(0, 0, False, False), Coding(32, False, -1, -1))))
+        >>> how = spell_encoding(*map(spell, (SINGLE_GRID, Rule(0, 0, False, 0), Coding(32, False, -1, -1))))
         >>> read_encoding(how).is_stochastic
         False
     """

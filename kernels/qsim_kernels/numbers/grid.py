@@ -26,6 +26,18 @@ class Mode(IntEnum):
     NEAREST_DOWN = 8
 
 
+class Overflow(IntEnum):
+    """What becomes of numbers beyond the largest or the smallest value of a grid.
+
+    NONFINITE is an infinity, or NaN where there is none, if the rounding leads outward; SATURATE is that largest or smallest value;
+    SATURATE_SYMMETRIC is the largest value with the number's sign, so that two's complement leaves its smallest value unused.
+    """
+
+    NONFINITE = 0
+    SATURATE = 1
+    SATURATE_SYMMETRIC = 2
+
+
 class Grid(NamedTuple):
     """A finite set of values.
 
@@ -76,13 +88,18 @@ class Rule(NamedTuple):
         mode: A `Mode`.
         bits: Number of random bits, 1 to 32; 0 for every mode but `STOCHASTIC`.
         correction: Add half of the last random bit's weight before it is compared.
-        saturate: Round overflow to the largest value; otherwise to infinity or NaN.
+        overflow: An `Overflow`.
     """
 
     mode: int
     bits: int
     correction: bool
-    saturate: bool
+    overflow: int
+
+    @property
+    def saturates(self) -> bool:
+        """Whether overflow goes to a value of the grid."""
+        return self.overflow != Overflow.NONFINITE
 
     @property
     def leaves_zero(self) -> bool:
@@ -122,8 +139,8 @@ def read(kind: type[Numbers], text: str) -> Numbers:
 
     Example:
         >>> from qsim_kernels.numbers.grid import Rule, read
-        >>> read(Rule, "mode=7 bits=6 correction=False saturate=True")
-        Rule(mode=7, bits=6, correction=False, saturate=True)
+        >>> read(Rule, "mode=7 bits=6 correction=False overflow=1")
+        Rule(mode=7, bits=6, correction=False, overflow=1)
     """
     pairs = [part.partition("=") for part in text.split(" ")]
     if tuple(name for name, _, _ in pairs) != _names(kind):

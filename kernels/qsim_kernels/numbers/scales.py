@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from qsim_kernels.numbers.carrier import DOUBLE, Variant, grid_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Rule, read, spell
+from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule, read, spell
 
 #: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only stochastic rounding needs; which of its streams; and the
 #: logical index of the first element.
@@ -118,13 +118,13 @@ def scale_numbers(scales: Scales) -> ScaleNumbers:
 
 def rounding_of_scales(rule: int) -> Rule:
     """The rounding onto the scales' grid."""
-    return Rule(int(Mode.UP if rule == ScaleRule.CEIL else Mode.NEAREST), 0, False, saturate=True)
+    return Rule(int(Mode.UP if rule == ScaleRule.CEIL else Mode.NEAREST), 0, False, int(Overflow.SATURATE))
 
 
 def variant_of_scales(rule: int) -> Variant:
     """The facts of that rounding, the same for all grids."""
     facts = {"flat": False, "zero": True, "signed": False, "keep_sign": False, "symmetric": True, "open": False}
-    return Variant(rounding_of_scales(rule).mode, saturate=True, **facts)
+    return Variant(rounding_of_scales(rule).mode, overflow=int(Overflow.SATURATE), **facts)
 
 
 #: The smallest scale allowed, so that its inverse is a float32.

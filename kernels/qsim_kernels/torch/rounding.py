@@ -89,7 +89,7 @@ def round_bits(bits: Tensor, how: GridBits, rule: Rule) -> Tensor:
 
 def rounds_by_addition(how: GridBits, rule: Rule) -> bool:
     """Whether `nearest_by_addition` works: evenly spaced to zero, symmetric, more than one value per binade, room for the power."""
-    if rule.mode != Mode.NEAREST or not rule.saturate:
+    if rule.mode != Mode.NEAREST or not rule.saturates:
         return False
     room = 1 <= how.shift < how.carrier.mantissa and (how.top >> how.carrier.mantissa) + how.shift <= 2 * how.carrier.bias
     return how.low > 0 and how.top == how.bottom and room

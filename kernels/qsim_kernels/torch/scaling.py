@@ -140,7 +140,7 @@ def quantize_scaled_into(
     quantize(rounded, elements_of_x, seed, elements.grid, elements.rule, *index)
     if elements.restore:
         rounded = rounded * spread(whole if elements.restore == Restore.ALL else scales.to(rounded.dtype), x, tiles)
-        if elements.rule.saturate:
+        if elements.rule.saturates:
             rounded = saturated(rounded, out.dtype)
     out.copy_(one_nan(rounded.to(out.dtype)).view(out.shape))
 

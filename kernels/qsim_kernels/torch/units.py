@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numbers.carrier import grid_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule
 from qsim_kernels.numbers.sums import LEAST_EXPONENT, SINGLE_GRID, AlignedSum, BlockScaledSum, TwoStepSum
 from qsim_kernels.torch.rounding import rounded
 
@@ -162,5 +162,5 @@ def _limited(x: Tensor, grid: Grid, mode: int) -> Tensor:
 
 
 def _onto(x: Tensor, grid: Grid, mode: int) -> Tensor:
-    rule = Rule(int(mode), 0, correction=False, saturate=False)
+    rule = Rule(int(mode), 0, False, int(Overflow.NONFINITE))
     return rounded(x.contiguous().view(-1).view(torch.int64), grid_bits(grid, wide=True), rule, None).view(torch.float64).view(x.shape)

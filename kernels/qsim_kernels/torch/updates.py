@@ -46,10 +46,10 @@ _DTYPES = {own_grid(dtype): dtype for dtype in (torch.bfloat16, torch.float16, t
 
 def rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Round float32 values onto a grid, in a dtype that holds them; a rule that saturates turns infinities into NaN."""
-    if rule.mode == Mode.NEAREST and not rule.saturate and grid in _DTYPES:
+    if rule.mode == Mode.NEAREST and not rule.saturates and grid in _DTYPES:
         return one_nan(x.to(_DTYPES[grid]).to(dtype))
     how = rounding_bits(grid, rule, wide=False)
-    if rule.saturate:
+    if rule.saturates:
         x = x.masked_fill(x.isinf(), math.nan)
     carrier = float_dtype(how)
     bits = x.to(carrier).view(torch.int64 if carrier == torch.float64 else torch.int32)

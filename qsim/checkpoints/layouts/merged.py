@@ -16,8 +16,8 @@ from torch import Tensor
 from qsim.checkpoints.layouts.plans import LayerPlan
 from qsim.checkpoints.layouts.weights import CodedWeight
 from qsim.formats import E4M3
-from qsim.functional.arguments import warn
 from qsim.functional.codes import decode, encode
+from qsim.text.warning import warn
 
 #: The last parts of the names of layers that are merged.
 _PARTNERS = (("q_proj", "k_proj", "v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj"), ("w1", "w3"))
@@ -58,9 +58,9 @@ def with_common_scales(plans: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
         (
             wrong,
             "take one scale of the whole weight for them, which makes weights wrong",
-            "scales that are powers of two can be shared, as in nvfp4(outer=Tensor('e8m0', 'ceil'))",
+            "scales that are powers of two can be shared, as in nvfp4(outer=PerTensor('e8m0', 'ceil'))",
         ),
-        (rounded, "round their weights again, to a common scale", "scales per row are kept, as in fp8_hybrid(Channel(0))"),
+        (rounded, "round their weights again, to a common scale", "scales per row are kept, as in fp8_hybrid(PerRow())"),
     ):
         if groups:
             more = f" and {len(groups) - 1} further group{'s' * (len(groups) > 2)}" if len(groups) > 1 else ""

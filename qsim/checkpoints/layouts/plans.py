@@ -12,7 +12,7 @@ from qsim.checkpoints.layouts.weights import CodedWeight, coded_weight, stacked
 from qsim.formats import E8M0
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn.modules import FivePointModule
-from qsim.scaling import Blocks, Scaling, Tiles
+from qsim.scaling import PerBlock, PerTile, Scaling
 
 
 @dataclass(frozen=True)
@@ -97,5 +97,5 @@ def is_microscaled(scale: Scaling | None) -> bool:
 
 def is_grouped(scale: Scaling | None, columns: int, size: int) -> bool:
     """Whether scales can be written as one for every `size` neighbours in a row of so many columns."""
-    width = scale.size if isinstance(scale, Blocks) else scale.width if isinstance(scale, Tiles) else 0
+    width = scale.size if isinstance(scale, PerBlock) else scale.width if isinstance(scale, PerTile) else 0
     return width > 0 and width % size == 0 and columns % size == 0

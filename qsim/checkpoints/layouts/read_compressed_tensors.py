@@ -14,7 +14,7 @@ from qsim.checkpoints.layouts.stored import StoredLayer, check_parts, stored_val
 from qsim.checkpoints.shards import Shards
 from qsim.formats import E2M1, E2M3, E4M3, E8M0, Format, Int
 from qsim.functional.quantizer import Quantizer
-from qsim.scaling import Blocks, Channel, Given, Scaling, Tensor as OneScale, Tiles
+from qsim.scaling import Given, PerBlock, PerRow, PerTensor, PerTile, Scaling
 from qsim.text.files import FileError
 
 _SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_shape", "input_scale", "input_global_scale")
@@ -92,12 +92,12 @@ def _scaling(name: str, args: Mapping[str, Any], static: float | None) -> Scalin
         return Given(static)
     strategy, size, e8m0 = args["strategy"], int(args.get("group_size") or 0), args.get("scale_dtype") == "torch.uint8"
     known: dict[str, Callable[[], Scaling]] = {
-        "tensor": OneScale,
-        "channel": lambda: Channel(0),
-        "token": lambda: Channel(0),
-        "group": lambda: Blocks(size, format="e8m0", rule="floor") if e8m0 else Blocks(size),
-        "tensor_group": lambda: Blocks(size, format="e4m3", outer=OneScale()),
-        "block": lambda: Tiles(*args["block_structure"]),
+        "tensor": PerTensor,
+        "channel": lambda: PerRow(),
+        "token": lambda: PerRow(),
+        "group": lambda: PerBlock(size, format="e8m0", rule="floor") if e8m0 else PerBlock(size),
+        "tensor_group": lambda: PerBlock(size, format="e4m3", outer=PerTensor()),
+        "block": lambda: PerTile(*args["block_structure"]),
     }
     if strategy not in known:
         raise FileError(f"load: {name} has scales with the strategy {strategy!r}, which qsim does not read")

@@ -13,7 +13,7 @@ from qsim.checkpoints.layouts.stored import StoredLayer, check_parts, stored_val
 from qsim.checkpoints.shards import Shards
 from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, INT8, Format
 from qsim.functional.quantizer import Quantizer
-from qsim.scaling import Blocks, Channel, Rule, Scaling, Tensor as OneScale, Tiles
+from qsim.scaling import PerBlock, PerRow, PerTensor, PerTile, Rule, Scaling
 from qsim.text.files import FileError
 
 _ELEMENTS: dict[str, Format] = {
@@ -91,17 +91,17 @@ def _mx(data: Mapping[str, Any], own: Mapping[str, Tensor]) -> tuple[Quantizer, 
     rule = "FLOOR" if kwargs is None else kwargs["_data"]["scaling_mode"]["_data"]
     if rule not in _RULES:
         raise FileError(f"load: inputs have scales by torchao's rule {rule}, which qsim does not have")
-    scale = Blocks(size, format="e8m0", rule=_RULES[rule])
+    scale = PerBlock(size, format="e8m0", rule=_RULES[rule])
     act = None if kwargs is None else Quantizer(_dtype(kwargs["_data"]["elem_dtype"]), scale=scale)
     return Quantizer(_dtype(data["elem_dtype"]), scale=scale), act
 
 
 def _nvfp4(data: Mapping[str, Any], own: Mapping[str, Tensor]) -> tuple[Quantizer, Quantizer | None]:
     kwargs = data["act_quant_kwargs"]
-    under = OneScale() if kwargs is not None and kwargs["_data"]["use_dynamic_per_tensor_scale"] else None
-    act = None if kwargs is None else Quantizer(E2M1, scale=Blocks(16, format=E4M3, outer=under))
-    outer = OneScale() if "per_tensor_scale" in own else None
-    return Quantizer(E2M1, scale=Blocks(16, format=E4M3, outer=outer)), act
+    under = PerTensor() if kwargs is not None and kwargs["_data"]["use_dynamic_per_tensor_scale"] else None
+    act = None if kwargs is None else Quantizer(E2M1, scale=PerBlock(16, format=E4M3, outer=under))
+    outer = PerTensor() if "per_tensor_scale" in own else None
+    return Quantizer(E2M1, scale=PerBlock(16, format=E4M3, outer=outer)), act
 
 
 _KINDS = {"Float8Tensor": _float8, "Int8Tensor": _int8, "MXTensor": _mx, "NVFP4Tensor": _nvfp4}
@@ -110,18 +110,18 @@ _KINDS = {"Float8Tensor": _float8, "Int8Tensor": _int8, "MXTensor": _mx, "NVFP4T
 def _scaling(block: list[int], shape: torch.Size) -> Scaling:
     """The scaling with tiles of a shape, of a matrix or of each matrix of a stack."""
     if list(shape) == block:
-        return OneScale()
+        return PerTensor()
     if len(shape) == 3:
         if block[0] != 1:
             raise FileError(f"load: scales of {tuple(block)} elements in a stack of shape {tuple(shape)}, which qsim does not read")
         return _scaling(block[1:], torch.Size(shape[1:]))
     if block == [1, shape[1]]:
-        return Channel(0)
-    return Blocks(block[1]) if block[0] == 1 else Tiles(block[0], block[1])
+        return PerRow()
+    return PerBlock(block[1]) if block[0] == 1 else PerTile(block[0], block[1])
 
 
 def _granularity(kwargs: Mapping[str, Any]) -> Scaling:
-    return OneScale() if kwargs["_data"]["granularity"]["_type"] == "PerTensor" else Channel(0)
+    return PerTensor() if kwargs["_data"]["granularity"]["_type"] == "PerTensor" else PerRow()
 
 
 def _dtype(named: Any) -> Format:

@@ -52,5 +52,5 @@ def reciprocal(coded: CodedWeight, scales: Tensor) -> tuple[Tensor, Literal["flo
             return candidate, "bfloat16"
     raise ValueError(
         "has a scale of the whole tensor whose reciprocal, which this layout stores, gives other weights: "
-        "scales that are powers of two have exact ones, as with outer=Tensor('e8m0', 'ceil')"
+        "scales that are powers of two have exact ones, as with outer=PerTensor('e8m0', 'ceil')"
     )

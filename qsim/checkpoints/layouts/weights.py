@@ -15,7 +15,8 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn.converting.layers import is_conv1d
 from qsim.nn.modules import FivePointModule, Linear
 from qsim.rounding import NEAREST
-from qsim.scaling import Blocks, Channel, Delayed, Given, Scaling
+from qsim.scaling import Delayed, Given, PerBlock, PerRow, Scaling
+from qsim.scaling.tiling import PerSlice
 from qsim_kernels.torch.scaling import under_whole
 
 
@@ -111,10 +112,10 @@ def _scaling_of(layer: FivePointModule, point: Quantizer) -> Scaling:
     """The scales that evaluation uses, in the directions of the product; a weight without scales has the scale 1."""
     if point.scale is None:
         return Given(1.0)
-    if isinstance(point.scale, Blocks):
+    if isinstance(point.scale, PerBlock):
         return replace(point.scale, dim=-1)
-    if isinstance(point.scale, Channel):
-        return replace(point.scale, dim=0)
+    if isinstance(point.scale, PerSlice):
+        return PerRow(-1, point.scale.format, point.scale.rule, point.scale.margin, point.scale.outer)
     if isinstance(point.scale, Delayed):
         return Given(delayed_scale(layer, "weight", point))
     return point.scale

@@ -20,7 +20,8 @@ from qsim.functional.codes import decode
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn.converting.layers import is_conv1d
 from qsim.nn.modules import FivePointModule
-from qsim.scaling import Blocks, Channel, Delayed, Given, Tensor as OneScale, Tiles
+from qsim.scaling import Delayed, Given, PerBlock, PerTensor, PerTile
+from qsim.scaling.tiling import PerSlice
 
 #: The dtypes of scales that have a format of their own.
 _SCALE_DTYPES: dict[Format, str] = {E8M0: "torch.uint8", E4M3: "torch.float8_e4m3fn"}
@@ -90,20 +91,20 @@ class CompressedTensors:
 def _weights(point: Quantizer, columns: int) -> dict[str, Any]:
     """The arguments of a weight."""
     scale, args = point.scale, _numbers("weight", point.format)
-    if point.format in (E2M1, E2M3) or (is_microscaled(scale) and isinstance(scale, Blocks)):
+    if point.format in (E2M1, E2M3) or (is_microscaled(scale) and isinstance(scale, PerBlock)):
         own = E8M0 if is_microscaled(scale) else E4M3 if scale is not None and (point.format, scale.format) == (E2M1, E4M3) else None
         if own is None or not is_grouped(scale, columns, _GROUPS[own]):
             per = "E8M0 scales per 32 (MX formats), or for E2M1 E4M3 ones per 16 (NVFP4)"
             raise LayoutError(f"its weight, {short(point)} with {columns} columns, must have {per}, dividing the columns")
         strategy = "tensor_group" if own == E4M3 else "group"
         return args | {"strategy": strategy, "group_size": _GROUPS[own], "scale_dtype": _SCALE_DTYPES[own], "dynamic": False}
-    if isinstance(scale, Tiles):
+    if isinstance(scale, PerTile):
         return args | {"strategy": "block", "block_structure": [scale.height, scale.width], "dynamic": False}
-    if isinstance(scale, Blocks):
+    if isinstance(scale, PerBlock):
         if columns % scale.size:
             raise LayoutError(f"its weight, {short(point)}, has {columns} columns, which blocks of {scale.size} do not divide")
         return args | {"strategy": "group", "group_size": scale.size, "dynamic": False}
-    return args | {"strategy": "channel" if isinstance(scale, Channel) else "tensor", "dynamic": False}
+    return args | {"strategy": "channel" if isinstance(scale, PerSlice) else "tensor", "dynamic": False}
 
 
 def _inputs(layer: FivePointModule, point: Quantizer, amax: Tensor | None, static: dict[str, Tensor]) -> dict[str, Any]:
@@ -115,15 +116,15 @@ def _inputs(layer: FivePointModule, point: Quantizer, amax: Tensor | None, stati
         value = 1.0 if scale is None else scale.value if isinstance(scale, Given) else delayed_scale(layer, "act", point)
         static["input_scale"] = _number(value)
         return args | {"strategy": "tensor", "dynamic": False}
-    if point.format == E2M1 and isinstance(scale, Blocks) and replace(scale, dim=-1, outer=None) == Blocks(16, format=E4M3):
+    if point.format == E2M1 and isinstance(scale, PerBlock) and replace(scale, dim=-1, outer=None) == PerBlock(16, format=E4M3):
         static["input_global_scale"] = _number(1.0) if scale.outer is None else _global_scale(point, amax)
         return args | {"strategy": "tensor_group", "group_size": 16, "scale_dtype": _SCALE_DTYPES[E4M3], "dynamic": "local"}
     if scale.outer is None and not scale.margin:
-        if isinstance(scale, OneScale):
+        if isinstance(scale, PerTensor):
             return args | {"strategy": "tensor", "dynamic": True}
-        if isinstance(scale, Channel):
+        if isinstance(scale, PerSlice):
             return args | {"strategy": "token", "dynamic": True}
-        if isinstance(scale, Blocks) and scale.format != E4M3:
+        if isinstance(scale, PerBlock) and scale.format != E4M3:
             is_mx = (scale.format, scale.size) == (E8M0, _GROUPS[E8M0])
             grouped = args | {"strategy": "group", "group_size": scale.size, "dynamic": True}
             return grouped | ({"scale_dtype": _SCALE_DTYPES[E8M0]} if is_mx else {})

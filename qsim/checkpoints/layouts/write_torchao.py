@@ -16,7 +16,8 @@ from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, Fixed, Format
 from qsim.functional import packing
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn.modules import FivePointModule
-from qsim.scaling import Blocks, Channel, Given, Scaling, Tensor as OneScale, Tiles
+from qsim.scaling import Given, PerBlock, PerRow, PerTensor, PerTile, Scaling
+from qsim.scaling.tiling import PerSlice
 
 _FLOAT8: dict[Format, torch.dtype] = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 #: The elements of MX formats, by torchao's names: dtypes, and two strings.
@@ -119,7 +120,7 @@ def _kind(point: Quantizer, columns: int) -> str:
     if (
         element in _MX
         and is_microscaled(scale)
-        and (isinstance(scale, Blocks) or element not in _FLOAT8)
+        and (isinstance(scale, PerBlock) or element not in _FLOAT8)
         and is_grouped(scale, columns, 32)
     ):
         return "mx"
@@ -183,10 +184,10 @@ def _mx(weight: Quantizer, act: Quantizer | None, shape: list[int]) -> dict[str,
     if act is not None:
         scale = act.scale
         if (
-            not isinstance(scale, Blocks)
+            not isinstance(scale, PerBlock)
             or act.format != weight.format
             or scale.rule not in _RULES
-            or Blocks(32, format="e8m0", rule=scale.rule) != replace(scale, dim=-1)
+            or PerBlock(32, format="e8m0", rule=scale.rule) != replace(scale, dim=-1)
         ):
             wanted = "inputs in the MX format of the weight"
             raise LayoutError(f"its input is act={short(act)}, and the layout has {wanted}; weight_only=True omits it")
@@ -203,7 +204,7 @@ def _nvfp4(weight: Quantizer, act: Quantizer | None, shape: list[int]) -> dict[s
     inputs, config = None, _config("NVFP4WeightOnlyConfig", 1, use_dynamic_per_tensor_scale=True)
     if act is not None:
         scale = act.scale
-        if act.format != E2M1 or not isinstance(scale, Blocks) or replace(scale, dim=-1, outer=None) != Blocks(16, format=E4M3):
+        if act.format != E2M1 or not isinstance(scale, PerBlock) or replace(scale, dim=-1, outer=None) != PerBlock(16, format=E4M3):
             raise LayoutError(f"its input is act={short(act)}, and the layout has NVFP4; weight_only=True omits it")
         settings = {"use_triton_kernel": False, "use_dynamic_per_tensor_scale": scale.outer is not None}
         inputs = _value("QuantizeTensorToNVFP4Kwargs", block_size=16, is_swizzled_scales=False, **settings)
@@ -245,21 +246,21 @@ def _block(point: Quantizer, shape: list[int]) -> list[int]:
     """The shape of the elements that share a scale."""
     assert point.scale is not None  # forward_weight sees to it
     block = list(point.scale.extent(shape))
-    if isinstance(point.scale, (Blocks, Tiles)) and any(size % reach for size, reach in zip(shape, block, strict=True)):
+    if isinstance(point.scale, (PerBlock, PerTile)) and any(size % reach for size, reach in zip(shape, block, strict=True)):
         raise LayoutError(f"its weight, {short(point)}, has shape {tuple(shape)}, which tiles of {block[0]} × {block[1]} do not divide")
     return block
 
 
 def _granularity(scale: Scaling | None) -> dict[str, Any] | None:
     """The granularity of scales of whole tensors and of rows, without the version that configurations add."""
-    if isinstance(scale, (OneScale, Given)):
+    if isinstance(scale, (PerTensor, Given)):
         return _value("PerTensor")
-    return _value("PerRow", dim=-1) if isinstance(scale, Channel) else None
+    return _value("PerRow", dim=-1) if isinstance(scale, PerSlice) else None
 
 
 def _follows(act: Quantizer, grain: dict[str, Any] | None) -> bool:
     """Whether an input has the scales that torchao computes, with the granularity of the weight."""
-    return act.scale in (OneScale(), Channel(0)) and _granularity(act.scale) == grain
+    return act.scale in (PerTensor(), PerRow()) and _granularity(act.scale) == grain
 
 
 def _named_config(grain: dict[str, Any] | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from qsim.cli.bench._settings import BenchSettings
 from qsim.cli.bench._tables import Column, Row, tenths, thousandths, whole
 
 #: Five exponent widths, each with ten mantissa widths.
-FORMATS = [qsim.Float(exponent, mantissa) for exponent, mantissa in itertools.product(range(2, 7), range(10))]
+FORMATS = [qsim.Float(exponent, mantissa, specials="none") for exponent, mantissa in itertools.product(range(2, 7), range(10))]
 
 ELEMENTS = 2**12
 

@@ -16,7 +16,7 @@ from qsim.cli.bench import _settings
 from qsim.cli.bench._bandwidth import beside_copy
 from qsim.cli.bench._settings import DTYPES, BenchSettings
 from qsim.cli.bench._tables import Column, Row, hundredths, render, tenths, thousandths
-from qsim.scaling.block import NAMED, Block
+from qsim.scaling.block_formats import NAMED, Block
 
 COLUMNS = (
     Column("format", "format"),

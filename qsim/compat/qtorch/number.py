@@ -280,7 +280,7 @@ def _float(exponent: int, mantissa: int) -> Float:
 
 
 def _block_scale(dim: int) -> scaling.Scaling:
-    return _made(scaling.Tensor, "e8m0", "floor") if dim == -1 else _made(scaling.Channel, dim, "e8m0", "floor")
+    return _made(scaling.PerTensor, "e8m0", "floor") if dim == -1 else _made(scaling.PerAxis, dim, "e8m0", "floor")
 
 
 def _made(kind: Callable[..., Made], *facts: int | str | None) -> Made:

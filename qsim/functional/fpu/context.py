@@ -17,8 +17,8 @@ from qsim.functional.fpu.names import kept_functions
 from qsim.functional.fpu.output import Output, SeedSource
 from qsim.random import seeds
 from qsim.rounding import NEAREST, Overflow, Rounding
-from qsim.scaling import block
-from qsim.scaling.block import Block
+from qsim.scaling import block_formats
+from qsim.scaling.block_formats import Block
 
 _Stored = TypeVar("_Stored", Tensor, nn.Module)
 
@@ -159,7 +159,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
 
 
 def _resolved(format: str | torch.dtype | Format) -> Format:
-    found = block.resolve(format)
+    found = block_formats.resolve(format)
     if isinstance(found, Block):
         raise ValueError(f"fpu: operators round element by element, so the format must not have scales, got {format!r}")
     if not found.is_signed or not found.has_zero:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qsim.functional.arguments import warn
 from qsim.nn import functional
 from qsim.nn.calls.running import without_inner_rounding
 from qsim.nn.calls.settings import call_points
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
 from qsim.recipes.five_point import FivePoint
+from qsim.text.warning import warn
 
 
 def attention(

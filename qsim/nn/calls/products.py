@@ -26,7 +26,7 @@ from qsim.nn.product.grouped_autograd import grouped_product
 from qsim.random.shards import is_distributed
 from qsim.random.sources import varied
 from qsim.recipes.five_point import POINTS, FivePoint
-from qsim.scaling import Blocks, Scaling, Tiles
+from qsim.scaling import PerBlock, PerTile, Scaling
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -90,12 +90,12 @@ def times_weight(a: Tensor, w: Tensor, own: Weight) -> Tensor:
 def _is_better_in_place(w: Tensor, points: FivePoint) -> bool:
     """Whether a matrix is rounded faster than its transpose, with the same results.
 
-    Tiles, unless they are square, and the order of random bits are those of a layer's weight.
+    PerTile, unless they are square, and the order of random bits are those of a layer's weight.
     """
     if not w.is_contiguous() or not points.is_scaled or points.weight_is_stochastic or points.accumulate is not None:
         return False
     return not any(
-        isinstance(point.scale, Tiles) and point.scale.is_directed
+        isinstance(point.scale, PerTile) and point.scale.is_directed
         for point in (points.weight, points.weight_bwd)
         if isinstance(point, Quantizer)
     )
@@ -166,7 +166,7 @@ def grouped(
 
 def _sums_under_scales(points: FivePoint) -> bool:
     """Whether an accumulator may add under the scales of blocks or tiles."""
-    return points.accumulate is not None and any(isinstance(scale, (Blocks, Tiles)) for scale in _scales(points))
+    return points.accumulate is not None and any(isinstance(scale, (PerBlock, PerTile)) for scale in _scales(points))
 
 
 def _scales(points: FivePoint) -> list[Scaling | None]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.arguments import recipe_hint
 from qsim.nn.calls.settings import Calls
@@ -20,6 +19,7 @@ from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of
 from qsim.nn.modules import FivePointModule, resolve_points
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.recipes.recipe import Recipe
+from qsim.text.warning import warn
 
 #: Layers with their points.
 Chosen = list[tuple[Layer, FivePoint]]

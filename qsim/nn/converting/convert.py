@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from torch import nn
 
 from qsim import recipes
-from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import Calls, check_calls
 from qsim.nn.converting import serving
@@ -28,6 +27,7 @@ from qsim.random.seeds import fresh_seed
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
+from qsim.text.warning import warn
 
 Model = TypeVar("Model", bound=nn.Module)
 Chooser = Callable[[str, nn.Module], FivePoint | None]

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from qsim.formats import name_of
-from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.converting.layers import Layer
 from qsim.random.shards import local
 from qsim.recipes.five_point import POINTS, FivePoint
+from qsim.text.warning import warn
 
 #: Number of a weight's elements that are looked at.
 _SAMPLE = 1 << 16
@@ -45,7 +45,7 @@ def warn_of_zeros(chosen: Sequence[tuple[Layer, FivePoint]]) -> None:
         name = repr(name_of(point.format) or point.format)
         warn(
             f"convert: {name} without a scale rounds more than half of the weights of {shown} to zero, because its smallest number is "
-            f"{point.format.smallest:g}: give the point a scale, as in Quantizer({name}, scale=qsim.scaling.Tensor())"
+            f"{point.format.smallest:g}: give the point a scale, as in Quantizer({name}, scale=qsim.scaling.PerTensor())"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from qsim.functional.arguments import warn
+from qsim.text.warning import warn
 
 
 class Refusals(Protocol):

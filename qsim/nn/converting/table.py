@@ -11,7 +11,7 @@ from qsim.nn.calls.settings import call_points
 from qsim.nn.converting.layers import Layer, is_conv1d, layers
 from qsim.nn.modules import FivePointModule, Linear
 from qsim.recipes.five_point import FivePoint
-from qsim.scaling import Blocks, Tiles
+from qsim.scaling import PerBlock, PerTile
 from qsim.text.blocks import shared_names
 from qsim.text.columns import aligned
 
@@ -132,8 +132,8 @@ def uneven_blocks(module: Any) -> str:
     if point is None or not (isinstance(module, Linear) or is_conv1d(module)):
         return ""
     # Layouts have 8-bit numbers in tiles that are smaller at the edges.
-    tiles = point.scale.width if isinstance(point.scale, Tiles) and point.format.bits < 8 else 0
-    size = point.scale.size if isinstance(point.scale, Blocks) else tiles
+    tiles = point.scale.width if isinstance(point.scale, PerTile) and point.format.bits < 8 else 0
+    size = point.scale.size if isinstance(point.scale, PerBlock) else tiles
     inputs = module.in_features if isinstance(module, Linear) else module.weight.shape[0]
     if not size or inputs % size == 0:
         return ""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from qsim.scaling import Blocks, Channel, Scaling, Tiles
+from qsim.scaling import PerBlock, PerTile, Scaling
 from qsim.scaling.geometry import tiles_of_blocks, tiles_of_channels
+from qsim.scaling.tiling import PerSlice
 from qsim_kernels.numbers import scales as numbers
 from qsim_kernels.torch.scaled_sums import ChainScales
 
@@ -34,11 +35,11 @@ class Direction:
 
     def tiles(self, scaling: Scaling, shape: Sequence[int]) -> numbers.TileSizes:
         """Which elements of an operand share a scale."""
-        if isinstance(scaling, Blocks):
+        if isinstance(scaling, PerBlock):
             return tiles_of_blocks(scaling.size, self.summed, shape)
-        if isinstance(scaling, Channel):
+        if isinstance(scaling, PerSlice):
             return self._channels(shape)
-        return scaling.tiles(self._matrix(shape) if isinstance(scaling, Tiles) else shape)
+        return scaling.tiles(self._matrix(shape) if isinstance(scaling, PerTile) else shape)
 
     def spread(self, scales: Tensor, shape: Sequence[int]) -> Tensor:
         """The scales of an operand's channels, or its single scale, shaped for multiplication with the result."""
@@ -84,9 +85,9 @@ class MatrixDirection(Direction):
         return scales.view(*shape[:-2], shape[self.kept]).unsqueeze(-1 if self.result == -2 else -2)
 
     def step(self, scaling: Scaling) -> int:  # noqa: D102 (documented above)
-        if isinstance(scaling, Blocks):
+        if isinstance(scaling, PerBlock):
             return scaling.size
-        return (scaling.width if self.summed == -1 else scaling.height) if isinstance(scaling, Tiles) else 0
+        return (scaling.width if self.summed == -1 else scaling.height) if isinstance(scaling, PerTile) else 0
 
     def chains(self, scales: Tensor, tiles: numbers.TileSizes, shape: Sequence[int], chain: int) -> ChainScales:  # noqa: D102 (documented above)
         if self.summed == -1:

@@ -13,7 +13,8 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn.product.arithmetic import Left
 from qsim.nn.product.groups import Groups, Units, transformed
 from qsim.nn.product.sites import Rounded, Site
-from qsim.scaling import Blocks, Channel, Given, Scaling, Tiles
+from qsim.scaling import Given, PerBlock, PerTile, Scaling
+from qsim.scaling.tiling import PerSlice
 from qsim_kernels.numbers import scales as numbers
 from qsim_kernels.numbers.scales import Restore, Turn
 from qsim_kernels.ops.direct import Operators
@@ -104,10 +105,10 @@ class GroupedSite(Site):
         rounding = (seed if spelt.is_stochastic else None, spelt.grid, spelt.rule, self.stream, 0, dtype)
         under_groups = _outer_scales(ops, before, units, how, tiles, turn)
         under = None if under_groups is None else units.spread(under_groups)
-        if isinstance(scale, (Blocks, Tiles)):
+        if isinstance(scale, (PerBlock, PerTile)):
             after, scales = ops.quantize_tiles(before, under, own, turn, *making, *rounding, int(restore))
             return RoundedUnits(units, before, after, tiles, scales, under, factor=under_groups)
-        if isinstance(scale, Channel) and (units.groups is None or not self._sums_rows):
+        if isinstance(scale, PerSlice) and (units.groups is None or not self._sums_rows):
             scales, of_groups = ops.scales_of_tiles(before, under, own, turn, False, *making), None
             factor = scales if under is None else under_whole(scales, under)
             factor = factor if units.groups is None else factor.view(1, -1, 1)
@@ -125,11 +126,11 @@ class GroupedSite(Site):
     def _unit(self, scale: Scaling | None) -> int:
         """The number of rows that must begin with a group: those of a block, a tile or a transform, or of one part of a column."""
         sizes = [1]
-        if isinstance(scale, Tiles):
+        if isinstance(scale, PerTile):
             sizes.append(scale.height)
         if self._sums_rows:
             sizes += [self.transform.size] if self.transform is not None else []
-            sizes += [scale.size] if isinstance(scale, Blocks) else [_PART] if isinstance(scale, Channel) else []
+            sizes += [scale.size] if isinstance(scale, PerBlock) else [_PART] if isinstance(scale, PerSlice) else []
         return math.lcm(*sizes)
 
     def _turned(self, units: Units) -> tuple[Tensor, tuple[int, ...]]:
@@ -145,11 +146,11 @@ class GroupedSite(Site):
         """Which elements of units share a scale, within a unit."""
         _, rows, columns = x.shape
         height, width = rows, columns
-        if isinstance(scale, Tiles):
+        if isinstance(scale, PerTile):
             height, width = scale.height, scale.width
-        elif isinstance(scale, Blocks):
+        elif isinstance(scale, PerBlock):
             height, width = (scale.size, 1) if self._sums_rows else (1, scale.size)
-        elif isinstance(scale, Channel):
+        elif isinstance(scale, PerSlice):
             height, width = (rows, 1) if self._sums_rows else (1, columns)
         else:
             scale.tiles(x.shape)  # raises an error for delayed scales without a history

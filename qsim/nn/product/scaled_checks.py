@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from qsim.functional.quantizer import Quantizer
 from qsim.recipes.five_point import FivePoint
-from qsim.scaling import Channel
+from qsim.scaling.tiling import PerSlice
 
 _HELP = "Give this layer other points, or exclude it"
 
@@ -27,7 +27,7 @@ def check_groups(name: str, points: FivePoint, transposed: bool) -> None:
     grad_w = "grad" if points.grad_w is None else "grad_w"
     for point in ("weight", grad_w) if transposed else ("weight_bwd", "act_bwd"):
         quantizer = getattr(points, point)
-        if isinstance(quantizer, Quantizer) and isinstance(quantizer.scale, Channel):
+        if isinstance(quantizer, Quantizer) and isinstance(quantizer.scale, PerSlice):
             raise ValueError(
                 f"{name}: {point} cannot have a scale for each channel where channels fall into groups, got {quantizer.scale!r}. {_HELP}"
             )

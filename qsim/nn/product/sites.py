@@ -24,7 +24,7 @@ from qsim.nn.product.bilinear import rows
 from qsim.nn.product.carriers import Values
 from qsim.nn.product.directions import Direction
 from qsim.random.places import Place, narrowed, widened
-from qsim.scaling import Blocks, Tiles
+from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import DISPATCHED, Operators
 from qsim_kernels.torch.scaling import under_whole
@@ -131,7 +131,7 @@ def beyond(x: Tensor, site: Site) -> Tensor:
 def leaves_factor(site: Site) -> bool:
     """Whether the result of a product is multiplied by scales."""
     scale = None if site.quantizer is None else site.quantizer.scale
-    return scale is not None and (not isinstance(scale, (Blocks, Tiles)) or scale.outer is not None)
+    return scale is not None and (not isinstance(scale, (PerBlock, PerTile)) or scale.outer is not None)
 
 
 def values_of_site(site: Site, dtype: torch.dtype) -> Values:
@@ -143,7 +143,7 @@ def values_of_site(site: Site, dtype: torch.dtype) -> Values:
     if site.quantizer is None:
         return None, dtype
     scale = site.quantizer.scale
-    if not isinstance(scale, (Blocks, Tiles)) or site.chain:
+    if not isinstance(scale, (PerBlock, PerTile)) or site.chain:
         return site.quantizer.format, dtype
     find = _values if torch.compiler.is_compiling() else _known_values
     return find(site.quantizer.format, scale.format, dtype), dtype

@@ -12,7 +12,7 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn.product.directions import Direction
 from qsim.nn.product.sites import Site, values_of_site
 from qsim.recipes.five_point import FivePoint
-from qsim.scaling import Blocks, Tiles
+from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.ops.accumulate import computed_on_chip
 
 _OWN = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
@@ -74,7 +74,7 @@ def _spelled(accumulator: Accumulator, product: str, one: tuple[Site, torch.dtyp
 def _facts(site: Site, dtype: torch.dtype) -> tuple[str, str]:
     """The name of an operand, and its format as text; the dtype's where no format holds its values."""
     found = values_of_site(site, dtype)[0] or _OWN.get(dtype)
-    in_blocks = site.quantizer is not None and isinstance(site.quantizer.scale, (Blocks, Tiles)) and not site.chain
+    in_blocks = site.quantizer is not None and isinstance(site.quantizer.scale, (PerBlock, PerTile)) and not site.chain
     name = f"{site.name} times its blocks' scales" if in_blocks else site.name
     return name, str(dtype) if found is None else found.__repr__()
 

@@ -1,6 +1,6 @@
 """Scales of distributed tensors: those of the whole, computed together by the processes that hold shards of it.
 
-Scales of channels and of whole tensors follow from the largest magnitudes of all shards. Blocks, tiles and transforms stay within a
+Scales of channels and of whole tensors follow from the largest magnitudes of all shards. PerBlock, tiles and transforms stay within a
 process: shards that would cut them raise an error.
 """
 
@@ -23,7 +23,7 @@ from qsim.nn.product.setting import ProductSetting, Shares
 from qsim.nn.product.sites import Site
 from qsim.random.shards import sizes
 from qsim.recipes.five_point import FivePoint
-from qsim.scaling import Blocks, Tiles
+from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.ops.direct import DISPATCHED
 
 
@@ -74,9 +74,9 @@ class MeshShare:
         summed, (rows, columns) = site.direction.summed_dims(dims, site.merges), site.direction.matrix_dims(dims, site.merges)
         if site.transform is not None:
             self._check_even(name, f"a transform of {site.transform.size}", summed, site.transform.size)
-        if isinstance(scale, Blocks):
+        if isinstance(scale, PerBlock):
             self._check_even(name, f"blocks of {scale.size}", summed, scale.size)
-        if isinstance(scale, Tiles):
+        if isinstance(scale, PerTile):
             what = f"tiles of {scale.height} by {scale.width}"
             self._check_even(name, what, rows, scale.height)
             self._check_even(name, what, columns, scale.width)

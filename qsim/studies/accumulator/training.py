@@ -64,7 +64,7 @@ def begun(run: Run, device: torch.device, accumulate: str = "") -> GPT:
 
 def e4m3_points(accumulate: str) -> FivePoint:
     """Inputs, weights and gradients in E4M3 with per-tensor scales, as an H100 multiplies them."""
-    rounds = Quantizer("e4m3", scale=scaling.Tensor())
+    rounds = Quantizer("e4m3", scale=scaling.PerTensor())
     return FivePoint(rounds, rounds, "same", "same", rounds, accumulate=None if accumulate == SINGLE else accumulate)
 
 

@@ -63,7 +63,7 @@ class Run:
         """The points of the layer."""
         if self.rounded == WEIGHTS:
             return FivePoint(weight=Quantizer(Fixed(_WHOLE + self.bits, self.bits), self.rounding), weight_bwd="same")
-        spec = Quantizer(Float(_EXPONENT, self.bits), self.rounding)
+        spec = Quantizer(Float(_EXPONENT, self.bits, specials="none"), self.rounding)
         return FivePoint(act_bwd=spec, grad=spec)
 
 
@@ -208,7 +208,7 @@ def _of_backward(layer: nn.Linear, batches: list[tuple[Tensor, Tensor]], run: Ru
 
 def _of_inputs(layer: nn.Linear, batches: list[tuple[Tensor, Tensor]], run: Run) -> float:
     """The variance of `∇A = Q(∇A_out) Q(W)`, relative to the square of `∇A`, so that the 1/b of the loss cancels."""
-    spec = Quantizer(Float(_EXPONENT, run.bits), run.rounding)
+    spec = Quantizer(Float(_EXPONENT, run.bits, specials="none"), run.rounding)
     points, plain = FivePoint(weight_bwd=spec, grad=spec), FivePoint()
     spread, square = 0.0, 0.0
     with torch.random.fork_rng(devices=[layer.weight.device] if layer.weight.is_cuda else []):

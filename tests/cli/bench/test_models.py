@@ -103,7 +103,7 @@ def float_quantize(x: Tensor, exp: int, man: int, rounding: str) -> Tensor:
 @pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5)])
 def test_qpytorchs_way_is_the_same_layer_where_both_round_alike(shape: tuple[int, ...], bias: bool) -> None:
     # A different format at each point, so that mix-ups are visible.
-    points = FivePoint(Float(4, 3), Float(3, 4), Float(4, 1), Float(5, 2), Float(4, 2))
+    points = FivePoint(Float(4, 4), Float(3, 5), Float(4, 1), Float(5, 3), Float(4, 2))
     ours = qsim.nn.Linear(5, 4, bias, points=points)
     theirs = QPyTorchLinear(ours, points, float_quantize)
     assert theirs.weight is not ours.weight

@@ -250,7 +250,7 @@ def test_layers_with_points_are_one_operator(points: FivePoint) -> None:
 
 QSIMS: dict[str, Callable[[Tensor], Tensor]] = {
     **{str(fmt): lambda x, fmt=fmt: qsim.quantize(x, fmt) for fmt in ("e4m3", "mxfp4", "nvfp4", Float(7, 15))},
-    "scale": lambda x: qsim.quantize(x, "e4m3", scale=qsim.scaling.Tensor()),
+    "scale": lambda x: qsim.quantize(x, "e4m3", scale=qsim.scaling.PerTensor()),
     "transform": lambda x: qsim.Quantizer("e4m3", transform="Hadamard(16)")(x),
     "codes": lambda x: qsim.decode(qsim.encode(x, "mxfp4"), "mxfp4"),
     "in place": lambda x: qsim.quantize_(x.clone(), Float(7, 15)),
@@ -325,7 +325,7 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"format": "e8m0"}, ValueError, "needs zero and negative numbers, which PowerOfTwo"),
     ({"format": "uint8"}, ValueError, "needs zero and negative numbers"),
     ({"format": "bf16", "rounding": "near"}, ValueError, "did you mean 'nearest'"),
-    ({"format": "bf16", "overflow": "wrap"}, ValueError, "overflow must be 'saturate' or 'nonfinite', got 'wrap'"),
+    ({"format": "bf16", "overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'"),
     ({"format": "bf16", "keep": "softmx"}, ValueError, "none is called 'softmx'; did you mean 'softmax'"),
     ({"format": "bf16", "keep": [nn.LayerNorm]}, ValueError, "did you mean 'layer_norm'"),
     ({"format": "bf16", "keep": [lambda x: x]}, ValueError, "such as torch.nn.functional.softmax, got"),

@@ -14,16 +14,16 @@ import qsim
 from qsim import FivePoint, Quantizer, scaling
 from qsim.nn import functional
 from qsim.nn.product import grouped
-from qsim.scaling import Blocks, Channel, Delayed
+from qsim.scaling import Delayed, PerBlock, PerRow
 from support.comparing import same_bits
 from support.multiplying import NEAREST, Calls, inputs, made, results, rounded
 from support.roundings import nearest
 
 RECIPES = {
     **{name: nearest(qsim.recipes.resolve(name).points) for name in ("fp8_hybrid", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4", "int8")},
-    "rows": qsim.recipes.fp8_hybrid(Channel(0)).points,
+    "rows": qsim.recipes.fp8_hybrid(PerRow()).points,
     "accumulated": qsim.recipes.fp8_hybrid(accumulate="h100_fp8").points,
-    "accumulated, rows": qsim.recipes.fp8_hybrid(Channel(0), accumulate="h100_fp8").points,
+    "accumulated, rows": qsim.recipes.fp8_hybrid(PerRow(), accumulate="h100_fp8").points,
     "accumulated, blocks": nearest(qsim.recipes.deepseek_v3().points),
     "accumulated, plain": FivePoint("e4m3", "e4m3", "same", "same", "e5m2", accumulate="h100_fp8"),
 }
@@ -108,7 +108,7 @@ def test_delayed_scales_record_a_product_once(accumulate: str | None) -> None:
 
 
 def test_delayed_scales_next_to_blocks_that_an_accumulator_adds_under_are_refused() -> None:
-    blocks, delayed = Quantizer("e4m3", scale=Blocks(16)), Quantizer("e4m3", scale=Delayed(4))
+    blocks, delayed = Quantizer("e4m3", scale=PerBlock(16)), Quantizer("e4m3", scale=Delayed(4))
     model = qsim.convert(Experts(as_layers=True), FivePoint(act=blocks, weight=delayed, accumulate="h100_fp8"))
     with pytest.raises(ValueError, match=r"in grouped products, an accumulator adds .* give this point another scale, or omit the accumul"):
         model(torch.randn(70, 32), torch.tensor(ENDS[0], dtype=torch.int32))
@@ -117,7 +117,7 @@ def test_delayed_scales_next_to_blocks_that_an_accumulator_adds_under_are_refuse
 
 def test_a_monitor_divides_elements_by_the_scales_of_their_groups() -> None:
     """Every group is one number, which its scale maps to the format's largest; under a common scale the small ones would vanish."""
-    model = qsim.convert(Experts(as_layers=True), FivePoint(act=Quantizer("e4m3", scale=scaling.Tensor())))
+    model = qsim.convert(Experts(as_layers=True), FivePoint(act=Quantizer("e4m3", scale=scaling.PerTensor())))
     x = torch.ones(70, 32)
     x[:5], x[5:40] = 1e-6, 1e6
     with qsim.diagnostics.Monitor(model) as monitor:
@@ -177,7 +177,7 @@ def test_grouped_products_are_a_product_for_each_group(ends: tuple[int, ...]) ->
 def test_grouped_products_have_one_dtype_under_autocast() -> None:
     """Whether groups have scales of their own, and are multiplied one by one, or not."""
     offs, found = torch.tensor([3, 5, 6], dtype=torch.int32), set()
-    for points in (NEAREST, FivePoint(weight=Quantizer("e4m3", scale=scaling.Blocks(8)))):
+    for points in (NEAREST, FivePoint(weight=Quantizer("e4m3", scale=scaling.PerBlock(8)))):
         model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs))
         model.stack = nn.Parameter(torch.randn(3, 8, 16))
         with torch.autocast("cpu", torch.bfloat16):

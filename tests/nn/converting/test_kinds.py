@@ -307,7 +307,7 @@ def test_weights_that_would_become_zero_cause_a_warning() -> None:
         qsim.convert(model, "weight_only('e2m1')")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        qsim.convert(model, FivePoint(weight=Quantizer("e2m1", scale=qsim.scaling.Tensor())))
+        qsim.convert(model, FivePoint(weight=Quantizer("e2m1", scale=qsim.scaling.PerTensor())))
         qsim.convert(model, FivePoint(weight=Quantizer("e2m1", "stochastic")))
         qsim.convert(model, "weight_only('e4m3')")
 

@@ -73,7 +73,7 @@ def test_half_precision_results_are_rounded_once(dtype: torch.dtype) -> None:
     assert not torch.equal(y, total.to(dtype) + bias), "the sum was rounded before"
 
 
-@pytest.mark.parametrize("scale", [scaling.Tensor(), scaling.Tensor("e8m0", "ceil"), scaling.Channel(0)], ids=str)
+@pytest.mark.parametrize("scale", [scaling.PerTensor(), scaling.PerTensor("e8m0", "ceil"), scaling.PerRow()], ids=str)
 def test_scales_of_tensors_and_channels_multiply_the_sum(scale: scaling.Scaling) -> None:
     point = Quantizer("e4m3", scale=scale)
     points = FivePoint(point, point, point, point, point, accumulate="h100_fp8")

@@ -13,17 +13,17 @@ from qsim.nn import functional
 
 EVERY = 32
 CHAIN = Promoted("h100_fp8", EVERY)
-BLOCK = Quantizer("e4m3", scale=scaling.Blocks(EVERY))
-TILE = Quantizer("e4m3", scale=scaling.Tiles(2 * EVERY, 2 * EVERY, "e8m0", "ceil"))
+BLOCK = Quantizer("e4m3", scale=scaling.PerBlock(EVERY))
+TILE = Quantizer("e4m3", scale=scaling.PerTile(2 * EVERY, 2 * EVERY, "e8m0", "ceil"))
 
 
 def elements(x: Tensor, point: Quantizer, dim: int) -> tuple[Tensor, Tensor]:
     """The elements of a matrix, and its scale at each of them, with the tiles or blocks along a dimension."""
     assert point.scale is not None
-    seen = x.t() if dim == 0 and isinstance(point.scale, scaling.Blocks) else x
+    seen = x.t() if dim == 0 and isinstance(point.scale, scaling.PerBlock) else x
     code = qsim.encode(seen.contiguous(), point.format, scale=point.scale)
     held = code.scales if code.scales.is_floating_point() else qsim.decode(code.scales, point.scale.format)
-    if isinstance(point.scale, scaling.Blocks):
+    if isinstance(point.scale, scaling.PerBlock):
         each = held.view(seen.shape[0], -1).float().repeat_interleave(point.scale.size, 1)[:, : seen.shape[1]]
     else:
         down, along = -(-seen.shape[0] // point.scale.height), -(-seen.shape[1] // point.scale.width)
@@ -79,7 +79,7 @@ def test_batches_of_matrices_have_scales_of_their_own() -> None:
 
 
 def test_an_operand_without_block_scales_multiplies_the_sum() -> None:
-    tensor = Quantizer("e4m3", scale=scaling.Tensor("e8m0", "ceil"))
+    tensor = Quantizer("e4m3", scale=scaling.PerTensor("e8m0", "ceil"))
     a, w = torch.randn(3, 70), torch.randn(4, 70)
     y = functional.linear(a, w, points=FivePoint(BLOCK, tensor, accumulate=(CHAIN, None, None)))
     code = qsim.encode(w, "e4m3", scale=tensor.scale)
@@ -89,7 +89,7 @@ def test_an_operand_without_block_scales_multiplies_the_sum() -> None:
 
 def test_scales_that_change_within_a_chain_are_part_of_the_operands() -> None:
     a, w = torch.randn(3, 96), torch.randn(4, 96)
-    narrow = Quantizer("e4m3", scale=scaling.Blocks(16, format="e8m0", rule="ceil"))
+    narrow = Quantizer("e4m3", scale=scaling.PerBlock(16, format="e8m0", rule="ceil"))
     how = Promoted("h100_bf16", EVERY)
     y = functional.linear(a, w, points=FivePoint(narrow, narrow, accumulate=(how, None, None)))
     qa, qw = (qsim.quantize(x, "e4m3", scale=narrow.scale) for x in (a, w))

@@ -79,7 +79,7 @@ def test_layers_on_codes_have_the_same_bits(points: FivePoint, on_codes: torch.d
 
 def test_some_layers_do_not_take_codes() -> None:
     x, w = torch.randn(4, 32), torch.randn(8, 32)
-    scaled = Quantizer("e4m3", scale=scaling.Tensor())
+    scaled = Quantizer("e4m3", scale=scaling.PerTensor())
     for points in (
         FivePoint("e4m3", "e4m3", "same", "same", "e4m3"),
         FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate=(FAST, None, FAST)),

@@ -18,25 +18,25 @@ from qsim.nn.product.plans import ProductPlan, plan_of
 from qsim.nn.product.setting import ProductSetting
 from qsim.nn.product.sites import Site
 from qsim.random.places import Place
-from qsim.scaling import Blocks, Channel, Given, Tiles
+from qsim.scaling import Given, PerBlock, PerRow, PerTile
 from qsim.transforms import Hadamard
 from qsim_kernels.ops.direct import operators
 from support.comparing import same_bits
 from support.side_by_side import DEVICE
 
-UNDER = scaling.Tensor()
+UNDER = scaling.PerTensor()
 SCALES: dict[str, Any] = {
     "none": None,
-    "tensor": scaling.Tensor(),
-    "power": scaling.Tensor("e8m0", "ceil"),
+    "tensor": scaling.PerTensor(),
+    "power": scaling.PerTensor("e8m0", "ceil"),
     "given": Given(0.25),
-    "channel": Channel(0),
-    "channel under tensor": Channel(0, format="e4m3", outer=UNDER),
-    "blocks": Blocks(32, format="e8m0", rule="floor"),
-    "blocks of 12": Blocks(12),
-    "blocks under tensor": Blocks(16, format="e4m3", outer=UNDER),
-    "tiles": Tiles(8, 16),
-    "tiles under tensor": Tiles(4, 16, format="e4m3", outer=UNDER),
+    "channel": PerRow(),
+    "channel under tensor": PerRow(format="e4m3", outer=UNDER),
+    "blocks": PerBlock(32, format="e8m0", rule="floor"),
+    "blocks of 12": PerBlock(12),
+    "blocks under tensor": PerBlock(16, format="e4m3", outer=UNDER),
+    "tiles": PerTile(8, 16),
+    "tiles under tensor": PerTile(4, 16, format="e4m3", outer=UNDER),
 }
 ENDS = [(5, 5, 40, 70), (0, 0, 0, 70), (33, 34, 50, 65), (16, 48, 64, 70)]
 ROWS, INPUTS, OUTPUTS = 70, 32, 48

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 import qsim
 from qsim import FivePoint, Quantizer
 from qsim.nn import functional
-from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
+from qsim.scaling import PerBlock, PerRow, PerTensor, PerTile, Scaling
 
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
-SCALES = {"tensor": Whole, "channel": lambda **how: Channel(0, **how), "blocks": lambda **how: Blocks(4, **how)}
-SCALES |= {"tiles": lambda **how: Tiles(2, 3, **how), "square": lambda **how: Tiles(3, 3, **how)}
+SCALES = {"tensor": PerTensor, "channel": lambda **how: PerRow(**how), "blocks": lambda **how: PerBlock(4, **how)}
+SCALES |= {"tiles": lambda **how: PerTile(2, 3, **how), "square": lambda **how: PerTile(3, 3, **how)}
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Lies:
 def groups(shape: torch.Size, scale: Scaling, lies: Lies) -> list[Tensor]:
     """The indices of the elements that share a scale."""
     index = torch.arange(shape.numel()).view(shape)
-    if isinstance(scale, Whole):
+    if isinstance(scale, PerTensor):
         return [index.flatten()]
     fibres = index.movedim(lies.summed, -1).reshape(-1, shape[lies.summed])
-    if isinstance(scale, Blocks):
+    if isinstance(scale, PerBlock):
         return [part for fibre in fibres for part in fibre.split(scale.size)]
-    if isinstance(scale, Channel):
+    if isinstance(scale, PerRow):
         return list(index.movedim(lies.kept, 0).flatten(1)) if lies.is_image else list(fibres)
-    assert isinstance(scale, Tiles)
+    assert isinstance(scale, PerTile)
     matrices = [index.flatten(1)] if lies.is_image else list(index.reshape(-1, *shape[-2:]))
     return [part.flatten() for m in matrices for rows in m.split(scale.height) for part in rows.split(scale.width, 1)]
 
@@ -53,7 +53,7 @@ def rounded(x: Tensor, point: Quantizer | None, lies: Lies) -> Tensor:
     found = torch.empty(x.numel(), dtype=torch.float64)
     for group in groups(x.shape, point.scale, lies):
         own = x.flatten()[group]
-        found[group] = qsim.quantize(own, point.format, scale=Whole(point.scale.format, point.scale.rule)).double()
+        found[group] = qsim.quantize(own, point.format, scale=PerTensor(point.scale.format, point.scale.rule)).double()
     return found.view(x.shape)
 
 
@@ -280,7 +280,7 @@ def test_results_have_the_operands_dtype_and_are_rounded_once(case: Case, kind: 
 def test_float64_keeps_its_bits() -> None:
     """Scales are float32 even then, but the numbers multiplied by them are not rounded to it."""
     x, w = torch.randn(4, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
-    blocks = Quantizer("e4m3", scale=Blocks(4))
+    blocks = Quantizer("e4m3", scale=PerBlock(4))
     exact = functional.linear(x, w, points=FivePoint(blocks, blocks))
     torch.testing.assert_close(exact, F.linear(blocks(x), blocks(w)), rtol=1e-14, atol=1e-14)
 
@@ -289,7 +289,7 @@ def test_float64_keeps_its_bits() -> None:
 def test_the_bias_is_added_to_the_scaled_result(case: Case) -> None:
     if case.two_inputs:
         pytest.skip("no bias")
-    points = FivePoint(*[Quantizer("e2m1", scale=Channel(0, format="e8m0", rule="ceil"))] * 5)
+    points = FivePoint(*[Quantizer("e2m1", scale=PerRow(format="e8m0", rule="ceil"))] * 5)
     a, w, g = leaves(case, numbers)
     bias = torch.randn(g.shape[1] if a.dim() == 4 else g.shape[-1]).requires_grad_()
     function = {"linear": functional.linear, "conv2d groups=1": functional.conv2d}.get(case.name, functional.conv_transpose2d)
@@ -304,7 +304,7 @@ def test_gradients_are_rounded_once_per_product_if_scales_have_directions() -> N
     """With stochastic rounding two roundings draw different bits: those of the product that has its own."""
     x, w = torch.eye(6).requires_grad_(), torch.eye(6).requires_grad_()
     g = torch.randn(6, 6)
-    for scale, alike in ((Whole(), True), (Tiles(2, 2), True), (Blocks(2), False), (Channel(0), False)):
+    for scale, alike in ((PerTensor(), True), (PerTile(2, 2), True), (PerBlock(2), False), (PerRow(), False)):
         points = FivePoint(grad=Quantizer("e2m1", "stochastic", scale=scale))
         torch.manual_seed(0)
         y = functional.linear(x, w, points=points)
@@ -314,7 +314,7 @@ def test_gradients_are_rounded_once_per_product_if_scales_have_directions() -> N
 
 @pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4", "e4m3"])
 def test_attention_and_modules(fmt: str) -> None:
-    point = Quantizer(fmt) if fmt != "e4m3" else Quantizer(fmt, scale=Whole())
+    point = Quantizer(fmt) if fmt != "e4m3" else Quantizer(fmt, scale=PerTensor())
     points = FivePoint(*[point] * 5)
     layer = qsim.nn.MultiheadAttention(32, 2, batch_first=True, points=points)
     plain = torch.nn.MultiheadAttention(32, 2, batch_first=True)
@@ -331,12 +331,12 @@ def test_attention_and_modules(fmt: str) -> None:
 
 def test_a_table_is_scaled_along_its_rows() -> None:
     table, index = torch.randn(7, 40).exp().requires_grad_(), torch.tensor([[1, 3], [3, 6]])
-    points = FivePoint(weight="mxfp4", grad=Quantizer("e4m3", scale=Channel(0)))
+    points = FivePoint(weight="mxfp4", grad=Quantizer("e4m3", scale=PerRow()))
     y = functional.embedding(index, table, points=points)
     assert torch.equal(y, qsim.quantize(table.detach(), "mxfp4")[index])
     g = torch.randn(2, 2, 40).exp()
     (gradient,) = torch.autograd.grad(y, table, g)
-    rows = qsim.quantize(g.view(4, 40), "e4m3", scale=Channel(0))
+    rows = qsim.quantize(g.view(4, 40), "e4m3", scale=PerRow())
     assert torch.equal(gradient, torch.zeros(7, 40).index_add(0, index.flatten(), rows))
 
 
@@ -363,7 +363,7 @@ def test_compiled_code_gives_the_same_bits(fmt: str, transform: qsim.transforms.
     assert all(map(torch.equal, found, wanted))
 
 
-@pytest.mark.parametrize("scale", [Channel(0), Blocks(32, format="e8m0")], ids=["channel", "blocks"])
+@pytest.mark.parametrize("scale", [PerRow(), PerBlock(32, format="e8m0")], ids=["channel", "blocks"])
 def test_compiled_code_of_any_size(scale: Scaling) -> None:
     layer = qsim.nn.Linear(48, 20, bias=False, points=FivePoint(*[Quantizer("e4m3", scale=scale)] * 5))
     torch._dynamo.reset()

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 import qsim
 from qsim import Recipe, recipes
 from qsim.cli.bench._graphs import replay
-from qsim.scaling import Channel, Delayed
+from qsim.scaling import Delayed, PerRow
 
 pytestmark = pytest.mark.gpu
 
 RECIPES = {
     "fp8_hybrid": recipes.fp8_hybrid(),
-    "fp8_hybrid, rows": recipes.fp8_hybrid(Channel(0)),
+    "fp8_hybrid, rows": recipes.fp8_hybrid(PerRow()),
     "fp8_hybrid, delayed": recipes.fp8_hybrid(Delayed(4)),
     "fp8_blockwise": recipes.fp8_blockwise(),
     "mxfp8": recipes.mxfp8(),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import qsim
 from qsim.formats import E4M3, E5M2, Format
-from qsim.scaling import Channel, Scaling, Tensor as Whole
+from qsim.scaling import PerRow, PerTensor, Scaling
 
 DTYPES = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 
@@ -84,7 +84,7 @@ class Case:
     @property
     def out_dtype(self) -> torch.dtype:
         """Row scales only work with results in bfloat16."""
-        return torch.float32 if isinstance(self.scaling, Whole) else torch.bfloat16
+        return torch.float32 if isinstance(self.scaling, PerTensor) else torch.bfloat16
 
     def matrices(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The numbers, the same on every device."""
@@ -98,14 +98,14 @@ class Case:
     def label(self) -> str:
         """The case in a line."""
         names = " × ".join("E4M3" if fmt == E4M3 else "E5M2" for fmt in (self.a, self.b))
-        scales = "tensor" if isinstance(self.scaling, Whole) else "rows"
+        scales = "tensor" if isinstance(self.scaling, PerTensor) else "rows"
         return f"{names}  {scales:<6}  {self.name:<11}  {'×'.join(map(str, self.sizes))}"
 
 
 CASES = [
     Case(name, a, E4M3, scaling, sizes)
     for a in (E4M3, E5M2)
-    for scaling in (Whole(), Channel(0))
+    for scaling in (PerTensor(), PerRow())
     for name, sizes in (("normal", (512, 4096, 768)), ("heavy tails", (512, 4096, 768)), ("normal", (256, 16384, 256)))
 ]
 
@@ -231,7 +231,7 @@ SMALL = [
     Case(name, a, E4M3, scaling, (48, 512, 32))
     for name in ("normal", "heavy tails")
     for a in (E4M3, E5M2)
-    for scaling in (Whole(), Channel(0))
+    for scaling in (PerTensor(), PerRow())
 ]
 
 

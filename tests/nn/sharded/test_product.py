@@ -108,9 +108,9 @@ CUT = [
     noisy("e2m1"),
     qsim.Quantizer("mxfp4", "stochastic"),
     qsim.Quantizer("nvfp4", "stochastic"),
-    qsim.Quantizer("e4m3", "stochastic", scale=qsim.scaling.Tensor()),
-    qsim.Quantizer("e4m3", "stochastic", scale=qsim.scaling.Channel(0)),
-    qsim.Quantizer("e4m3", "stochastic", scale=qsim.scaling.Channel(-1)),
+    qsim.Quantizer("e4m3", "stochastic", scale=qsim.scaling.PerTensor()),
+    qsim.Quantizer("e4m3", "stochastic", scale=qsim.scaling.PerRow()),
+    qsim.Quantizer("e4m3", "stochastic", scale=qsim.scaling.PerAxis(-1)),
 ]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import qsim
 from qsim import FivePoint, Quantizer
-from qsim.scaling import Blocks, Channel, Delayed, Scaling, Tensor as Whole, Tiles
+from qsim.scaling import Delayed, PerBlock, PerRow, PerTensor, PerTile, Scaling
 from support.distributed_models import alike, coarse, converted, gradients, mesh_of, model, parallelized, place, run, whole
 from support.ranks import NEEDS_GLOO, Ranks, ranks_of
 
@@ -20,11 +20,11 @@ two = ranks_of(2)
 # Powers of two, so that every product and every sum is exact in any order.
 EXACT: dict[str, Any] = {"format": "e8m0", "rule": "ceil"}
 SCALES: dict[str, Scaling] = {
-    "tensor": Whole(**EXACT),
-    "channel": Channel(0, **EXACT),
-    "blocks": Blocks(3, **EXACT),
-    "tiles": Tiles(3, 2, **EXACT),
-    "under": Blocks(3, format="e4m0", rule="ceil", outer=Whole(**EXACT)),
+    "tensor": PerTensor(**EXACT),
+    "channel": PerRow(**EXACT),
+    "blocks": PerBlock(3, **EXACT),
+    "tiles": PerTile(3, 2, **EXACT),
+    "under": PerBlock(3, format="e4m0", rule="ceil", outer=PerTensor(**EXACT)),
 }
 LAYOUTS = [(x, w) for x in ("all", "0", "1", "2") for w in ("all", "0", "1")]
 
@@ -69,7 +69,7 @@ def test_shares_of_nothing(two: Ranks) -> None:
 
 
 def test_transforms_of_shares(two: Ranks) -> None:
-    point = Quantizer("e2m1", scale=Whole(**EXACT), transform=qsim.transforms.Hadamard(4))
+    point = Quantizer("e2m1", scale=PerTensor(**EXACT), transform=qsim.transforms.Hadamard(4))
     for found, expected in two(_linear, FivePoint(*[point] * 5), ("2", "1"), ((4, 6, 24), (12, 24))):
         for x, y in zip(found, expected, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-5)
@@ -78,11 +78,11 @@ def test_transforms_of_shares(two: Ranks) -> None:
 @pytest.mark.parametrize(
     ("points", "places", "said"),
     [
-        (FivePoint(*[Quantizer("e2m1", scale=Blocks(8))] * 2), ("2", "1"), "act: blocks of 8 along 24 .* shares of 12"),
-        (FivePoint(grad=Quantizer("e2m1", scale=Blocks(4)), act_bwd="e4m3"), ("all", "0"), "grad: blocks of 4 along 12 .* of 6"),
-        (FivePoint(act_bwd=Quantizer("e2m1", scale=Blocks(8)), grad="e4m3"), ("0", "all"), "act_bwd: blocks of 8 .* of 12"),
-        (FivePoint(act_bwd=Quantizer("e2m1", scale=Blocks(2)), grad="e4m3"), ("1", "all"), "act_bwd: blocks of 2 along 6 .* of 3"),
-        (FivePoint(weight=Quantizer("e2m1", scale=Tiles(4, 4))), ("all", "0"), "weight: tiles of 4 by 4 along 12 .* of 6"),
+        (FivePoint(*[Quantizer("e2m1", scale=PerBlock(8))] * 2), ("2", "1"), "act: blocks of 8 along 24 .* shares of 12"),
+        (FivePoint(grad=Quantizer("e2m1", scale=PerBlock(4)), act_bwd="e4m3"), ("all", "0"), "grad: blocks of 4 along 12 .* of 6"),
+        (FivePoint(act_bwd=Quantizer("e2m1", scale=PerBlock(8)), grad="e4m3"), ("0", "all"), "act_bwd: blocks of 8 .* of 12"),
+        (FivePoint(act_bwd=Quantizer("e2m1", scale=PerBlock(2)), grad="e4m3"), ("1", "all"), "act_bwd: blocks of 2 along 6 .* of 3"),
+        (FivePoint(weight=Quantizer("e2m1", scale=PerTile(4, 4))), ("all", "0"), "weight: tiles of 4 by 4 along 12 .* of 6"),
         (FivePoint(*[Quantizer("e2m1", transform="Hadamard(8)")] * 2), ("2", "1"), "act: a transform of 8 along"),
     ],
 )

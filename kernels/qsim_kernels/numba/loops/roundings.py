@@ -10,7 +10,7 @@ import numpy as np
 from qsim_kernels.meanings import numba as meaning
 from qsim_kernels.numba.loops.bits import longs, part
 from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, UsedBits, Variant
-from qsim_kernels.numbers.grid import Mode
+from qsim_kernels.numbers.grid import Mode, Overflow
 
 _i32: Any = np.int32
 _u32: Any = np.uint32
@@ -40,11 +40,11 @@ functions = cache(meaning.rounding)
 
 def of_sums(mode: Mode) -> Any:
     """`round_bits` onto the floats that matrix units add in, as float64."""
-    wide = Variant(int(mode), saturate=False, flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False)
+    wide = Variant(int(mode), int(Overflow.NONFINITE), flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False)
     return functions(DOUBLE, wide).round_bits
 
 
 def of_scales(mode: Mode) -> Any:
     """`round_bits` of positive numbers onto the values of scales, as float64; `half` is -1 where zero is no value."""
-    wide = Variant(int(mode), saturate=True, flat=False, zero=True, signed=False, keep_sign=False, symmetric=True, open=False)
+    wide = Variant(int(mode), int(Overflow.SATURATE), flat=False, zero=True, signed=False, keep_sign=False, symmetric=True, open=False)
     return functions(DOUBLE, wide).round_bits

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, grid_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule
 from qsim_kernels.numbers.sums import (
     SINGLE_GRID,
     AlignedSum,
@@ -220,7 +220,7 @@ def _rounds_in_single(grid: Grid, rule: Rule) -> bool:
 
 
 def _is_native(grid: Grid, rule: Rule, own: Grid) -> bool:
-    return grid == own and rule.mode == Mode.NEAREST and not rule.saturate
+    return grid == own and rule.mode == Mode.NEAREST and not rule.saturates
 
 
 def _native(grid: Grid, rule: Rule, wide: bool) -> Any:
@@ -234,11 +234,11 @@ def _native(grid: Grid, rule: Rule, wide: bool) -> Any:
 
 def _is_fast(grid: Grid, rule: Rule, wide: bool) -> bool:
     """Whether adding and subtracting a power of two rounds to a symmetric grid."""
-    saturating, _ = arguments.rounding(grid, rule._replace(saturate=True), wide)
+    saturating, _ = arguments.rounding(grid, rule._replace(overflow=int(Overflow.SATURATE)), wide)
     if wide:
         is_even = grid_bits(grid, wide=True).low > 0 and saturating.symmetric and saturating.signed
         return rule.mode == Mode.STOCHASTIC and is_even and grid.mantissa <= _MOST_STOCHASTIC
-    return saturating.fast and saturating.symmetric and (rule.saturate or rule.mode == Mode.NEAREST)
+    return saturating.fast and saturating.symmetric and (rule.saturates or rule.mode == Mode.NEAREST)
 
 
 def _unit_dtype(a: Tensor, b: Tensor, how: RoundedSum) -> torch.dtype | None:

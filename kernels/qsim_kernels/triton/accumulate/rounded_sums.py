@@ -117,7 +117,7 @@ def _fast(x, grid, V: tl.constexpr):
     beyond = end_of_additions(grid, V)
     within = tl.minimum(tl.abs(x), beyond.to(tl.float32, bitcast=True), propagate_nan=tl.PropagateNan.ALL)
     result = round_magnitude(within, pattern < 0, 0, grid, V)
-    if not V.saturate:
+    if not V.saturates:
         # NaN stays: it is not larger.
         result = tl.where(result > grid.top.to(tl.float32, bitcast=True), grid.over.to(tl.float32, bitcast=True), result)
     result = (result.to(tl.int32, bitcast=True) | (pattern & SIGN)).to(tl.float32, bitcast=True)
@@ -144,7 +144,7 @@ def _stochastic(x, drawn, noise, grid, V: tl.constexpr):
     found = upper_bits(truncated - from_halves(magic, tl.full(magic.shape, 1, tl.uint32)))
     # From the next value after the largest to infinity; NaN, whose pattern is above that, stays.
     beyond = ((grid.top >> 32) + (tl.full([], 1, tl.int64) << (grid.shift - 32))).to(tl.int32)
-    end = ((grid.top if V.saturate else grid.over) >> 32).to(tl.int32)
+    end = ((grid.top if V.saturates else grid.over) >> 32).to(tl.int32)
     found = tl.where((found - beyond).to(tl.uint32) <= (tl.full([], INFINITY_DOUBLE, tl.int32) - beyond).to(tl.uint32), end, found)
     result = from_halves(found | (upper & SIGN), tl.zeros(found.shape, tl.uint32))
     return result if V.keep_sign else result + 0.0

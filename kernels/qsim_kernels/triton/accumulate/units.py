@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim_kernels.numbers.grid import Mode, Rule
+from qsim_kernels.numbers.grid import Mode, Overflow, Rule
 from qsim_kernels.numbers.sums import LEAST_EXPONENT, SINGLE_GRID, AlignedSum, BlockScaledSum, PromotedSum, Sum, TwoStepSum
 from qsim_kernels.triton.accumulate.aligned import AlignedVariant, aligned_kernel
 from qsim_kernels.triton.accumulate.call import AccumulateCall, ResultTile, has_dpx, options
@@ -101,7 +101,7 @@ def _launch_exact_groups(call: AccumulateCall, how: BlockScaledSum) -> None:
 @lru_cache(maxsize=256)
 def unit_of(how: AlignedSum, single: bool, launches: int, promoted: bool, dpx: bool) -> tuple[AlignedVariant, Any, tuple[int, ...]]:
     """The compile-time and the runtime numbers of a matrix unit."""
-    variant, numbers = arguments.rounding(how.grid, Rule(how.mode, 0, correction=False, saturate=False), True)
+    variant, numbers = arguments.rounding(how.grid, Rule(how.mode, 0, False, int(Overflow.NONFINITE)), True)
     is_single_range = how.grid.exponent == SINGLE_GRID.exponent and how.grid.least == math.ldexp(1.0, -126 - how.grid.mantissa)
     unit = AlignedVariant(
         block=how.block + how.block % 2,

@@ -103,7 +103,7 @@ def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl
         NARROW: Whether codes have at most 16 bits.
         CLAMPED: Whether the values have been through `clamp`.
     """
-    if V.fast and V.saturate:
+    if V.fast and V.saturates:
         clean = x if CLAMPED else clamp(x, grid, C.nan)
         signs = clean.to(tl.int32, bitcast=True)
         if V.mode == NEAREST:

@@ -44,7 +44,7 @@ def clamp(x, grid, NAN_STAYS: tl.constexpr):
 @triton.jit
 def end_of_additions(grid, V: tl.constexpr):
     """Bits of the magnitude to which others are clamped: the largest value, or the one after it if what reaches that overflows."""
-    return grid.top if V.saturate else grid.top + (1 << (grid.shift + tl.maximum(grid.low - (grid.top >> 23), 0)))
+    return grid.top if V.saturates else grid.top + (1 << (grid.shift + tl.maximum(grid.low - (grid.top >> 23), 0)))
 
 
 @triton.jit
@@ -146,7 +146,7 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
     else:
         result = round_magnitude(y, bits < 0, drawn, grid, V).to(tl.int32, bitcast=True) | (bits & SIGN)
     is_number = x == x
-    if not V.saturate:
+    if not V.saturates:
         value = result.to(tl.float32, bitcast=True)
         # NaN stays: it is not larger. What replaces larger numbers may be NaN.
         result = tl.where(tl.abs(value) > grid.top.to(tl.float32, bitcast=True), grid.over | (bits & SIGN), result)

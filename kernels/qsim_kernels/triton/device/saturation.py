@@ -53,7 +53,7 @@ def clamp_of_tiles(how: Scales, elements: ElementRounding, is_under: bool, sourc
 
 def clamp_of_given(elements: ElementRounding) -> Clamp:
     """Where products are clamped under arbitrary scales."""
-    return Clamp.ALWAYS if elements.restore != Restore.NOTHING and elements.rule.saturate else Clamp.NEVER
+    return Clamp.ALWAYS if elements.restore != Restore.NOTHING and elements.rule.saturates else Clamp.NEVER
 
 
 def _keeps_exponents(how: Scales, elements: ElementRounding, source: torch.dtype, largest: float) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED, round_bits
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridNumbers
-from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule
 from qsim_kernels.numbers.scales import SMALLEST, ScaleRule, Scales
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.records import kernel
@@ -228,7 +228,7 @@ def making_of(scales: Scales, is_under: bool) -> tuple[tuple[ScaleVariant, Kerne
         scales: How scales are made.
         is_under: Whether they are under a scale of the whole tensor.
     """
-    rule = Rule(int(Mode.UP if scales.rule == ScaleRule.CEIL else Mode.NEAREST), 0, False, True)
+    rule = Rule(int(Mode.UP if scales.rule == ScaleRule.CEIL else Mode.NEAREST), 0, False, int(Overflow.SATURATE))
     ratios = is_under and _is_of_ratios(scales, rule)
     rounding, (_, _, _, *grid) = arguments.rounding(scales.grid, rule, not ratios)
     pattern = DOUBLE.pattern

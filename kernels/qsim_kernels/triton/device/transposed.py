@@ -88,7 +88,7 @@ def encode_tile(x, out, lost, rows, columns, offset, noise, grid, coding, V: tl.
     codes = encoded(values, drawn, grid, coding, V, C, out.dtype.element_ty != tl.int32)
     store_tile(out, codes.to(out.dtype.element_ty), places, inside, T)
     if lost is not None:
-        if not (V.fast and V.saturate):
+        if not (V.fast and V.saturates):
             values = rounded(values, drawn, grid, V, True)
         note_lost(lost, values)
 

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.numbers.carrier import GridNumbers
+from qsim_kernels.numbers.grid import Overflow
 
 
 class KernelVariant(NamedTuple):
@@ -15,7 +16,7 @@ class KernelVariant(NamedTuple):
 
     Attributes:
         mode: A `Mode`.
-        saturate: Whether overflow goes to the largest value.
+        overflow: An `Overflow`.
         fast: Whether `round_single` supports the grid and the rounding.
         flat: Whether the number of rounded bits is the same for all values.
         open: Whether overflow becomes infinity automatically: the carrier's infinity is right above the grid's last binade.
@@ -32,7 +33,7 @@ class KernelVariant(NamedTuple):
     """
 
     mode: int
-    saturate: bool
+    overflow: int
     fast: bool
     flat: bool
     open: bool
@@ -46,6 +47,11 @@ class KernelVariant(NamedTuple):
     binary: bool
     later: bool = False
     few: bool = False
+
+    @property
+    def saturates(self) -> bool:
+        """Whether overflow goes to a value of the grid."""
+        return self.overflow != Overflow.NONFINITE
 
 
 class CodeVariant(NamedTuple):

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, is_flat
-from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 
 _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
@@ -29,10 +29,10 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[KernelVariant, tuple[i
     drawn = 16 if halves else 32
     variant = KernelVariant(
         mode=int(rule.mode),
-        saturate=rule.saturate,
+        overflow=rule.overflow,
         fast=_is_fast(how, rule),
         flat=is_flat(grid) and how.carrier == SINGLE,
-        open=not rule.saturate and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
+        open=not rule.saturates and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
         symmetric=grid.min == -grid.max,
         zero=grid.zero,
         signed=how.signed,
@@ -53,7 +53,7 @@ def _is_fast(how: GridBits, rule: Rule) -> bool:
     """Whether adding and subtracting a power of two rounds: the power must exist, and leave room for a carry."""
     room = 2 <= how.shift <= 23 and (how.top >> 23) + 1 + how.shift < 254
     # Where numbers overflow, they do so from the value on that would follow the largest.
-    ends = rule.saturate or (rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.top == how.bottom)
+    ends = rule.overflow == Overflow.SATURATE or (rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.top == how.bottom)
     return how.carrier == SINGLE and how.low > 0 and how.zero and room and ends and rule.mode in _FAST_MODES
 
 
@@ -68,7 +68,7 @@ def drawn_later(variant: KernelVariant, grid: Grid, few: bool) -> KernelVariant:
     how = grid_bits(grid, variant.wide)
     # Near 2**7 or 1.5 times 2**7 spacings, the sums must stay within one binade of float32. This also limits evenly
     # spaced values to at most 2**7; unsigned ones of 8 bits have twice as many.
-    end = how.top if variant.saturate else how.top + (1 << how.shift + max(how.low - (how.top >> 23), 0))
+    end = how.top if variant.saturates else how.top + (1 << how.shift + max(how.low - (how.top >> 23), 0))
     room = how.shift >= 18 or (how.shift >= 16 and end < how.low << 23)
     draws = variant.mode == Mode.STOCHASTIC and variant.fast and variant.whole and not variant.halves
     return variant._replace(later=draws and room and not INTERPRETED, few=few)

@@ -65,7 +65,7 @@ def encode_block(
     codes = encoded(values, drawn, grid, coding, V, C, out.dtype.element_ty != tl.int32)
     store(out + start, codes.to(out.dtype.element_ty), place, count - start, MASKED)
     if lost is not None:
-        if not (V.fast and V.saturate):
+        if not (V.fast and V.saturates):
             values = rounded(values, drawn, grid, V, True)
         # Each thread adds up its own.
         note_lost(lost, tl.reshape(values, (BLOCK // RUN, RUN)))

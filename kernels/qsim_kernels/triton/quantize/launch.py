@@ -196,7 +196,7 @@ def _both(
     if tile is None:
         variant = drawn_later_if_faster(variant, grid, source)
         second_variant = drawn_later_if_faster(second_variant, code_grid, source)
-    saturate = variant.saturate and second_variant.saturate
+    saturate = variant.saturates and second_variant.saturates
     one_grid = grid == code_grid and variant.fast and second_variant.fast and saturate and code_variant.nan
     constants = (variant, second_variant, code_variant, tile, one_grid, run_length(source, target), 2048)
     # Two grids need so many registers that fewer threads fit.

@@ -62,7 +62,7 @@ def written(x, drawn, grid, V: tl.constexpr, OWN: tl.constexpr, TARGET: tl.const
         # The hardware conversion rounds to nearest.
         result = x.to(TARGET)
     else:
-        if V.saturate:
+        if V.saturates:
             x = tl.where(tl.abs(x) == float("inf"), float("nan"), x)
         result = as_dtype(rounded(x, drawn, grid, V, TARGET == tl.float32), TARGET)
     return result

@@ -79,7 +79,7 @@ def _kind(
 
 
 def _is_own(grid: Grid, rule: Rule, dtype: torch.dtype) -> bool:
-    return grid == own_grid(dtype) and not rule.saturate and (rule.mode == Mode.NEAREST or dtype == torch.float32)
+    return grid == own_grid(dtype) and not rule.saturates and (rule.mode == Mode.NEAREST or dtype == torch.float32)
 
 
 @lru_cache(maxsize=4096)

@@ -10,23 +10,9 @@ import torch
 
 from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FP32, Fixed, Format, format as resolve_format, name_of
 from qsim.formats.base import check_integer
-from qsim.scaling import Blocks, Rule, Scaling, Tensor, Tiles
+from qsim.scaling.base import PerTensor, Rule, Scaling
+from qsim.scaling.tiling import PerBlock, PerTile
 from qsim.text.parsing import read_call
-
-__all__ = [
-    "FP8_128X128",
-    "FP8_1X128",
-    "MXFP4",
-    "MXFP6_E2M3",
-    "MXFP6_E3M2",
-    "MXFP8_E4M3",
-    "MXFP8_E5M2",
-    "MXINT8",
-    "NAMED",
-    "NVFP4",
-    "Block",
-    "resolve",
-]
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -34,14 +20,14 @@ class Block:
     """A format whose values are grouped into blocks, each with a scale.
 
     Block floating point (integers with a shared exponent) is `Block(Fixed(bits, bits - 2), size)`; with one exponent per row, use a scale:
-    `quantize(x, Fixed(bits, bits - 2), scale=Channel(0, "e8m0", "floor"))`.
+    `quantize(x, Fixed(bits, bits - 2), scale=PerRow(format="e8m0", rule="floor"))`.
 
     Args:
         element: The elements' format.
         size: Number of elements that share a scale, along the dimension of the call; or the height and width of tiles of a matrix.
         scale: The scales' format; powers of two by default, as in OCP's MX formats.
         rule: How a scale follows from its elements: see `qsim.scaling.Scaling`.
-        outer: A scale of the whole tensor, which scales these scales: `Tensor(…)`, its `repr`, or "tensor" for `Tensor()`.
+        outer: A scale of the whole tensor, which scales these scales: `PerTensor(…)`, its `repr`, or "tensor" for `PerTensor()`.
 
     Example:
         >>> import torch, qsim
@@ -55,7 +41,7 @@ class Block:
     size: int | tuple[int, int]
     scale: Format
     rule: Rule
-    outer: Tensor | None
+    outer: PerTensor | None
 
     def __init__(
         self,
@@ -63,7 +49,7 @@ class Block:
         size: int | tuple[int, int],
         scale: str | torch.dtype | Format = "e8m0",
         rule: Rule = "floor",
-        outer: Tensor | str | None = None,
+        outer: PerTensor | str | None = None,
     ) -> None:
         object.__setattr__(self, "element", resolve_format(element))
         if isinstance(size, tuple):
@@ -89,8 +75,8 @@ class Block:
         """Bits per element, including its share of the block's scale; a scale of the whole tensor is not counted.
 
         Example:
-            >>> from qsim.scaling import block
-            >>> block.MXFP4.bits, block.NVFP4.bits
+            >>> from qsim.scaling import block_formats
+            >>> block_formats.MXFP4.bits, block_formats.NVFP4.bits
             (4.25, 4.5)
         """
         height, width = self.size if isinstance(self.size, tuple) else (1, self.size)
@@ -100,9 +86,9 @@ class Block:
         """The properties of the block format, one per line.
 
         Example:
-            >>> from qsim.scaling import block
-            >>> print(block.NVFP4.describe())
-            Block('e2m1', 16, scale='e4m3', rule='fit', outer="Tensor(format='fp32', rule='fit')")
+            >>> from qsim.scaling import block_formats
+            >>> print(block_formats.NVFP4.describe())
+            Block('e2m1', 16, scale='e4m3', rule='fit', outer="PerTensor(format='fp32', rule='fit')")
               bits             4.5 an element
               elements         e2m1, 4 bits, up to 6 in magnitude
               scale            e4m3, 8 bits, one for 16 neighbours, by the rule 'fit'
@@ -123,8 +109,8 @@ class Block:
 
 def _along(spec: Block, dim: int) -> Scaling:
     if isinstance(spec.size, tuple):
-        return Tiles(*spec.size, format=spec.scale, rule=spec.rule, outer=spec.outer)
-    return Blocks(spec.size, dim, format=spec.scale, rule=spec.rule, outer=spec.outer)
+        return PerTile(*spec.size, format=spec.scale, rule=spec.rule, outer=spec.outer)
+    return PerBlock(spec.size, dim, format=spec.scale, rule=spec.rule, outer=spec.outer)
 
 
 _known_along = lru_cache(maxsize=1024)(_along)
@@ -142,7 +128,7 @@ MXFP4 = Block(E2M1, 32)
 #: OCP's MXINT8, whose elements are multiples of 1/64.
 MXINT8 = Block(Fixed(8, 6), 32)
 #: NVIDIA's NVFP4: E2M1 elements, one E4M3 scale per 16 of them, and one scale of the whole tensor.
-NVFP4 = Block(E2M1, 16, scale=E4M3, rule="fit", outer=Tensor(FP32))
+NVFP4 = Block(E2M1, 16, scale=E4M3, rule="fit", outer=PerTensor(FP32))
 #: E4M3 elements with power-of-two scales, one per 128 neighbours.
 FP8_1X128 = Block(E4M3, 128, rule="ceil")
 #: E4M3 elements with power-of-two scales, one per tile of 128 × 128.
@@ -172,8 +158,8 @@ def resolve(spec: str | torch.dtype | Format | Block) -> Format | Block:
         ValueError: If nothing has that name.
 
     Example:
-        >>> from qsim.scaling import block
-        >>> block.resolve("MXFP4") == block.MXFP4
+        >>> from qsim.scaling import block_formats
+        >>> block_formats.resolve("MXFP4") == block_formats.MXFP4
         True
     """
     if isinstance(spec, Block):

@@ -1,0 +1,218 @@
+"""Points, batch sizes and learning rates compared on a model and data of your own."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import qsim
+from qsim import FivePoint, Recipe
+from qsim.diagnostics import Monitor
+from qsim.studies.learners.training import full_precision
+from qsim.studies.plans import plan
+from qsim.studies.report import Report
+from qsim.studies.result import Result
+from qsim.studies.study import Study
+from qsim.studies.sweeps.results import Run, Settings, Sweep
+from qsim.studies.sweeps.sources import Loss, MakeOptimizer, Sources, name_of
+
+__all__ = ["Run", "Settings", "Sources", "Sweep", "SweepStudy", "sweep"]
+
+#: Points, a recipe, the name of a recipe, or None for full precision.
+Points = FivePoint | Recipe | str | None
+
+FULL = "full precision"
+#: The share of the reference's loss by which another may differ and still count as equal.
+TOLERANCE = 0.01
+
+
+def sweep(
+    make_model: Callable[[], nn.Module],
+    data: Any,
+    loss: Loss,
+    *,
+    points: Mapping[str, Points] | Sequence[str],
+    batches: Sequence[int] = (64,),
+    rates: Sequence[float] = (1e-3,),
+    steps: int = 300,
+    seeds: int = 4,
+    make_optimizer: MakeOptimizer = torch.optim.AdamW,
+    tolerance: float = TOLERANCE,
+    folder: str | Path = "studies/sweep",
+    device: str | torch.device | None = None,
+    workers: int | None = 1,
+    scheduler: str | None = None,
+) -> Sweep:
+    """Train your own model with every combination of points, batch sizes and learning rates, and judge the differences.
+
+    Formats, roundings, accumulators, random bits and recipes are all values of `points`. Results are stored as they are measured: an
+    interrupted sweep continues where it stopped, and a larger grid measures only what is new. Results of other points, of a function whose
+    source changed, and of other tensors are measured again.
+
+    Args:
+        make_model: A function that makes a model, with weights that depend on torch's seed only.
+        data: Four tensors (inputs, targets, test inputs, test targets), two datasets or loaders of pairs (training, test), or a function
+            that returns them. A loader's `batch_size` is replaced.
+        loss: A function of a model's output and targets that returns a mean.
+        points: What the sweep compares, by labels: a `FivePoint`, a recipe, its name, or None for full precision. The first one is the
+            reference; without any that is None, full precision is. A list of recipes' names has them as labels.
+        batches: The numbers of examples per update.
+        rates: Learning rates; each combination is judged at its best.
+        steps: The number of updates.
+        seeds: The number of seeds, at least two for intervals.
+        make_optimizer: A function of parameters and a learning rate.
+        tolerance: The share of the reference's loss that points may add and still count as equal.
+        folder: The folder of results, figures and the report.
+        device: The device to compute on; by default a CPU.
+        workers: The number of processes; None: one for each core or GPU. With several, functions must be importable.
+        scheduler: The address of a Dask scheduler, whose workers measure the runs.
+
+    Returns:
+        The results, with `frame()`, `added(label, batch)` and `report`, which is also written to the folder.
+
+    Raises:
+        TypeError: If the data or a function is of another kind.
+        ValueError: If the grid is empty or not positive.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 64)[:, None]
+        >>> result = studies.sweep(
+        ...     lambda: torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)),
+        ...     (x, x**2, x, x**2), torch.nn.functional.mse_loss,
+        ...     points=["mxfp4"], batches=[16, 32], steps=5, seeds=2, folder=tempfile.mkdtemp(),
+        ... )
+        >>> result.settings.labels, len(result.rows())
+        (('full precision', 'mxfp4'), 8)
+    """
+    labelled: dict[str, Points] = dict(points) if isinstance(points, Mapping) else {name: name for name in points}
+    if None not in labelled.values():
+        labelled = {FULL: None, **labelled}
+    for name, function in (("make_model", make_model), ("loss", loss), ("make_optimizer", make_optimizer)):
+        if not callable(function):
+            raise TypeError(f"sweep: {name} must be a function, got {type(function).__name__}")
+    for name, values in (("batches", batches), ("rates", rates), ("steps", [steps]), ("seeds", [seeds])):
+        if not values or min(values) <= 0:
+            raise ValueError(f"sweep: {name} must be positive, got {values if name in ('batches', 'rates') else values[0]}")
+    settings = Settings(tuple(labelled), tuple(sorted(set(batches))), tuple(rates), steps, seeds, tolerance)
+    sources = Sources(make_model, data, loss, make_optimizer)
+    sources.datasets()
+    study = SweepStudy(sources, labelled, settings)
+    origin = f"qsim.studies.sweep({name_of(make_model)}, {name_of(data)}, {name_of(loss)}, …) with the points above, called from Python"
+    prepared = plan(study, out=folder, device=device, workers=workers, scheduler=scheduler, command=origin)
+    prepared.carry_out()
+    prepared.write()
+    return Sweep(study, settings, prepared.results())
+
+
+class SweepStudy(Study[Settings, Run]):
+    """Train a caller's model with all combinations of points, batch sizes and learning rates.
+
+    Args:
+        sources: The model, data and loss.
+        points: The points by their labels; the first are those that the others are compared with.
+        settings: The grid.
+    """
+
+    name, question, source = "sweep", "What does rounding cost this model?", "a model of your own"
+    run = Run
+
+    def __init__(self, sources: Sources, points: Mapping[str, Points], settings: Settings) -> None:
+        self._sources, self._points, self._given = sources, dict(points), settings
+        self._digest = sources.digest()
+
+    def settings(self) -> Settings:  # type: ignore[override]
+        """The grid."""
+        return self._given
+
+    def runs(self, settings: Settings) -> list[Run]:
+        """All combinations."""
+        grid = product(range(settings.seeds), self._points.items(), settings.batches, settings.rates)
+        return [Run(label, batch, rate, settings.steps, seed, _text(points), self._digest) for seed, (label, points), batch, rate in grid]
+
+    def work(self, run: Run) -> float:
+        """A constant per step, plus a term per example."""
+        return run.steps * (100 + run.batch) * (1 if self._points[run.label] is None else 2)
+
+    def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
+        """Train the model; return its losses, and the worst problem that a monitor finds in the last step."""
+        train, test, collate = self._sources.datasets()
+        torch.manual_seed(run.seed)
+        model = self._sources.make_model().to(device)
+        if (points := self._points[run.label]) is not None:
+            qsim.convert(model, points)
+        optimizer = self._sources.make_optimizer(model.parameters(), run.rate)
+        batches = _batches(train, collate, run, device)
+        recent, problem = [], ""
+        with full_precision(device):
+            for step in range(1, run.steps + 1):
+                with Monitor(model) if points is not None and step == run.steps else nullcontext() as monitor:
+                    value = _step(model, optimizer, self._sources.loss, next(batches))
+                    problem = "" if monitor is None else _worst(monitor)
+                if step > 0.9 * run.steps:
+                    recent.append(value)
+            return {
+                "test_loss": self._tested(model, test, collate, device),
+                "training_loss": float(torch.stack(recent).mean()),
+                "problem": problem,
+            }
+
+    @torch.no_grad()
+    def _tested(self, model: nn.Module, test: Dataset[Any], collate: Callable[[list[Any]], Any], device: torch.device) -> float:
+        model.eval()
+        total, count = 0.0, 0
+        for x, y in DataLoader(test, batch_size=512, collate_fn=collate):
+            total += float(self._sources.loss(model(_moved(x, device)), _moved(y, device))) * len(y)
+            count += len(y)
+        return total / count
+
+    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
+        """Losses with intervals, and a verdict on each difference from the reference."""
+        return Sweep(self, settings, results).report
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, batch: tuple[Any, Any]) -> Tensor:
+    optimizer.zero_grad()
+    value = loss(model(batch[0]), batch[1])
+    value.backward()
+    optimizer.step()
+    return value.detach()
+
+
+def _worst(monitor: Monitor) -> str:
+    """The worst problem of a step; empty if there is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the report says it
+        monitor.step()
+    return next(map(str, monitor.advice().problems), "")
+
+
+def _batches(data: Dataset[Any], collate: Callable[[list[Any]], Any], run: Run, device: torch.device) -> Iterator[tuple[Any, Any]]:
+    """The batches of a run, drawn with replacement by its seed only, so that all points see the same examples."""
+    order = torch.Generator().manual_seed(run.seed)
+    for _ in range(run.steps):
+        chosen = torch.randint(len(data), (run.batch,), generator=order)  # type: ignore[arg-type]
+        if isinstance(data, TensorDataset):
+            x, y = data[chosen]
+        else:
+            x, y = collate([data[int(index)] for index in chosen])
+        yield _moved(x, device), _moved(y, device)
+
+
+def _moved(x: Any, device: torch.device) -> Any:
+    return x.to(device) if hasattr(x, "to") else x
+
+
+def _text(points: Points) -> str:
+    """Points as text, which is different for different ones."""
+    return json.dumps(points.to_dict(), sort_keys=True) if isinstance(points, FivePoint | Recipe) else str(points)

@@ -1,0 +1,178 @@
+"""The results of a sweep: losses by points, batch size and learning rate, differences from a reference, and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+from qsim.plot import figures
+from qsim.studies.report import Asked, Claim, Picture, Report, Table, listed
+from qsim.studies.result import Result
+from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, mean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The grid of a sweep, and the share of the reference's loss that points may add and still count as equal."""
+
+    labels: tuple[str, ...]
+    batches: tuple[int, ...]
+    rates: tuple[float, ...]
+    steps: int
+    seeds: int
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model that is trained; `points` and `sources` make a result of other points or another model another run."""
+
+    label: str
+    batch: int
+    rate: float
+    steps: int
+    seed: int
+    points: str
+    sources: str
+
+
+class Sweep:
+    """The results of `sweep`: losses, differences from the reference with intervals, verdicts and figures.
+
+    Attributes:
+        settings: The grid.
+        report: The report, as written to the folder.
+    """
+
+    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        self._study, self.settings, self._results = study, settings, results
+        self._of = {(r.run.label, r.run.batch, r.run.rate, r.run.seed): r for r in results}
+        self.reference = settings.labels[0]
+        self.report = self._report()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary for each run: label, batch, rate, seed, test_loss, training_loss and seconds."""
+        return [
+            {"points": r.run.label, "batch": r.run.batch, "rate": r.run.rate, "seed": r.run.seed, **r.values, "seconds": r.seconds}
+            for r in self._results
+        ]
+
+    def frame(self) -> Any:
+        """The runs as a pandas frame, which needs pandas."""
+        import pandas  # type: ignore[import-untyped]
+
+        return pandas.DataFrame(self.rows())
+
+    def losses(self, label: str, batch: int, rate: float) -> list[float]:
+        """The test loss of each seed."""
+        return [float(self._of[label, batch, rate, seed]["test_loss"]) for seed in range(self.settings.seeds)]
+
+    def rate(self, label: str, batch: int) -> float:
+        """The learning rate with the smallest mean loss."""
+        return min(self.settings.rates, key=lambda rate: mean(self.losses(label, batch, rate)).value)
+
+    def best(self, label: str, batch: int) -> list[float]:
+        """The test losses of the seeds at the best learning rate."""
+        return self.losses(label, batch, self.rate(label, batch))
+
+    def added(self, label: str, batch: int) -> Interval:
+        """The loss that points add to the reference's at the same batch size, seed by seed, each at its best learning rate."""
+        return difference(self.best(label, batch), self.best(self.reference, batch))
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The labels other than the reference's."""
+        return self.settings.labels[1:]
+
+    def _report(self) -> Report:
+        grid = self.settings
+        several = len(grid.rates) > 1
+        rates = f"{'the best of the learning rates' if several else 'a learning rate of'} {listed([f'{rate:g}' for rate in grid.rates])}"
+        text = (
+            f"{grid.steps} updates, {grid.seeds} seeds, {rates}. A seed sets the initial weights and the batches, which are the same for "
+            f"all points, so differences from {self.reference} are computed seed by seed. Losses are those of the rounding model on the "
+            f"test data. Intervals are {confidence_text()}, over seeds."
+        )
+        if several:
+            text += " The rate was chosen on the same seeds as are compared, which favours all points alike."
+        picture = Picture("losses", f"Test loss by batch size. {describe_bars()}", self._draw)
+        claims = [self._as_good(label, batch) for label in self.compared for batch in grid.batches]
+        if len(grid.batches) > 1:
+            claims += [self._closes(label) for label in self.compared]
+        tables = [self._table("Test loss", self.settings.labels, self._loss)]
+        if self.compared:
+            tables.append(self._table(f"Added to the loss of {self.reference}", self.compared, self._added))
+        return Report(self._study, [text, picture, *tables, *self._problems(), self._points()], claims, self._meaning())
+
+    def _loss(self, label: str, batch: int) -> str:
+        return f"{mean(self.best(label, batch)):.4g}"
+
+    def _added(self, label: str, batch: int) -> str:
+        return f"{self.added(label, batch):+.4g}"
+
+    def _table(self, title: str, labels: Sequence[str], cell: Callable[[str, int], str]) -> Table:
+        header = ["points", *(f"batch {batch}" for batch in self.settings.batches)]
+        return Table(title, header, [[label, *(cell(label, batch) for batch in self.settings.batches)] for label in labels])
+
+    def _problems(self) -> list[Table]:
+        """The worst problem in the last step of the first seed, where there is one: a comparison of batch sizes must know of underflow."""
+        worst = [
+            [label, str(batch), problem]
+            for label in self.compared
+            for batch in self.settings.batches
+            if (problem := self._of[label, batch, self.rate(label, batch), 0]["problem"])
+        ]
+        return [Table("Problems in the last step of the first seed", ["points", "batch", "worst problem"], worst)] if worst else []
+
+    def _points(self) -> Table:
+        written = {result.run.label: result.run.points for result in self._results}
+        return Table("Points", ["label", "points"], [[label, f"`{written[label]}`"] for label in self.settings.labels])
+
+    def _as_good(self, label: str, batch: int) -> Claim:
+        added, reference = self.added(label, batch), mean(self.best(self.reference, batch)).value
+        bound = self.settings.tolerance * abs(reference)
+        return Claim(
+            f"batch {batch}",
+            f"{label} trains as well as {self.reference}",
+            f"{added:+.4g} on {reference:.4g}",
+            below(added, bound),
+            test=f"test loss minus that of {self.reference}, seed by seed",
+            rule=f"yes if less than {self.settings.tolerance:.1%} of the reference's loss is added, no if more",
+            power=f"{added.detects:.2g}",
+        )
+
+    def _closes(self, label: str) -> Claim:
+        least, most = self.settings.batches[0], self.settings.batches[-1]
+        gaps = [[a - b for a, b in zip(self.best(label, batch), self.best(self.reference, batch), strict=True)] for batch in (least, most)]
+        closed = difference(*gaps)
+        return Claim(
+            f"batches {least} to {most}",
+            f"a larger batch closes the gap of {label}",
+            f"{closed:+.4g}",
+            above(closed),
+            test=f"what it adds to the loss at batch {least}, minus the same at batch {most}",
+            rule="the sign of the interval",
+            power=f"{closed.detects:.2g}",
+        )
+
+    def _meaning(self) -> str:
+        batch = self.settings.batches[-1]
+        reached = f"At batch {batch}, {self.reference} reaches a test loss of {mean(self.best(self.reference, batch)).value:.4g}"
+        added = [f"{label} {self.added(label, batch).value:+.3g}" for label in self.compared]
+        return f"{reached}; to it {'add' if len(added) > 1 else 'adds'} {listed(added)}." if added else f"{reached}."
+
+    def _draw(self) -> Figure:
+        figure, (axes,) = figures.panels(width=4.5, height=3.0)
+        for look, label in zip(cycle([figures.REFERENCE, *figures.LOOKS]), self.settings.labels, strict=False):
+            figures.band(axes, self.settings.batches, [mean(self.best(label, batch)) for batch in self.settings.batches], look, label)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(self.settings.batches, [f"{batch}" for batch in self.settings.batches])
+        axes.set_xlabel("examples per update")
+        axes.set_ylabel("test loss")
+        figures.legend(figure, axes, columns=2)
+        return figure

@@ -1,0 +1,188 @@
+"""Sweeps over a caller's own model: the grid, stored results, verdicts, problems, forms of data, errors, and the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import qsim
+from qsim import FivePoint, studies
+from qsim.cli import main
+from qsim.studies.statistics import difference
+
+torch.manual_seed(0)
+X = torch.randn(96, 6)
+Y = (X[:, 0] > 0).long()
+DATA = (X[:64], Y[:64], X[64:], Y[64:])
+
+
+def make() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def data() -> tuple[Tensor, ...]:
+    return DATA
+
+
+class Pairs(Dataset[Any]):
+    """A data set that is not made of tensors."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]
+
+
+def swept(folder: Path, **options: Any) -> studies.Sweep:
+    chosen: dict[str, Any] = {"points": ["mxfp4"], "batches": [8, 32], "steps": 6, "seeds": 2, "rates": [1e-2], "folder": folder}
+    return studies.sweep(options.pop("make_model", make), options.pop("data", DATA), nn.functional.cross_entropy, **(chosen | options))
+
+
+def lines(folder: Path) -> list[str]:
+    return (folder / "results.jsonl").read_text().splitlines()
+
+
+def test_differences_are_those_of_models_trained_by_hand(tmp_path: Path) -> None:
+    result = swept(tmp_path)
+
+    def loss(points: str | None, batch: int, seed: int) -> float:
+        torch.manual_seed(seed)
+        model = make()
+        if points:
+            qsim.convert(model, points)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        order = torch.Generator().manual_seed(seed)
+        for _ in range(6):
+            chosen = torch.randint(64, (batch,), generator=order)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(X[:64][chosen]), Y[:64][chosen]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            return nn.functional.cross_entropy(model.eval()(X[64:]), Y[64:]).item()
+
+    for batch in (8, 32):
+        rounded, full = ([loss(points, batch, seed) for seed in (0, 1)] for points in ("mxfp4", None))
+        assert result.added("mxfp4", batch) == pytest.approx(difference(rounded, full), nan_ok=True)
+        assert result.losses("mxfp4", batch, 1e-2) == pytest.approx(rounded)
+    assert result.settings.labels == ("full precision", "mxfp4")
+    assert {row["points"] for row in result.rows()} == {"full precision", "mxfp4"}
+    assert len(result.rows()) == 8
+
+
+def test_frames(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    result = swept(tmp_path, batches=[8])
+    assert result.frame().equals(pandas.DataFrame(result.rows()))
+    assert result.frame().groupby("points").test_loss.count().to_dict() == {"full precision": 2, "mxfp4": 2}
+
+
+def test_a_larger_grid_measures_what_is_new(tmp_path: Path) -> None:
+    swept(tmp_path)
+    before = lines(tmp_path)
+    swept(tmp_path, batches=[8, 16, 32], seeds=3)
+    assert lines(tmp_path)[: len(before)] == before
+    assert len(lines(tmp_path)) == 2 * 3 * 3
+
+
+def test_results_of_other_points_models_and_data_are_not_used(tmp_path: Path) -> None:
+    swept(tmp_path, points={"P": FivePoint(act="e4m3")}, batches=[8])
+    assert len(lines(tmp_path)) == 4
+    swept(tmp_path, points={"P": FivePoint(act="e5m2")}, batches=[8])
+    assert len(lines(tmp_path)) == 6  # full precision is the same
+
+    def other() -> nn.Module:
+        return nn.Linear(6, 2)
+
+    swept(tmp_path, points={"P": FivePoint(act="e5m2")}, batches=[8], make_model=other)
+    assert len(lines(tmp_path)) == 10
+    swept(tmp_path, points={"P": FivePoint(act="e5m2")}, batches=[8], data=(*DATA[:3], 1 - DATA[3]))
+    assert len(lines(tmp_path)) == 14
+
+
+def test_every_form_of_data_gives_the_same_losses(tmp_path: Path) -> None:
+    train, test = (TensorDataset(*DATA[:2]), TensorDataset(*DATA[2:]))
+    forms = [DATA, data, (train, test), (DataLoader(train, 3), DataLoader(test, 5)), (Pairs(*DATA[:2]), Pairs(*DATA[2:]))]
+    results = [swept(tmp_path / str(place), data=form, batches=[8], seeds=1) for place, form in enumerate(forms)]
+    losses = [[row["test_loss"] for row in result.rows()] for result in results]
+    assert all(each == pytest.approx(losses[0]) for each in losses)
+
+
+def test_the_report_names_underflow(tmp_path: Path) -> None:
+    """Gradients of a mean loss that is divided by a million are below E4M0's range, in every layer."""
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, target) / 1e6
+
+    studies.sweep(make, DATA, loss, points={"E4M0": FivePoint(grad="e4m0")}, batches=[8], steps=2, seeds=2, folder=tmp_path)
+    page = (tmp_path / "report.md").read_text()
+    assert "## Problems in the last step of the first seed" in page
+    assert "grad: 100 % underflow" in page
+    assert '{"grad"' in page  # the points themselves
+
+
+def test_verdicts(tmp_path: Path) -> None:
+    """Points that round nothing that matters train as well; points whose gradients vanish do not."""
+    points = {"FP32": None, "BF16": FivePoint(weight="fp32"), "nothing": FivePoint(grad=qsim.Quantizer("e4m0", overflow="saturate"))}
+    result = swept(tmp_path, points=points, batches=[32], steps=40, seeds=3, tolerance=0.05, rates=[1e-2, 1e-3])
+    verdicts = {claim.paper: claim.verdict for claim in result.report.claims}
+    assert result.reference == "FP32"
+    assert verdicts["BF16 trains as well as FP32"] == "yes"
+    assert result.added("BF16", 32).value == 0.0
+    assert result.rate("FP32", 32) == 1e-2
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"batches": []}, "sweep: batches must be positive, got []"),
+        ({"batches": [0, 8]}, "sweep: batches must be positive, got [0, 8]"),
+        ({"steps": 0}, "sweep: steps must be positive, got 0"),
+        ({"rates": [-1.0]}, "sweep: rates must be positive, got [-1.0]"),
+        ({"seeds": 0}, "sweep: seeds must be positive, got 0"),
+        ({"make_model": nn.Linear(6, 2).weight}, "sweep: make_model must be a function, got Parameter"),
+        ({"data": X}, "sweep: data must be four tensors"),
+        ({"data": DATA[:3]}, "sweep: data must be four tensors"),
+    ],
+)
+def test_errors_come_before_any_run(tmp_path: Path, options: dict[str, Any], error: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as raised:
+        swept(tmp_path, **options)
+    assert str(raised.value).startswith(error)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "made_here.py").write_text(
+        "import torch\n"
+        "def make():\n    return torch.nn.Linear(3, 2)\n"
+        "def data():\n    x = torch.ones(16, 3)\n    y = torch.zeros(16, dtype=torch.long)\n    return x, y, x, y\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["--points", "mxfp8", "--batches", "4,8", "--steps", "2", "--seeds", "2", "--out", "here"]
+    assert main(["study", "sweep", "--model", "made_here:make", "--data", "made_here:data", *words]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {Path('here') / 'report.md'}"
+    assert {json.loads(line)["run"]["label"] for line in lines(tmp_path / "here")} == {"full precision", "mxfp8"}
+    assert "qsim.studies.sweep(made_here.make, made_here.data" in (tmp_path / "here" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("make", "sweep: --model must be MODULE:FUNCTION, got 'make'"),
+        ("no_such_module:make", "sweep: --model: No module named 'no_such_module'"),
+        ("math:make", "sweep: --model: the module math has no 'make'"),
+    ],
+)
+def test_errors_of_the_command_line(place: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "sweep", "--model", place, "--data", "math:pi", "--points", "mxfp8"]) == 2
+    assert error in capsys.readouterr().err
