@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from qsim.cli.circuits import add_options, circuits
 from qsim.cli.text import terminal_width
-from qsim.cli.units import add_options, units
 from qsim.silicon import cost
 from qsim.text.columns import aligned
 
@@ -39,7 +39,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    costs = {unit.name: cost(unit, args.stages, args.generator and unit.random_bits > 0) for unit in units(args)}
+    costs = {circuit.name: cost(circuit, args.stages, args.generator and circuit.random_bits > 0) for circuit in circuits(args)}
     if args.json:
         print(json.dumps({name: {"fpga": each.fpga._asdict(), "gates": each.gates._asdict()} for name, each in costs.items()}, indent=2))
         return 0

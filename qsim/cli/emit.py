@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from qsim.cli.units import add_options, listed, write
+from qsim.cli.circuits import add_options, listed, write
 from qsim.silicon import emit
 from qsim.silicon.emission import Language
 

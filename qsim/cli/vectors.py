@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from qsim.cli.units import add_options, units, write
+from qsim.cli.circuits import add_options, circuits, write
 from qsim.silicon import FORMS, check, coverage, read, text, vectors
 from qsim.text.files import reading
 
@@ -43,20 +43,20 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    chosen = units(args) if args.format is not None else []
+    chosen = circuits(args) if args.format is not None else []
     if len(chosen) > 1:
-        raise ValueError(f"vectors are those of one unit: give one rounding and one operation, got {len(chosen)}")
-    unit = next(iter(chosen), None)
+        raise ValueError(f"vectors are those of one circuit: give one rounding and one operation, got {len(chosen)}")
+    circuit = next(iter(chosen), None)
     if args.check is not None:
         with reading("vectors", args.check):
-            results = read(Path(args.check).read_text(), unit)
+            results = read(Path(args.check).read_text(), circuit)
         report = check(results)
-        print(f"{results.unit.name}: {report}")
+        print(f"{results.circuit.name}: {report}")
         return 1 if report.differing else 0
-    if unit is None:
+    if circuit is None:
         raise ValueError("give a format, such as e4m3, or --check with a file of results")
-    golden = vectors(unit, args.count, args.seed)
+    golden = vectors(circuit, args.count, args.seed)
     write(text(golden, args.form, args.file), args.output)
     if args.output is not None:
-        print(f"{unit.name}: {coverage(golden)}")
+        print(f"{circuit.name}: {coverage(golden)}")
     return 0

@@ -53,7 +53,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Report:
+class Comparison:
     """How results compare with golden ones.
 
     Attributes:
@@ -64,8 +64,8 @@ class Report:
 
     Example:
         >>> from dataclasses import replace
-        >>> from qsim.silicon import Unit, check, vectors
-        >>> golden = vectors(Unit("e2m1", "encode", "up", source="bf16"))
+        >>> from qsim.silicon import Circuit, check, vectors
+        >>> golden = vectors(Circuit("e2m1", "encode", "up", source="bf16"))
         >>> check(replace(golden, y=golden.y ^ 8)).steps
         {'NaN': 254, 'sign': 65282}
     """
@@ -83,7 +83,7 @@ class Report:
         return "\n".join([*lines, *(f"  {count:>8}  {STEPS[step]}" for step, count in self.steps.items())])
 
 
-def check(vectors: Vectors) -> Report:
+def check(vectors: Vectors) -> Comparison:
     """Compare results of another implementation with golden ones.
 
     Args:
@@ -91,34 +91,34 @@ def check(vectors: Vectors) -> Report:
 
     Example:
         >>> from dataclasses import replace
-        >>> from qsim.silicon import Unit, check, vectors
-        >>> golden = vectors(Unit("e2m1", "encode", source="bf16"))
+        >>> from qsim.silicon import Circuit, check, vectors
+        >>> golden = vectors(Circuit("e2m1", "encode", source="bf16"))
         >>> print(check(golden))
         all 65536 results are right
-        >>> truncated = vectors(Unit("e2m1", "encode", "toward_zero", source="bf16"))
+        >>> truncated = vectors(Circuit("e2m1", "encode", "toward_zero", source="bf16"))
         >>> report = check(replace(golden, y=truncated.y))
         >>> report.first.step, report.differing
         ('underflow', 696)
     """
-    unit = vectors.unit
-    golden = results(unit, vectors.x, vectors.random)
+    circuit = vectors.circuit
+    golden = results(circuit, vectors.x, vectors.random)
     wrong = (golden != vectors.y).nonzero().view(-1)
     if not len(wrong):
-        return Report(len(vectors), 0, None, {})
-    part = Vectors(unit, vectors.x[wrong], vectors.random[wrong], vectors.y[wrong])
+        return Comparison(len(vectors), 0, None, {})
+    part = Vectors(circuit, vectors.x[wrong], vectors.random[wrong], vectors.y[wrong])
     steps = _steps(part, golden[wrong])
     counts = Counter(steps)
     first = _difference(part, golden[wrong], int(wrong[0]), steps[0])
-    return Report(len(vectors), len(wrong), first, {step: counts[step] for step in STEPS if step in counts})
+    return Comparison(len(vectors), len(wrong), first, {step: counts[step] for step in STEPS if step in counts})
 
 
 def _steps(vectors: Vectors, golden: Tensor) -> list[str]:
     """The step of the definition that each wrong result concerns."""
-    unit, fmt = vectors.unit, vectors.unit.format
-    if unit.operation == "decode":
+    circuit, fmt = vectors.circuit, vectors.circuit.format
+    if circuit.operation == "decode":
         return ["value"] * len(vectors)
     x, got, expected = (values_of(codes, kind).double() for codes, kind in _parts(vectors, golden).values())
-    rounds = replace(unit, operation="round")
+    rounds = replace(circuit, operation="round")
     below, above, up, down, again = (
         values_of(results(replace(rounds, **changed), codes, torch.zeros_like(codes)), rounds.output)
         for changed, codes in (
@@ -126,7 +126,7 @@ def _steps(vectors: Vectors, golden: Tensor) -> list[str]:
             ({"rounding": UP}, vectors.x),
             ({"rounding": NEAREST_UP}, vectors.x),
             ({"rounding": NEAREST_DOWN}, vectors.x),
-            ({"rounding": NEAREST, "source": unit.output, "overflow": "nonfinite"}, vectors.y),
+            ({"rounding": NEAREST, "source": circuit.output, "overflow": "nonfinite"}, vectors.y),
         )
     )
     is_neighbour = (got == below) | (got == above)
@@ -141,7 +141,7 @@ def _steps(vectors: Vectors, golden: Tensor) -> list[str]:
         "neighbour": is_neighbour,
         "far": torch.ones_like(is_neighbour),
     }
-    if unit.operation == "round":
+    if circuit.operation == "round":
         del tests["code"]
     found = torch.stack(list(tests.values())).long().argmax(0)
     return [list(tests)[k] for k in found.tolist()]
@@ -149,12 +149,12 @@ def _steps(vectors: Vectors, golden: Tensor) -> list[str]:
 
 def _parts(vectors: Vectors, golden: Tensor) -> dict[str, tuple[Tensor, Format]]:
     """The codes of inputs, results and golden results, and the formats that they are of."""
-    unit = vectors.unit
-    return {"x": (vectors.x, unit.input), "got": (vectors.y, unit.output), "expected": (golden, unit.output)}
+    circuit = vectors.circuit
+    return {"x": (vectors.x, circuit.input), "got": (vectors.y, circuit.output), "expected": (golden, circuit.output)}
 
 
 def _difference(vectors: Vectors, golden: Tensor, index: int, step: str) -> Difference:
-    parts, bits, random = _parts(vectors, golden), vectors.unit.random_bits, int(vectors.random[0])
+    parts, bits, random = _parts(vectors, golden), vectors.circuit.random_bits, int(vectors.random[0])
     lines = [
         f"  {name:<9} {_shown(int(codes[0]), fmt.bits)}  {shortest(values_of(codes[:1], fmt).item())}"
         for name, (codes, fmt) in parts.items()

@@ -1,4 +1,4 @@
-"""What vectors reach: codes, ties, and each branch of the definition."""
+"""Coverage of vectors: the codes, ties and branches of the definition that they reach."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Branch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Coverage:
-    """What vectors reach.
+class VectorCoverage:
+    """Codes, ties and branches that vectors reach.
 
     Attributes:
         count: The number of vectors.
@@ -56,8 +56,8 @@ class Coverage:
         branches: The choices of the definition.
 
     Example:
-        >>> from qsim.silicon import Unit, coverage, vectors
-        >>> print(coverage(vectors(Unit("e4m3", "decode"))))
+        >>> from qsim.silicon import Circuit, coverage, vectors
+        >>> print(coverage(vectors(Circuit("e4m3", "decode"))))
         256 vectors reach 256 of 256 codes and 0 ties
         8 of 8 ways through the definition's 4 choices are taken
     """
@@ -82,44 +82,46 @@ class Coverage:
         return "\n".join(lines)
 
 
-def coverage(vectors: Vectors) -> Coverage:
-    """What vectors reach.
+def coverage(vectors: Vectors) -> VectorCoverage:
+    """Count the codes, ties and branches that vectors reach.
 
     Example:
-        >>> from qsim.silicon import Unit, coverage, vectors
-        >>> report = coverage(vectors(Unit("e2m1", "encode", source="bf16")))
+        >>> from qsim.silicon import Circuit, coverage, vectors
+        >>> report = coverage(vectors(Circuit("e2m1", "encode", source="bf16")))
         >>> report.reached, report.codes, report.ties
         (16, 16, 14)
     """
-    unit = vectors.unit
-    countable = unit.format.bits <= _COUNTED_BITS
-    if unit.operation == "round":
-        reached = encode(values_of(vectors.y, unit.output), unit.format, overflow="nonfinite", check=False)
+    circuit = vectors.circuit
+    countable = circuit.format.bits <= _COUNTED_BITS
+    if circuit.operation == "round":
+        reached = encode(values_of(vectors.y, circuit.output), circuit.format, overflow="nonfinite", check=False)
     else:
-        reached = vectors.x if unit.operation == "decode" else vectors.y
+        reached = vectors.x if circuit.operation == "decode" else vectors.y
     ties = 0
-    if unit.operation != "decode":
+    if circuit.operation != "decode":
         x, zeros = vectors.x.unique(), torch.zeros(1, dtype=torch.int64)
-        up, down = (results(replace(unit, operation="round", rounding=rule), x, zeros) for rule in (NEAREST_UP, NEAREST_DOWN))
+        up, down = (results(replace(circuit, operation="round", rounding=rule), x, zeros) for rule in (NEAREST_UP, NEAREST_DOWN))
         ties = int((up != down).sum())
-    return Coverage(len(vectors), len(reached.unique()), 1 << unit.format.bits if countable else None, ties, tuple(_branches(vectors)))
+    return VectorCoverage(
+        len(vectors), len(reached.unique()), 1 << circuit.format.bits if countable else None, ties, tuple(_branches(vectors))
+    )
 
 
 def _branches(vectors: Vectors) -> list[Branch]:
     """Run the definition and count which way each choice goes."""
-    unit, recorder = vectors.unit, _Recorder()
-    grid, coding = unit.format.grid, unit.format.coding
+    circuit, recorder = vectors.circuit, _ChoiceCounter()
+    grid, coding = circuit.format.grid, circuit.format.coding
     coder = grid_bits(grid, wide=counts_wide(grid, coding))
-    if unit.operation == "decode":
+    if circuit.operation == "decode":
         codes = recorder.meaning(arithmetic.codes, coder.carrier)
         codes.value_of(vectors.x.to(torch.int64 if coder.carrier == DOUBLE else torch.int32), *coding_bits(grid, coding, coder))
         return recorder.branches()
-    how, rule = rounding_bits(grid, unit.rule, wide=False), unit.rule
+    how, rule = rounding_bits(grid, circuit.rule, wide=False), circuit.rule
     functions = recorder.meaning(arithmetic.rounding, how.carrier)
     drawn = functions.random_bits(vectors.random << 32 - rule.bits, used_bits(how.carrier, rule.bits, rule.correction))
-    functions.round_bits(_bits(values_of(vectors.x, unit.source), how.carrier), drawn, how, variant_of(how, rule))
-    if unit.operation == "encode":
-        rounded = values_of(results(replace(unit, operation="round"), vectors.x, vectors.random), FP32)
+    functions.round_bits(_bits(values_of(vectors.x, circuit.source), how.carrier), drawn, how, variant_of(how, rule))
+    if circuit.operation == "encode":
+        rounded = values_of(results(replace(circuit, operation="round"), vectors.x, vectors.random), FP32)
         recorder.meaning(arithmetic.codes, coder.carrier).code_of(_bits(rounded, coder.carrier), *coding_bits(grid, coding, coder))
     return recorder.branches()
 
@@ -129,7 +131,7 @@ def _bits(x: Tensor, carrier: Carrier) -> Tensor:
     return x.double().view(torch.int64) if carrier == DOUBLE else x.view(torch.int32)
 
 
-class _Recorder:
+class _ChoiceCounter:
     """A meaning of the vocabulary for tensors that counts which way choices go."""
 
     def __init__(self) -> None:

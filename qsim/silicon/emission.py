@@ -1,4 +1,4 @@
-"""Units as C, SystemVerilog or JavaScript."""
+"""Circuits as C, SystemVerilog or JavaScript."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from qsim.formats import Format
 from qsim.rounding import Overflow, Rounding
+from qsim.silicon.circuits import Circuit, Operation
 from qsim.silicon.graphs import routine
-from qsim.silicon.units import Operation, Unit
 from qsim_kernels.meanings import c, javascript, systemverilog
 
 Language = Literal["c", "systemverilog", "javascript"]
@@ -31,11 +31,11 @@ def emit(
     """Write the rounding of a format as code.
 
     Args:
-        language: `"c"` gives a header that is also C++ and code for CUDA devices, `"systemverilog"` one module for each unit,
+        language: `"c"` gives a header that is also C++ and code for CUDA devices, `"systemverilog"` one module for each circuit,
             `"javascript"` a module of functions.
         format: The format that is rounded to.
         rounding: A rounding or several.
-        operations: `"round"`, `"encode"` and `"decode"`; see `Unit`.
+        operations: `"round"`, `"encode"` and `"decode"`; see `Circuit`.
         overflow: See `quantize`.
         source: The format of the numbers that are rounded, whose codes are the inputs.
         stages: Registers between input and output of a SystemVerilog module.
@@ -62,14 +62,14 @@ def emit(
     if not operations:
         raise ValueError("operations must name at least one of 'round', 'encode', 'decode'")
     chosen = [rounding] if isinstance(rounding, (str, Rounding)) else rounding
-    units = [Unit(format, operation, how, overflow, source) for operation in operations if operation != "decode" for how in chosen]
-    units += [Unit(format, "decode")] if "decode" in operations else []
-    routines = [routine(unit) for unit in units]
+    circuits = [Circuit(format, operation, how, overflow, source) for operation in operations if operation != "decode" for how in chosen]
+    circuits += [Circuit(format, "decode")] if "decode" in operations else []
+    routines = [routine(circuit) for circuit in circuits]
     comment = ("Written by `qsim emit`: the arithmetic of https://pypi.org/project/qsim-torch, to the bit.",)
     if language == "c":
         return c.header(name, comment, routines)
     if language == "javascript":
         return javascript.module(comment, routines)
     return "\n".join(
-        systemverilog.module(each, stages, generator and unit.random_bits > 0) for unit, each in zip(units, routines, strict=True)
+        systemverilog.module(each, stages, generator and circuit.random_bits > 0) for circuit, each in zip(circuits, routines, strict=True)
     )

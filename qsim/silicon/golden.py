@@ -1,4 +1,4 @@
-"""The results that a unit must have, computed with plain torch."""
+"""The results that a circuit must have, computed with plain torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from qsim.formats import FP32, Format
 from qsim.functional import decode, encode
-from qsim.silicon.units import Unit
+from qsim.silicon.circuits import Circuit
 from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import code_dtype
@@ -15,50 +15,51 @@ from qsim_kernels.numbers.encoding import code_dtype
 _WORD = (1 << 32) - 1
 
 
-def results(unit: Unit, x: Tensor, random: Tensor) -> Tensor:
-    """The results of a unit.
+def results(circuit: Circuit, x: Tensor, random: Tensor) -> Tensor:
+    """The results of a circuit.
 
     Args:
-        unit: The unit.
-        x: Inputs: int64 codes of `unit.input`.
-        random: Random integers of `unit.random_bits` bits, int64.
+        circuit: The circuit.
+        x: Inputs: int64 codes of `circuit.input`.
+        random: Random integers of `circuit.random_bits` bits, int64.
 
     Returns:
-        int64 codes of `unit.output`.
+        int64 codes of `circuit.output`.
 
     Example:
         >>> import torch
-        >>> from qsim.silicon import Unit
+        >>> from qsim.silicon import Circuit
         >>> from qsim.silicon.golden import results
         >>> one_and_a_half = torch.tensor([0x3FC00000])
-        >>> results(Unit("e2m1", "encode"), one_and_a_half, torch.zeros(1, dtype=torch.int64))
+        >>> results(Circuit("e2m1", "encode"), one_and_a_half, torch.zeros(1, dtype=torch.int64))
         tensor([3])
     """
-    values = values_of(x, unit.input)
-    if unit.operation == "decode":
+    values = values_of(x, circuit.input)
+    if circuit.operation == "decode":
         return values.view(torch.int32).to(torch.int64) & _WORD
-    rounded = _rounded(unit, values, random)
-    if unit.operation == "round":
+    rounded = _rounded(circuit, values, random)
+    if circuit.operation == "round":
         return rounded.view(torch.int32).to(torch.int64) & _WORD
-    codes = encode(rounded, unit.format, overflow="nonfinite", check=False)
-    return codes.to(torch.int64) & ((1 << unit.format.bits) - 1)
+    codes = encode(rounded, circuit.format, overflow="nonfinite", check=False)
+    return codes.to(torch.int64) & ((1 << circuit.format.bits) - 1)
 
 
 def values_of(codes: Tensor, fmt: Format) -> Tensor:
     """The float32 values of int64 codes."""
     if fmt == FP32:
-        return codes.to(torch.int32).view(torch.float32)
+        singles: Tensor = codes.to(torch.int32).view(torch.float32)
+        return singles
     return decode(codes.to(code_dtype(fmt.bits)), fmt)
 
 
-def _rounded(unit: Unit, x: Tensor, random: Tensor) -> Tensor:
-    how = rounding_bits(unit.format.grid, unit.rule, wide=False)
+def _rounded(circuit: Circuit, x: Tensor, random: Tensor) -> Tensor:
+    how = rounding_bits(circuit.format.grid, circuit.rule, wide=False)
     functions = meaning.rounding(how.carrier)
-    used = used_bits(how.carrier, unit.rule.bits, unit.rule.correction)
-    drawn = functions.random_bits(random << 32 - unit.rule.bits, used)
+    used = used_bits(how.carrier, circuit.rule.bits, circuit.rule.correction)
+    drawn = functions.random_bits(random << 32 - circuit.rule.bits, used)
     wide = how.carrier == DOUBLE
     bits = x.double().view(torch.int64) if wide else x.view(torch.int32)
-    result: Tensor = functions.round_bits(bits, drawn, how, variant_of(how, unit.rule))
+    result: Tensor = functions.round_bits(bits, drawn, how, variant_of(how, circuit.rule))
     if not wide:
         return result.view(torch.float32)
     values = result.view(torch.float64)

@@ -1,11 +1,11 @@
-"""The graph of a unit: the definition of its operation, run on symbols."""
+"""The graph of a circuit: the definition of its operation, run on symbols."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from qsim.formats import Float, Format
-from qsim.silicon.units import Unit
+from qsim.silicon.circuits import Circuit
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
@@ -18,17 +18,17 @@ _WORD, _DOUBLE_WORD = (1 << 32) - 1, (1 << 64) - 1
 
 
 @lru_cache(maxsize=256)
-def routine(unit: Unit) -> Routine:
-    """The routine that computes a unit's results, to print in any language."""
-    x = word("x", unit.input.bits)
-    if unit.operation == "decode":
-        return Routine(unit.name, unit.specification, (x,), value_of(x, unit.format), 32)
-    value = x << 32 - unit.source.bits if _begins_single(unit.source) else value_of(x, unit.source)
-    random = (word("random", unit.random_bits),) if unit.random_bits else ()
-    rounded = _rounded(value, unit, *random)
-    if unit.operation == "encode":
-        rounded = code(rounded, unit)
-    return Routine(unit.name, unit.specification, (x, *random), rounded, unit.output.bits)
+def routine(circuit: Circuit) -> Routine:
+    """The routine that computes a circuit's results, to print in any language."""
+    x = word("x", circuit.input.bits)
+    if circuit.operation == "decode":
+        return Routine(circuit.name, circuit.specification, (x,), value_of(x, circuit.format), 32)
+    value = x << 32 - circuit.source.bits if _begins_single(circuit.source) else value_of(x, circuit.source)
+    random = (word("random", circuit.random_bits),) if circuit.random_bits else ()
+    rounded = _rounded(value, circuit, *random)
+    if circuit.operation == "encode":
+        rounded = code(rounded, circuit)
+    return Routine(circuit.name, circuit.specification, (x, *random), rounded, circuit.output.bits)
 
 
 def _begins_single(fmt: Format) -> bool:
@@ -47,18 +47,18 @@ def value_of(x: Operand, source: Format) -> Operand:
     return _as_single(value, how)
 
 
-def code(value: Operand, unit: Unit) -> Operand:
+def code(value: Operand, circuit: Circuit) -> Operand:
     """The code of a value, given by float32's bits."""
-    grid, coding = unit.format.grid, unit.format.coding
+    grid, coding = circuit.format.grid, circuit.format.coding
     how = grid_bits(grid, wide=counts_wide(grid, coding))
     result = symbols.meaning(arithmetic.codes, how.carrier).code_of(_in_carrier(value, how), *coding_bits(grid, coding, how))
     return result & ((1 << coding.bits) - 1)
 
 
-def _rounded(x: Operand, unit: Unit, random: Operand = 0) -> Operand:
+def _rounded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
     """Float32's bits of a rounded number, as a word."""
-    rule = unit.rule
-    how = rounding_bits(unit.format.grid, rule, wide=False)
+    rule = circuit.rule
+    how = rounding_bits(circuit.format.grid, rule, wide=False)
     functions = symbols.meaning(arithmetic.rounding, how.carrier)
     drawn = functions.random_bits(random << 32 - rule.bits, used_bits(how.carrier, rule.bits, rule.correction))
     return _as_single(functions.round_bits(_in_carrier(x, how), drawn, how, variant_of(how, rule)), how)

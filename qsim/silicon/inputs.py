@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qsim.formats import FP32, Format
-from qsim.silicon.units import Unit
+from qsim.silicon.circuits import Circuit
 
 #: Formats of up to so many bits have all their codes among the inputs.
 EXHAUSTIVE_BITS = 16
@@ -22,22 +22,30 @@ _FRACTION_BITS = 23
 _EXPONENT_WEIGHTS = ((0xFF, 0), (0xFF, 0), (0x7F, 0x40), (0x3F, 0x60), (0x1F, 0x70), (0x0F, 0x78), (0x07, 0x7C))
 
 
-def codes(unit: Unit, count: int, generator: torch.Generator) -> Tensor:
-    """The inputs of a unit: all if their format has at most 16 bits, else corners and random ones.
+def codes(circuit: Circuit, count: int, generator: torch.Generator) -> Tensor:
+    """The inputs of a circuit: all if their format has at most 16 bits, else corners and random ones.
 
     Args:
-        unit: The unit.
+        circuit: The circuit.
         count: How many random inputs there are.
         generator: Where they are drawn from.
     """
-    if unit.input.bits <= EXHAUSTIVE_BITS:
-        return torch.arange(1 << unit.input.bits)
-    if unit.input != FP32:
+    if circuit.input.bits <= EXHAUSTIVE_BITS:
+        return torch.arange(1 << circuit.input.bits)
+    if circuit.input != FP32:
         # The codes of wider formats are those of float32 or of integers, whose ends and carries are at both ends of their range.
         ends = torch.arange(1 << _ENDS)
-        drawn = torch.randint(0, 1 << unit.input.bits, (count,), generator=generator)
-        return torch.cat([ends, ((1 << unit.input.bits) - 1) - ends, drawn]).unique()
-    return torch.cat([corners(unit.format), weighted(count, generator)]).unique()
+        drawn = torch.randint(0, 1 << circuit.input.bits, (count,), generator=generator)
+        given = torch.cat([ends, ((1 << circuit.input.bits) - 1) - ends, drawn])
+    else:
+        given = torch.cat([corners(circuit.format), weighted(count, generator)])
+    return _distinct(given)
+
+
+def _distinct(given: Tensor) -> Tensor:
+    """Each number once, in order."""
+    distinct: Tensor = given.unique()
+    return distinct
 
 
 def corners(fmt: Format) -> Tensor:
@@ -57,7 +65,7 @@ def corners(fmt: Format) -> Tensor:
     )
     powers = torch.arange(0, 256) << 23
     magnitudes = torch.cat([near, special, powers, powers | 0x7FFFFF, powers | 0x400000])
-    return torch.cat([magnitudes, magnitudes | 1 << 31]).unique()
+    return _distinct(torch.cat([magnitudes, magnitudes | 1 << 31]))
 
 
 def _after(value: float, fmt: Format) -> float:

@@ -1,4 +1,4 @@
-"""What a unit costs in hardware, as Yosys maps its module to the cells of an FPGA and to gates."""
+"""Cost of a circuit in hardware, as Yosys maps its module to the cells of an FPGA and to gates."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from qsim.silicon.circuits import Circuit
 from qsim.silicon.graphs import routine
-from qsim.silicon.units import Unit
 from qsim_kernels.meanings import systemverilog
 
 _FPGA = """\
@@ -58,7 +58,7 @@ class Gates(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a unit costs in hardware.
+    """Cost of a circuit in hardware.
 
     Attributes:
         fpga: In cells of an FPGA.
@@ -75,11 +75,11 @@ class Cost(NamedTuple):
     gates: Gates
 
 
-def cost(unit: Unit, stages: int = 0, generator: bool = False) -> Cost:
-    """Synthesize a unit with Yosys and count its cells.
+def cost(circuit: Circuit, stages: int = 0, generator: bool = False) -> Cost:
+    """Synthesize a circuit with Yosys and count its cells.
 
     Args:
-        unit: The unit.
+        circuit: The circuit.
         stages: See `emit`.
         generator: See `emit`.
 
@@ -89,12 +89,12 @@ def cost(unit: Unit, stages: int = 0, generator: bool = False) -> Cost:
 
     Example:
         >>> import shutil
-        >>> from qsim.silicon import Unit, cost
-        >>> shutil.which("yosys") is None or cost(Unit("int4", "decode")).fpga.luts < 100
+        >>> from qsim.silicon import Circuit, cost
+        >>> shutil.which("yosys") is None or cost(Circuit("int4", "decode")).fpga.luts < 100
         True
     """
-    source = systemverilog.module(routine(unit), stages, generator)
-    return Cost(fpga(source, unit.name), gates(source, unit.name))
+    source = systemverilog.module(routine(circuit), stages, generator)
+    return Cost(fpga(source, circuit.name), gates(source, circuit.name))
 
 
 def fpga(source: str, top: str) -> Fpga:
@@ -121,8 +121,8 @@ def _synthesized(source: str, top: str, script: str) -> tuple[str, int]:
         raise FileNotFoundError("qsim cost needs Yosys, which is not installed: `apt install yosys`, or https://yosyshq.net")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "unit.sv").write_text(source)
-        (folder / "script.ys").write_text((script + _REPORT).format(source=folder / "unit.sv", top=top, folder=folder))
+        (folder / "circuit.sv").write_text(source)
+        (folder / "script.ys").write_text((script + _REPORT).format(source=folder / "circuit.sv", top=top, folder=folder))
         done = subprocess.run([yosys, "-q", "-s", str(folder / "script.ys")], capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"Yosys cannot synthesize {top}: {done.stderr.strip()}")

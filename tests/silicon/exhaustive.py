@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.silicon import Unit, cost
+from qsim.silicon import Circuit, cost
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
 from qsim.silicon.synthesis import fpga
@@ -30,10 +30,10 @@ SEED, STREAM = 5, 7
 SIMULATED = ("e5m2", "e4m3", "e2m1", "Float(3, 2, specials='fn')", "Float(2, 5, bias=3)")
 
 
-def quantized(unit: Unit, x: Tensor, offset: int) -> Tensor:
+def quantized(circuit: Circuit, x: Tensor, offset: int) -> Tensor:
     """The bits of what `qsim.quantize` gives for float32 numbers."""
-    noise = {"seed": SEED, "stream": STREAM, "offset": offset} if unit.random_bits else {}
-    y = qsim.quantize(x, unit.format, unit.rounding, overflow=unit.overflow, **noise)  # type: ignore[arg-type]
+    noise = {"seed": SEED, "stream": STREAM, "offset": offset} if circuit.random_bits else {}
+    y = qsim.quantize(x, circuit.format, circuit.rounding, overflow=circuit.overflow, **noise)  # type: ignore[arg-type]
     return y.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
 
 
@@ -50,21 +50,23 @@ def check_c(folder: Path, random: int, formats: Sequence[str], compilers: Sequen
     """C functions of every rounding and overflow."""
     total = differing = 0
     for fmt in formats:
-        units = [Unit(fmt, "round", rule, over) for rule in qsim.rounding.NAMED for over in ("saturate", "nonfinite")]
+        circuits = [Circuit(fmt, "round", rule, over) for rule in qsim.rounding.NAMED for over in ("saturate", "nonfinite")]
         for compiler in compilers:
             (folder / compiler).mkdir(exist_ok=True)
-            emitted.compile_c(units, folder / compiler, compiler, ["-std=c99", "-O1", *emitted.SANITIZED])
+            emitted.compile_c(circuits, folder / compiler, compiler, ["-std=c99", "-O1", *emitted.SANITIZED])
         offset = 0
         for x in inputs(random):
             values = x.to(torch.int32).view(torch.float32)
             noise = random_bits(ElementNoise(SEED, STREAM, offset, len(x), x.device), 32)
-            found = [emitted.compiled_results(units, x, noise, folder / compiler) for compiler in compilers]
-            for k, unit in enumerate(units):
-                expected = quantized(unit, values, offset)
+            found = [emitted.compiled_results(circuits, x, noise, folder / compiler) for compiler in compilers]
+            for k, circuit in enumerate(circuits):
+                expected = quantized(circuit, values, offset)
                 differing += sum(int((column[k] != expected).sum()) for column in found)
                 total += len(x) * len(compilers)
             offset += len(x)
-        print(f"C, {fmt}: {len(units)} functions, {offset} inputs each, {' and '.join(compilers)}; {differing} differ so far", flush=True)
+        print(
+            f"C, {fmt}: {len(circuits)} functions, {offset} inputs each, {' and '.join(compilers)}; {differing} differ so far", flush=True
+        )
     print(f"C: {total} results, {differing} differ", flush=True)
 
 
@@ -73,19 +75,20 @@ def check_systemverilog(folder: Path, simulators: Sequence[str]) -> None:
     x = torch.arange(1 << 16)
     random = random_bits(ElementNoise(SEED, STREAM, 0, len(x), x.device), 32)
     for fmt in SIMULATED:
-        units = [Unit(fmt, op, rule, source="bf16") for op in ("round", "encode") for rule in qsim.rounding.NAMED]
-        units += [Unit(fmt, "round", rule, "nonfinite", source="bf16") for rule in qsim.rounding.NAMED]
-        for unit in units:
-            emitted.lint(emitted.systemverilog.module(routine(unit)), folder, unit.name)
+        circuits = [Circuit(fmt, op, rule, source="bf16") for op in ("round", "encode") for rule in qsim.rounding.NAMED]
+        circuits += [Circuit(fmt, "round", rule, "nonfinite", source="bf16") for rule in qsim.rounding.NAMED]
+        for circuit in circuits:
+            emitted.lint(emitted.systemverilog.module(routine(circuit)), folder, circuit.name)
         values = (x << 16).to(torch.int32).view(torch.float32)
         for simulator in simulators:
-            found = emitted.systemverilog_results(units, x, random, folder, getattr(emitted, simulator))
+            found = emitted.systemverilog_results(circuits, x, random, folder, getattr(emitted, simulator))
             differing = 0
-            for unit, y in zip(units, found, strict=True):
-                expected = quantized(unit, values, 0) if unit.operation == "round" else results(unit, x, random)
+            for circuit, y in zip(circuits, found, strict=True):
+                expected = quantized(circuit, values, 0) if circuit.operation == "round" else results(circuit, x, random)
                 differing += int((y != expected).sum())
             print(
-                f"SystemVerilog, {fmt}, {simulator}: {len(units)} modules, {len(x)} inputs each, lint clean, {differing} differ", flush=True
+                f"SystemVerilog, {fmt}, {simulator}: {len(circuits)} modules, {len(x)} inputs each, lint clean, {differing} differ",
+                flush=True,
             )
 
 
@@ -94,10 +97,10 @@ def check_javascript(folder: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     x, random = torch.randint(0, 1 << 32, (2, 1_000_000), generator=generator)
     for fmt in ("e4m3", "e2m1", "bf16", "e8m0"):
-        units = [Unit(fmt, op, rule) for op in ("round", "encode") for rule in qsim.rounding.NAMED]
-        found = emitted.javascript_results(units, x, random, folder)
-        differing = sum(int((y != results(unit, x, random)).sum()) for unit, y in zip(units, found, strict=True))
-        print(f"JavaScript, {fmt}: {len(units)} functions, {len(x)} inputs each, {differing} differ", flush=True)
+        circuits = [Circuit(fmt, op, rule) for op in ("round", "encode") for rule in qsim.rounding.NAMED]
+        found = emitted.javascript_results(circuits, x, random, folder)
+        differing = sum(int((y != results(circuit, x, random)).sum()) for circuit, y in zip(circuits, found, strict=True))
+        print(f"JavaScript, {fmt}: {len(circuits)} functions, {len(x)} inputs each, {differing} differ", flush=True)
 
 
 def check_mutations(count: int) -> None:
@@ -114,7 +117,10 @@ def print_costs() -> None:
         for rule in ("nearest", "toward_zero", "Stochastic(8)", "stochastic"):
             for source in ("fp32", "bf16"):
                 if fmt != source:
-                    print(f"{Unit(fmt, 'encode', rule, source=source).name}: {cost(Unit(fmt, 'encode', rule, source=source))}", flush=True)
+                    print(
+                        f"{Circuit(fmt, 'encode', rule, source=source).name}: {cost(Circuit(fmt, 'encode', rule, source=source))}",
+                        flush=True,
+                    )
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import qsim
-from qsim.silicon import Unit
+from qsim.silicon import Circuit
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
 from qsim.silicon.inputs import corners, weighted
@@ -39,15 +39,15 @@ def evaluated(symbols: list[Symbol], inputs: dict[str, int]) -> dict[int, int]:
 def test_graphs_give_golden_results(rounding: str) -> None:
     generator = torch.Generator().manual_seed(5)
     for fmt, overflow in itertools.product(FORMATS, ("saturate", "nonfinite")):
-        unit = Unit(fmt, "encode", rounding, overflow)
-        points = corners(unit.format)
+        circuit = Circuit(fmt, "encode", rounding, overflow)
+        points = corners(circuit.format)
         x = torch.cat([points[torch.randperm(len(points), generator=generator)[:40]], weighted(10, generator)])
         drawn = torch.randint(0, 1 << 32, x.shape, generator=generator)
-        result = routine(unit).result
+        result = routine(circuit).result
         symbols = needed([result])
         pairs = zip(x.tolist(), drawn.tolist(), strict=True)
         found = [evaluated(symbols, {"x": a, "random": b})[result.order] for a, b in pairs]
-        assert found == results(unit, x, drawn).tolist(), unit.name
+        assert found == results(circuit, x, drawn).tolist(), circuit.name
 
 
 def test_every_rule_holds_for_random_expressions() -> None:

@@ -13,7 +13,7 @@ import torch
 
 import qsim
 from qsim.cli import main
-from qsim.silicon import FORMS, Unit, check, coverage, read, text, vectors
+from qsim.silicon import FORMS, Circuit, check, coverage, read, text, vectors
 from qsim.silicon.inputs import corners, weighted
 from support import emitted, mutations
 
@@ -21,7 +21,7 @@ from support import emitted, mutations
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic", "odd"])
 @pytest.mark.parametrize("fmt", ["e4m3", "e2m1", "int8", "e4m3fnuz"])
 def test_vectors_are_what_the_library_gives(fmt: str, rounding: str) -> None:
-    golden = vectors(Unit(fmt, "encode", rounding), count=500)
+    golden = vectors(Circuit(fmt, "encode", rounding), count=500)
     x = golden.x.to(torch.int32).view(torch.float32)
     if rounding != "stochastic":
         expected = qsim.encode(x, fmt, rounding, check=False)
@@ -36,7 +36,7 @@ def test_vectors_are_what_the_library_gives(fmt: str, rounding: str) -> None:
 @pytest.mark.parametrize("name", ["e4m3", "e5m2", "e2m1", "e3m2", "int8", "e8m0", "e4m3fnuz", "e3m4"])
 def test_vectors_reach_every_code_and_both_ways_of_every_choice(name: str) -> None:
     for rounding in ("nearest", "stochastic"):
-        report = coverage(vectors(Unit(name, "round", rounding, "nonfinite")))
+        report = coverage(vectors(Circuit(name, "round", rounding, "nonfinite")))
         # NaN of either sign is one result, and so are the zeros of formats without -0.
         nans = sum(
             bool(torch.isnan(qsim.decode(torch.tensor([code], dtype=torch.uint8), name)))
@@ -50,8 +50,8 @@ def test_vectors_reach_every_code_and_both_ways_of_every_choice(name: str) -> No
 
 
 def test_stochastic_vectors_hold_both_sides_of_each_threshold() -> None:
-    unit = Unit("e4m3", "round", qsim.Stochastic(8))
-    golden = vectors(unit, count=200)
+    circuit = Circuit("e4m3", "round", qsim.Stochastic(8))
+    golden = vectors(circuit, count=200)
     x, drawn, y = (column.view(5, -1) for column in (golden.x, golden.random, golden.y))
     moves = y[0] != y[1]
     assert int(moves.sum()) > 500
@@ -84,19 +84,19 @@ def test_random_inputs_are_weighted_as_testfloats() -> None:
 
 @pytest.mark.parametrize("form", ["hex", "csv", "json"])
 @pytest.mark.parametrize(
-    "unit", [Unit("e4m3", "decode"), Unit("e2m1", "encode", qsim.Stochastic(5), source="fp32")], ids=["decode", "encode"]
+    "circuit", [Circuit("e4m3", "decode"), Circuit("e2m1", "encode", qsim.Stochastic(5), source="fp32")], ids=["decode", "encode"]
 )
-def test_what_is_written_is_read_again(unit: Unit, form: str) -> None:
-    golden = vectors(unit, count=50)
-    again = read(text(golden, form), unit if form == "csv" else None)
-    assert again.unit == unit
+def test_what_is_written_is_read_again(circuit: Circuit, form: str) -> None:
+    golden = vectors(circuit, count=50)
+    again = read(text(golden, form), circuit if form == "csv" else None)
+    assert again.circuit == circuit
     for name in ("x", "random", "y"):
         assert torch.equal(getattr(again, name), getattr(golden, name))
     assert check(again).differing == 0
 
 
 def test_testfloats_text_flags_inexact_results() -> None:
-    lines = text(vectors(Unit("e2m1", "encode", source="bf16")), "testfloat").splitlines()
+    lines = text(vectors(Circuit("e2m1", "encode", source="bf16")), "testfloat").splitlines()
     assert lines[0x3F80] == "3F80 2 00"
     assert lines[0x3F81] == "3F81 2 01"
 
@@ -112,20 +112,20 @@ def test_testfloats_text_flags_inexact_results() -> None:
     ],
 )
 def test_reports_name_the_step(wrong: dict[str, str], step: str) -> None:
-    unit = Unit("e4m3")
-    golden = vectors(unit)
-    report = check(replace(golden, y=vectors_of(replace(unit, **wrong), golden.x)))
+    circuit = Circuit("e4m3")
+    golden = vectors(circuit)
+    report = check(replace(golden, y=vectors_of(replace(circuit, **wrong), golden.x)))
     assert report.differing > 0
     assert step in report.steps, report
     assert report.first is not None
     assert str(report).startswith(f"{report.differing} of {len(golden)} results differ, first number {report.first.index + 1}:")
 
 
-def vectors_of(unit: Unit, x: torch.Tensor) -> torch.Tensor:
-    """Another unit's results for some inputs."""
+def vectors_of(circuit: Circuit, x: torch.Tensor) -> torch.Tensor:
+    """Another circuit's results for some inputs."""
     from qsim.silicon.golden import results
 
-    return results(unit, x, torch.zeros_like(x))
+    return results(circuit, x, torch.zeros_like(x))
 
 
 def test_golden_vectors_find_faults() -> None:
@@ -135,8 +135,8 @@ def test_golden_vectors_find_faults() -> None:
 
 
 def test_a_testbench_and_a_c_test_pass_and_fail(tmp_path: Path) -> None:
-    unit = Unit("e2m1", "encode", "stochastic")
-    golden = vectors(unit, count=10)
+    circuit = Circuit("e2m1", "encode", "stochastic")
+    golden = vectors(circuit, count=10)
     broken = replace(golden, y=golden.y ^ (golden.x == 0x3FC00000).long())
     emitted.tool("gcc")
     for name, tested, code in (("right", golden, 0), ("wrong", broken, 1)):
@@ -163,13 +163,13 @@ def test_command_writes_and_checks(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "vectors: FILE is malformed: the results do not name their unit"),
-        ("// unit: round | e4m9x | NEAREST | saturate | fp32\n0_0\n", "the results name a unit that does not exist"),
-        ("// unit: decode | Float(2, 1) | NEAREST | saturate | Float(2, 1)\n0_0_0_0\n", "vector 1 of qsim_decode_e2m1 needs 2 numbers"),
-        ("// unit: decode | Float(2, 1) | NEAREST | saturate | Float(2, 1)\n0_xyz\n", "numbers of results are hexadecimal"),
-        ("// unit: decode | Float(2, 1) | NEAREST | saturate | Float(2, 1)\n1F_0\n", "x of qsim_decode_e2m1 has 4 bits, got 0x1F"),
-        ("// unit: decode | Float(2, 1) | NEAREST | saturate | Float(2, 1)\n", "the results hold no vectors"),
-        ('{"unit": 3}', "the results are not JSON as `qsim vectors` writes it"),
+        ("", "vectors: FILE is malformed: the results do not name their circuit"),
+        ("// circuit: round | e4m9x | NEAREST | saturate | fp32\n0_0\n", "the results name a circuit that does not exist"),
+        ("// circuit: decode | Float(2, 1) | NEAREST | saturate | Float(2, 1)\n0_0_0_0\n", "vector 1 of qsim_decode_e2m1 needs 2 numbers"),
+        ("// circuit: decode | Float(2, 1) | NEAREST | saturate | Float(2, 1)\n0_xyz\n", "numbers of results are hexadecimal"),
+        ("// circuit: decode | Float(2, 1) | NEAREST | saturate | Float(2, 1)\n1F_0\n", "x of qsim_decode_e2m1 has 4 bits, got 0x1F"),
+        ("// circuit: decode | Float(2, 1) | NEAREST | saturate | Float(2, 1)\n", "the results hold no vectors"),
+        ('{"circuit": 3}', "the results are not JSON as `qsim vectors` writes it"),
     ],
 )
 def test_malformed_results(content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ def test_malformed_results(content: str, message: str, tmp_path: Path, capsys: p
     ("words", "message"),
     [
         (["vectors"], "give a format, such as e4m3, or --check with a file of results"),
-        (["vectors", "e4m3", "--rounding", "up,down"], "vectors are those of one unit: give one rounding and one operation, got 2"),
+        (["vectors", "e4m3", "--rounding", "up,down"], "vectors are those of one circuit: give one rounding and one operation, got 2"),
         (["vectors", "e4m3", "--count", "-1"], "count must not be negative, got -1"),
         (["emit", "rust", "--format", "e4m3"], "language must be one of 'c', 'systemverilog', 'javascript', got 'rust'"),
     ],

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qsim.silicon import Unit
+from qsim.silicon import Circuit
 from qsim.silicon.graphs import routine
 from qsim_kernels.meanings import c, javascript, systemverilog
 
@@ -39,8 +39,8 @@ def _written(folder: Path, x: Tensor, random: Tensor) -> None:
     np.concatenate([column.numpy().astype(np.uint32) for column in (x, random)]).tofile(folder / "in.bin")
 
 
-def _results(folder: Path, units: Sequence[Unit]) -> list[Tensor]:
-    columns = np.fromfile(folder / "out.bin", dtype=np.uint32).reshape(len(units), -1)
+def _results(folder: Path, circuits: Sequence[Circuit]) -> list[Tensor]:
+    columns = np.fromfile(folder / "out.bin", dtype=np.uint32).reshape(len(circuits), -1)
     return [torch.from_numpy(column.astype(np.int64)) for column in columns]
 
 
@@ -61,30 +61,35 @@ int main(int argc, char **argv)
 
 
 def c_results(
-    units: Sequence[Unit], x: Tensor, random: Tensor, folder: Path, compiler: str = "gcc", flags: Sequence[str] = ("-std=c99", *SANITIZED)
+    circuits: Sequence[Circuit],
+    x: Tensor,
+    random: Tensor,
+    folder: Path,
+    compiler: str = "gcc",
+    flags: Sequence[str] = ("-std=c99", *SANITIZED),
 ) -> list[Tensor]:
-    """The results of units' C functions."""
-    compile_c(units, folder, compiler, flags)
-    return compiled_results(units, x, random, folder)
+    """The results of circuits' C functions."""
+    compile_c(circuits, folder, compiler, flags)
+    return compiled_results(circuits, x, random, folder)
 
 
-def compile_c(units: Sequence[Unit], folder: Path, compiler: str, flags: Sequence[str]) -> None:
-    """Compile a program with units' C functions."""
-    header = c.header("emitted", (), [routine(unit) for unit in units])
+def compile_c(circuits: Sequence[Circuit], folder: Path, compiler: str, flags: Sequence[str]) -> None:
+    """Compile a program with circuits' C functions."""
+    header = c.header("emitted", (), [routine(circuit) for circuit in circuits])
     calls = "\n".join(
-        f"    for (size_t i = 0; i < count; i++) y[i] = {unit.name}(x[i]{', x[count + i]' if unit.random_bits else ''});\n"
+        f"    for (size_t i = 0; i < count; i++) y[i] = {circuit.name}(x[i]{', x[count + i]' if circuit.random_bits else ''});\n"
         "    fwrite(y, 4, count, out);"
-        for unit in units
+        for circuit in circuits
     )
     (folder / "emitted.c").write_text(header + _C_MAIN.format(calls=calls))
     run(tool(compiler), *WARNINGS, *flags, "-o", folder / "emitted", folder / "emitted.c")
 
 
-def compiled_results(units: Sequence[Unit], x: Tensor, random: Tensor, folder: Path) -> list[Tensor]:
+def compiled_results(circuits: Sequence[Circuit], x: Tensor, random: Tensor, folder: Path) -> list[Tensor]:
     """The results of the program that `compile_c` has made."""
     _written(folder, x, random)
     run(folder / "emitted", str(len(x)), folder / "in.bin", folder / "out.bin")
-    return _results(folder, units)
+    return _results(folder, circuits)
 
 
 _NODE_MAIN = """
@@ -99,13 +104,13 @@ writeFileSync(process.argv[3], results);
 """
 
 
-def javascript_results(units: Sequence[Unit], x: Tensor, random: Tensor, folder: Path) -> list[Tensor]:
-    """The results of units' JavaScript functions, in Node."""
-    (folder / "emitted.mjs").write_text(javascript.module((), [routine(unit) for unit in units]))
-    (folder / "main.mjs").write_text(_NODE_MAIN.format(count=len(units), names=[unit.name for unit in units]))
+def javascript_results(circuits: Sequence[Circuit], x: Tensor, random: Tensor, folder: Path) -> list[Tensor]:
+    """The results of circuits' JavaScript functions, in Node."""
+    (folder / "emitted.mjs").write_text(javascript.module((), [routine(circuit) for circuit in circuits]))
+    (folder / "main.mjs").write_text(_NODE_MAIN.format(count=len(circuits), names=[circuit.name for circuit in circuits]))
     _written(folder, x, random)
     run(tool("node"), folder / "main.mjs", folder / "in.bin", folder / "out.bin")
-    return _results(folder, units)
+    return _results(folder, circuits)
 
 
 _BENCH = """
@@ -132,20 +137,20 @@ endmodule
 
 
 def systemverilog_results(
-    units: Sequence[Unit], x: Tensor, random: Tensor, folder: Path, simulator: Callable[[Path, Path], None], stages: int = 0
+    circuits: Sequence[Circuit], x: Tensor, random: Tensor, folder: Path, simulator: Callable[[Path, Path], None], stages: int = 0
 ) -> list[Tensor]:
-    """The results of units' modules in a simulator."""
-    modules = [systemverilog.module(routine(unit), stages) for unit in units]
+    """The results of circuits' modules in a simulator."""
+    modules = [systemverilog.module(routine(circuit), stages) for circuit in circuits]
     instances = []
-    for k, unit in enumerate(units):
+    for k, circuit in enumerate(circuits):
         ports = [".clk(clk)"] if stages else []
-        ports += [f".x(x[{unit.input.bits - 1}:0])"]
-        ports += [f".random(random[{unit.random_bits - 1}:0])"] if unit.random_bits else []
-        instances.append(f"  wire [{unit.output.bits - 1}:0] y{k};\n  {unit.name} unit{k} ({', '.join(ports)}, .y(y{k}));")
-    names = [f"y{k}" for k in range(len(units))]
+        ports += [f".x(x[{circuit.input.bits - 1}:0])"]
+        ports += [f".random(random[{circuit.random_bits - 1}:0])"] if circuit.random_bits else []
+        instances.append(f"  wire [{circuit.output.bits - 1}:0] y{k};\n  {circuit.name} circuit{k} ({', '.join(ports)}, .y(y{k}));")
+    names = [f"y{k}" for k in range(len(circuits))]
     bench = _BENCH.format(
         last=len(x) - 1, count=len(x), folder=folder, instances="\n".join(instances), stages=stages,
-        format=" ".join(["%h"] * len(units)), outputs=", ".join(names),
+        format=" ".join(["%h"] * len(circuits)), outputs=", ".join(names),
     )  # fmt: skip
     (folder / "in.hex").write_text("".join(f"{a:08x}{b:08x}\n" for a, b in zip(x.tolist(), random.tolist(), strict=True)))
     (folder / "bench.sv").write_text("\n".join([*modules, bench]))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qsim.silicon import Unit, vectors
+from qsim.silicon import Circuit, vectors
 from qsim.silicon.graphs import routine
 from qsim_kernels.meanings.expressions import Symbol, needed
 
@@ -29,7 +29,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 class Outcome(NamedTuple):
-    """What golden vectors find.
+    """Faults that golden vectors find.
 
     Attributes:
         faults: Faults that were tried.
@@ -78,8 +78,8 @@ def survey(count: int, seed: int) -> Outcome:
     values of the format.
     """
     generator = torch.Generator().manual_seed(seed)
-    units = [
-        Unit(fmt, op, rule)
+    circuits = [
+        Circuit(fmt, op, rule)
         for fmt in ("e4m3", "e5m2", "e2m1", "int8")
         for op in ("round", "encode")
         for rule in ("nearest", "stochastic", "up")
@@ -87,14 +87,14 @@ def survey(count: int, seed: int) -> Outcome:
     faults = harmful = found = 0
     missed: list[str] = []
     while faults < count:
-        unit = units[faults % len(units)]
-        chosen = routine(unit)
+        circuit = circuits[faults % len(circuits)]
+        chosen = routine(circuit)
         assert isinstance(chosen.result, Symbol)
         symbols = [x for x in needed([chosen.result]) if x.op in _MISTAKES]
         symbol = symbols[int(torch.randint(0, len(symbols), (), generator=generator))]
         mistakes = _MISTAKES[symbol.op]
         fault = symbol.order, mistakes[int(torch.randint(0, len(mistakes), (), generator=generator))]
-        golden = vectors(unit)
+        golden = vectors(circuit)
         faults += 1
         wrong = evaluated(chosen.result, {"x": golden.x, "random": golden.random}, fault, chosen.width)
         if (wrong != golden.y.numpy()).any():
@@ -105,7 +105,7 @@ def survey(count: int, seed: int) -> Outcome:
         right = evaluated(chosen.result, more, None, chosen.width)
         if (evaluated(chosen.result, more, fault, chosen.width) != right).any():
             harmful += 1
-            missed.append(f"{unit.name}: {fault[1]} for {symbol.op} in {symbol!r:.200}")
+            missed.append(f"{circuit.name}: {fault[1]} for {symbol.op} in {symbol!r:.200}")
     return Outcome(faults, harmful, found, tuple(missed))
 
 

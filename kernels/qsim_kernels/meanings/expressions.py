@@ -36,7 +36,7 @@ COMPARISONS = ("<", "<=", "==")
 
 
 class Known(NamedTuple):
-    """What is known of an integer.
+    """Facts about an integer.
 
     Attributes:
         low: Its smallest value.
@@ -131,7 +131,7 @@ def word(name: str, bits: int) -> Symbol:
 
 
 def known(x: Operand) -> Known:
-    """What is known of a symbol or a number."""
+    """Facts about a symbol or a number."""
     return x.known if isinstance(x, Symbol) else Known(x, x, x, x)
 
 

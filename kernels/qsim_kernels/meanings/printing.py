@@ -1,4 +1,4 @@
-"""What printers of code share: a routine, the order of its operations, and which of them need a variable."""
+"""Routines to print, the order of their operations, and the operations that need a variable."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def _and(a: Operand, b: Operand) -> Operand | None:
 
 
 def _masked(x: Operand, mask: int) -> Operand:
-    """What has the same bits as an operand where a mask has them."""
+    """An operand, or a simpler one with the same bits where a mask has ones."""
     if isinstance(x, int):
         return x & mask
     if x.op == "&":
@@ -345,7 +345,7 @@ _RULES: dict[str, Callable[..., Operand | None]] = {
 
 
 def facts(op: str, args: tuple[Operand, ...]) -> Known:
-    """What is known of the result of an operation."""
+    """Facts about the result of an operation."""
     given = [known(x) for x in args]
     low, high = _interval(op, given)
     may, must = _bits(op, given)

@@ -1,4 +1,4 @@
-"""A unit: one operation on numbers of one format, in the bits that hardware and C have."""
+"""A circuit: one operation on numbers of one format, in the bits that hardware and C have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Operation = Literal["round", "encode", "decode"]
 
 
 @dataclass(frozen=True)
-class Unit:
+class Circuit:
     """One operation of a format.
 
     Args:
@@ -29,8 +29,8 @@ class Unit:
         source: The format of the input of `round` and `encode`.
 
     Example:
-        >>> from qsim.silicon import Unit
-        >>> Unit("e4m3", rounding="stochastic", source="bf16").name
+        >>> from qsim.silicon import Circuit
+        >>> Circuit("e4m3", rounding="stochastic", source="bf16").name
         'qsim_round_e4m3_stochastic_from_bf16'
     """
 
@@ -49,7 +49,7 @@ class Unit:
         object.__setattr__(self, "rounding", roundings.resolve(self.rounding))
         for fmt in (self.format, self.source):
             if not holds(torch.float32, fmt):
-                raise ValueError(f"{fmt!r} has values that float32 lacks: units compute with float32's bits")
+                raise ValueError(f"{fmt!r} has values that float32 lacks: circuits compute with float32's bits")
 
     @property
     def name(self) -> str:
@@ -86,7 +86,7 @@ class Unit:
 
     @property
     def specification(self) -> tuple[str, ...]:
-        """Lines that say what the unit computes."""
+        """Lines that say what the circuit computes."""
         source, target = self.input, self.format
         if self.operation == "decode":
             return (f"The float32 bits of the value of a code of {_described(target)}.", *_codes(target))

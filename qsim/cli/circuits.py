@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import get_args
 
 from qsim.rounding import NAMED, Overflow
-from qsim.silicon import Unit
-from qsim.silicon.units import Operation
+from qsim.silicon import Circuit
+from qsim.silicon.circuits import Operation
 
 #: Names of roundings, as help shows them.
 ROUNDINGS = ", ".join(NAMED)
 
 
 def add_options(command: argparse.ArgumentParser, operations: str) -> None:
-    """Add the options that say what a unit computes.
+    """Add the options that say what a circuit computes.
 
     Args:
         command: The command.
@@ -46,11 +46,13 @@ def listed(text: str) -> list[str]:
     return [name.strip() for name in names]
 
 
-def units(args: argparse.Namespace) -> Sequence[Unit]:
-    """The units that options describe."""
+def circuits(args: argparse.Namespace) -> Sequence[Circuit]:
+    """The circuits that options describe."""
     operations, roundings = listed(args.operation), listed(args.rounding)
-    rounded = [Unit(args.format, op, rounding, args.overflow, args.source) for op in operations if op != "decode" for rounding in roundings]  # type: ignore[arg-type]
-    return [*rounded, *([Unit(args.format, "decode")] if "decode" in operations else [])]
+    rounded = [
+        Circuit(args.format, op, rounding, args.overflow, args.source) for op in operations if op != "decode" for rounding in roundings
+    ]  # type: ignore[arg-type]
+    return [*rounded, *([Circuit(args.format, "decode")] if "decode" in operations else [])]
 
 
 def write(text: str, output: str | None) -> None:
