@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from qsim.rounding import NAMED, Overflow
 from qsim.silicon import Circuit
@@ -48,11 +48,10 @@ def listed(text: str) -> list[str]:
 
 def circuits(args: argparse.Namespace) -> Sequence[Circuit]:
     """The circuits that options describe."""
-    operations, roundings = listed(args.operation), listed(args.rounding)
-    rounded = [
-        Circuit(args.format, op, rounding, args.overflow, args.source) for op in operations if op != "decode" for rounding in roundings
-    ]  # type: ignore[arg-type]
-    return [*rounded, *([Circuit(args.format, "decode")] if "decode" in operations else [])]
+    operations: Sequence[Any] = listed(args.operation)
+    pairs = [(operation, rule) for operation in operations if operation != "decode" for rule in listed(args.rounding)]
+    rounding = [Circuit(args.format, operation, rule, args.overflow, args.source) for operation, rule in pairs]
+    return [*rounding, *([Circuit(args.format, "decode")] if "decode" in operations else [])]
 
 
 def write(text: str, output: str | None) -> None:

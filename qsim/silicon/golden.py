@@ -36,12 +36,19 @@ def results(circuit: Circuit, x: Tensor, random: Tensor) -> Tensor:
     """
     values = values_of(x, circuit.input)
     if circuit.operation == "decode":
-        return values.view(torch.int32).to(torch.int64) & _WORD
+        return _words(values)
     rounded = _rounded(circuit, values, random)
     if circuit.operation == "round":
-        return rounded.view(torch.int32).to(torch.int64) & _WORD
-    codes = encode(rounded, circuit.format, overflow="nonfinite", check=False)
-    return codes.to(torch.int64) & ((1 << circuit.format.bits) - 1)
+        return _words(rounded)
+    codes: Tensor = encode(rounded, circuit.format, overflow="nonfinite", check=False)
+    plain: Tensor = codes.to(torch.int64) & ((1 << circuit.format.bits) - 1)
+    return plain
+
+
+def _words(x: Tensor) -> Tensor:
+    """Float32's bits, without a sign."""
+    words: Tensor = x.view(torch.int32).to(torch.int64) & _WORD
+    return words
 
 
 def values_of(codes: Tensor, fmt: Format) -> Tensor:
@@ -49,7 +56,8 @@ def values_of(codes: Tensor, fmt: Format) -> Tensor:
     if fmt == FP32:
         singles: Tensor = codes.to(torch.int32).view(torch.float32)
         return singles
-    return decode(codes.to(code_dtype(fmt.bits)), fmt)
+    values: Tensor = decode(codes.to(code_dtype(fmt.bits)), fmt)
+    return values
 
 
 def _rounded(circuit: Circuit, x: Tensor, random: Tensor) -> Tensor:
