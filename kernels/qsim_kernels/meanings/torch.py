@@ -56,7 +56,8 @@ def _words(carrier: Carrier) -> dict[str, Any]:
     def quotient(a: Any, b: Any) -> Tensor:
         # For division by a number, torch might multiply by its inverse.
         divisor = number(b) if isinstance(b, Tensor) else torch.full_like(a, carrier.value(b), dtype=real)
-        return (number(a) / divisor).view(dtype)
+        result: Tensor = number(a) / divisor
+        return result.view(dtype)
 
     def reaches(magnitude: Tensor, drawn: Tensor, grid: GridBits) -> Tensor:
         # By a product, because vectors have no shifts of 64 bits.
