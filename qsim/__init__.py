@@ -22,7 +22,7 @@ from qsim.scaling.block_formats import Block
 from qsim.text.files import FileError
 
 if TYPE_CHECKING:
-    from qsim import checkpoints, diagnostics, optim, points
+    from qsim import checkpoints, diagnostics, optim, points, silicon
     from qsim.checkpoints import export, load, save
     from qsim.functional.fpu import fpu
     from qsim.nn.coverage.run import coverage
@@ -65,12 +65,13 @@ __all__ = [
     "rounding",
     "save",
     "scaling",
+    "silicon",
     "transforms",
 ]
 
 
 #: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
-_LATER = ("checkpoints", "compat", "diagnostics", "optim", "plot", "points", "studies")
+_LATER = ("checkpoints", "compat", "diagnostics", "optim", "plot", "points", "silicon", "studies")
 _LATER_FUNCTIONS = {
     "Schedule": "schedule",
     "coverage": "nn.coverage.run",

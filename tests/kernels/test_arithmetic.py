@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from torch import Tensor
 
 import qsim
 from qsim.formats import Format
-from qsim_kernels import numba as compiled, torch as reference
+from qsim_kernels import arithmetic, numba as compiled, torch as reference
 from qsim_kernels.arithmetic import rounding as definition
-from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.meanings import python, torch as meaning
 from qsim_kernels.numba.rounding import _faster
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
@@ -115,3 +116,18 @@ def test_faster_sums_of_random_bits_and_shares_in_torch() -> None:
         found = meaning.rounding(how.carrier).reaches(bits, words, how)
         shares = [int(value / grid.least * (1 << how.carrier.drawn)) for value in x.tolist()]
         assert found.tolist() == [-(share + word >> how.carrier.drawn) for share, word in zip(shares, words.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("name", ["e4m3", "e2m1", "Float(7, 3, bias=91)", "Float(6, 2, bias=90)"])
+def test_shares_are_exact_however_small_a_number_is(name: str, wide: bool) -> None:
+    """Each power of two below the smallest value, and the number before it, carries with no fewer random bits than its share needs."""
+    grid, rule, _ = numbers_of(qsim.format(name), "stochastic", "saturate")
+    how = rounding_bits(grid, rule, wide)
+    reaches = python.functions(arithmetic.rounding, how.carrier).reaches
+    whole, binade = 1 << how.carrier.drawn, 1 << how.carrier.mantissa
+    powers = range(how.least % binade + binade, how.least, binade * max(1, how.least // binade // 200))
+    for bits in (how.least - 1, *(power - less for power in powers for less in (0, 1))):
+        share = int(Fraction(how.carrier.value(bits)) / Fraction(grid.least) * whole)
+        assert not reaches(bits, whole - share - 1, how), hex(bits)
+        assert share == 0 or reaches(bits, whole - share, how), hex(bits)

@@ -1,0 +1,120 @@
+"""C from the arithmetic: C99 without undefined behaviour that is also C++ and code for CUDA devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known
+from qsim_kernels.meanings.printing import Routine, statements
+
+_PROLOGUE = """\
+#ifndef {guard}
+#define {guard}
+
+#include <stdint.h>
+
+#ifndef QSIM_FUNCTION
+#if defined(__CUDACC__) || defined(__CUDA__) || defined(__HIPCC__)
+#define QSIM_FUNCTION static inline __host__ __device__
+#else
+#define QSIM_FUNCTION static inline
+#endif
+#endif
+"""
+
+
+def header(name: str, comment: Sequence[str], routines: Iterable[Routine]) -> str:
+    """A header with functions.
+
+    Args:
+        name: Its name, for the guard against a second inclusion.
+        comment: Lines that describe it.
+        routines: The functions.
+    """
+    guard = f"{name.upper()}_H"
+    parts = [_comment(comment), _PROLOGUE.format(guard=guard), *(function(routine) for routine in routines), f"#endif /* {guard} */\n"]
+    return "\n".join(parts)
+
+
+def function(routine: Routine) -> str:
+    """A function of words that returns a word."""
+    body = statements(routine, _expression, lambda symbol, name: f"const {_type([symbol.known])} {name}")
+    parameters = ", ".join(f"{_type([x.known])} {x.args[0]}" for x in routine.inputs)
+    returned = "uint64_t" if routine.width > 32 else "uint32_t"
+    result = body.result if isinstance(routine.result, Symbol) else _literal(routine.result, returned)
+    lines = [*(f"(void){x.args[0]};" for x in routine.inputs), *body.lines, f"return {_stripped(result)};"]
+    return "\n".join(
+        [
+            _comment(routine.comment) + f"QSIM_FUNCTION {returned} {routine.name}({parameters})",
+            "{",
+            *(f"    {line}" for line in lines),
+            "}\n",
+        ]
+    )
+
+
+def _comment(lines: Sequence[str]) -> str:
+    return "\n".join(["/*", *(f" * {line}".rstrip() for line in lines), " */\n"]) if lines else ""
+
+
+def _stripped(text: str) -> str:
+    """An expression without the parentheses around it."""
+    depth = 0
+    for place, sign in enumerate(text):
+        depth += (sign == "(") - (sign == ")")
+        if depth == 0 and place < len(text) - 1:
+            return text
+    return text[1:-1] if text.startswith("(") else text
+
+
+def _type(given: Sequence[Known]) -> str:
+    """The narrowest type that holds some integers."""
+    low, high = min(x.low for x in given), max(x.high for x in given)
+    if low >= 0:
+        if high >> 64:
+            raise ValueError("C has no integers of more than 64 bits")
+        return "uint64_t" if high >> 32 else "uint32_t"
+    return "int32_t" if low >= -(1 << 31) and high < 1 << 31 else "int64_t"
+
+
+def _literal(x: int, kind: str) -> str:
+    digits = str(abs(x)) if abs(x) < 256 else f"0x{abs(x):X}"
+    suffix = {"uint32_t": "u", "uint64_t": "ull", "int32_t": "", "int64_t": "ll"}[kind]
+    return f"-{digits}{suffix}" if x < 0 else digits + suffix
+
+
+def _expression(symbol: Symbol, text: Callable[[Operand], str]) -> str:
+    """The text of an operation, of the type of its symbol."""
+    op, args = symbol.op, symbol.args
+    own = _type([symbol.known])
+    if op == "+" and isinstance(args[1], int) and args[1] < 0:
+        op, args = "-", (args[0], -args[1])
+    numbers = args[1:] if op == "where" else args[:1] if op in ("<<", ">>", "signed") else args
+    facts = [known(x) for x in numbers] + ([] if op in COMPARISONS else [symbol.known])
+    if op in ("<<", ">>") and known(args[1]).high >= 32:
+        facts.append(Known(0, 1 << 32, 0, 0))
+    kind = _type(facts)
+
+    def operand(x: Operand) -> str:
+        if not isinstance(x, Symbol):
+            return _literal(x, kind)
+        return text(x) if _type([x.known]) == kind else f"({kind}){text(x)}"
+
+    def amount(x: Operand) -> str:
+        return text(x) if isinstance(x, Symbol) else str(x)
+
+    if op == "where":
+        written = f"{text(args[0])} ? {operand(args[1])} : {operand(args[2])}"
+    elif op in ("min", "max"):
+        a, b = map(operand, args)
+        written = f"{a} {'<' if op == 'min' else '>'} {b} ? {a} : {b}"
+    elif op == "signed":
+        kind, half = "int64_t", 1 << args[1] - 1
+        written = f"((int64_t){text(args[0])} ^ {_literal(half, kind)}) - {_literal(half, kind)}"
+    elif op in ("<<", ">>"):
+        written = f"{operand(args[0])} {op} {amount(args[1])}"
+    else:
+        written = f"{operand(args[0])} {op} {operand(args[1])}"
+    if op in COMPARISONS:
+        kind = own = "uint32_t"
+    return written if kind == own else f"({own})({written})"

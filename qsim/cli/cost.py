@@ -1,0 +1,48 @@
+"""`qsim cost`: what a rounding costs in hardware, by Yosys."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from qsim.cli.circuits import add_options, circuits
+from qsim.cli.text import terminal_width
+from qsim.silicon import cost
+from qsim.text.columns import aligned
+
+_EXAMPLES = """\
+examples:
+  qsim cost e4m3                                              to nearest, from float32
+  qsim cost e4m3 --rounding nearest,toward_zero,stochastic    several roundings
+  qsim cost e4m3 --operation encode --source bf16 --stages 2  codes from bfloat16, in three steps
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser(
+        "cost",
+        help="lookup tables, registers and depth of a rounding in hardware (needs Yosys)",
+        description="Synthesize the modules of `qsim emit systemverilog` with Yosys: lookup tables (LUTs), carry cells, registers and\n"
+        "depth in cells for a Xilinx FPGA of the seventh series, and the number and depth of generic gates.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("format", metavar="FORMAT", help="such as e4m3, bf16, int8")
+    add_options(command, "round")
+    command.add_argument("--stages", type=int, default=0, metavar="N", help="registers between input and output")
+    command.add_argument("--generator", action="store_true", help="with a generator of the random bits")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    costs = {circuit.name: cost(circuit, args.stages, args.generator and circuit.random_bits > 0) for circuit in circuits(args)}
+    if args.json:
+        print(json.dumps({name: {"fpga": each.fpga._asdict(), "gates": each.gates._asdict()} for name, each in costs.items()}, indent=2))
+        return 0
+    rows = [["module", "LUTs", "carries", "registers", "depth", "gates", "gate depth"]]
+    print(aligned([*rows, *([name, *map(str, each.fpga), *map(str, each.gates)] for name, each in costs.items())], width=terminal_width()))
+    return 0

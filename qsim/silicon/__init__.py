@@ -1,0 +1,25 @@
+"""From a format to silicon: the arithmetic as C, SystemVerilog and JavaScript, golden vectors, and what it costs in hardware."""
+
+from qsim.silicon.checking import Comparison, check
+from qsim.silicon.circuits import Circuit
+from qsim.silicon.coverage import VectorCoverage, coverage
+from qsim.silicon.emission import emit
+from qsim.silicon.synthesis import Cost, cost
+from qsim.silicon.texts import FORMS, read, text
+from qsim.silicon.vectors import Vectors, vectors
+
+__all__ = [
+    "FORMS",
+    "Cost",
+    "VectorCoverage",
+    "Comparison",
+    "Circuit",
+    "Vectors",
+    "check",
+    "cost",
+    "coverage",
+    "emit",
+    "read",
+    "text",
+    "vectors",
+]

@@ -1,0 +1,178 @@
+"""Coverage of vectors: the codes, ties and branches of the definition that they reach."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qsim.formats import FP32
+from qsim.functional import encode
+from qsim.rounding import NEAREST_DOWN, NEAREST_UP
+from qsim.silicon.golden import results, values_of
+from qsim.silicon.vectors import Vectors
+from qsim_kernels import arithmetic
+from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.meanings.binding import bound
+from qsim_kernels.numbers.carrier import DOUBLE, Carrier, counts_wide, grid_bits, rounding_bits, used_bits, variant_of
+from qsim_kernels.numbers.encoding import coding_bits
+
+#: Wider formats have too many codes to count.
+_COUNTED_BITS = 16
+
+
+class Branch(NamedTuple):
+    """A choice in the definition.
+
+    Attributes:
+        place: Its file and line.
+        text: The line.
+        taken: For how many vectors the condition holds.
+        other: For how many it does not.
+    """
+
+    place: str
+    text: str
+    taken: int
+    other: int
+
+
+@dataclass(frozen=True)
+class VectorCoverage:
+    """Codes, ties and branches that vectors reach.
+
+    Attributes:
+        count: The number of vectors.
+        reached: How many codes of the format are results, or inputs of `decode`.
+        codes: How many codes the format has; `None` if they are too many to count.
+        ties: How many inputs are midpoints between two values.
+        branches: The choices of the definition.
+
+    Example:
+        >>> from qsim.silicon import Circuit, coverage, vectors
+        >>> print(coverage(vectors(Circuit("e4m3", "decode"))))
+        256 vectors reach 256 of 256 codes and 0 ties
+        8 of 8 ways through the definition's 4 choices are taken
+    """
+
+    count: int
+    reached: int
+    codes: int | None
+    ties: int
+    branches: tuple[Branch, ...]
+
+    @property
+    def missed(self) -> tuple[Branch, ...]:
+        """The choices that went one way only."""
+        return tuple(branch for branch in self.branches if not (branch.taken and branch.other))
+
+    def __str__(self) -> str:
+        of = "" if self.codes is None else f" of {self.codes}"
+        lines = [f"{self.count} vectors reach {self.reached}{of} codes and {self.ties} ties"]
+        ways = 2 * len(self.branches) - len(self.missed)
+        lines.append(f"{ways} of {2 * len(self.branches)} ways through the definition's {len(self.branches)} choices are taken")
+        lines += [f"  never {'true' if not branch.taken else 'false'}: {branch.place}: {branch.text}" for branch in self.missed]
+        return "\n".join(lines)
+
+
+def coverage(vectors: Vectors) -> VectorCoverage:
+    """Count the codes, ties and branches that vectors reach.
+
+    Example:
+        >>> from qsim.silicon import Circuit, coverage, vectors
+        >>> report = coverage(vectors(Circuit("e2m1", "encode", source="bf16")))
+        >>> report.reached, report.codes, report.ties
+        (16, 16, 14)
+    """
+    circuit = vectors.circuit
+    countable = circuit.format.bits <= _COUNTED_BITS
+    if circuit.operation == "round":
+        reached = encode(values_of(vectors.y, circuit.output), circuit.format, overflow="nonfinite", check=False)
+    else:
+        reached = vectors.x if circuit.operation == "decode" else vectors.y
+    ties = 0
+    if circuit.operation != "decode":
+        x, zeros = vectors.x.unique(), torch.zeros(1, dtype=torch.int64)
+        up, down = (results(replace(circuit, operation="round", rounding=rule), x, zeros) for rule in (NEAREST_UP, NEAREST_DOWN))
+        ties = int((up != down).sum())
+    return VectorCoverage(
+        len(vectors), len(reached.unique()), 1 << circuit.format.bits if countable else None, ties, tuple(_branches(vectors))
+    )
+
+
+def _branches(vectors: Vectors) -> list[Branch]:
+    """Run the definition and count which way each choice goes."""
+    circuit, recorder = vectors.circuit, _ChoiceCounter()
+    grid, coding = circuit.format.grid, circuit.format.coding
+    coder = grid_bits(grid, wide=counts_wide(grid, coding))
+    if circuit.operation == "decode":
+        codes = recorder.meaning(arithmetic.codes, coder.carrier)
+        codes.value_of(vectors.x.to(torch.int64 if coder.carrier == DOUBLE else torch.int32), *coding_bits(grid, coding, coder))
+        return recorder.branches()
+    how, rule = rounding_bits(grid, circuit.rule, wide=False), circuit.rule
+    functions = recorder.meaning(arithmetic.rounding, how.carrier)
+    drawn = functions.random_bits(vectors.random << 32 - rule.bits, used_bits(how.carrier, rule.bits, rule.correction))
+    functions.round_bits(_bits(values_of(vectors.x, circuit.source), how.carrier), drawn, how, variant_of(how, rule))
+    if circuit.operation == "encode":
+        rounded = values_of(results(replace(circuit, operation="round"), vectors.x, vectors.random), FP32)
+        recorder.meaning(arithmetic.codes, coder.carrier).code_of(_bits(rounded, coder.carrier), *coding_bits(grid, coding, coder))
+    return recorder.branches()
+
+
+def _bits(x: Tensor, carrier: Carrier) -> Tensor:
+    """Float32 numbers in a carrier's bits."""
+    return x.double().view(torch.int64) if carrier == DOUBLE else x.view(torch.int32)
+
+
+class _ChoiceCounter:
+    """A meaning of the vocabulary for tensors that counts which way choices go."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, int, int], list[int]] = {}
+
+    def meaning(self, module: ModuleType, carrier: Carrier) -> SimpleNamespace:
+        """The functions of a module of the arithmetic."""
+        plain = vars(meaning.rounding(carrier) if module is arithmetic.rounding else meaning.codes(carrier))
+        vocabulary = {name: given for name, given in plain.items() if name not in vars(module) or not _is_defined_in(module, name)}
+        vocabulary |= {name: self._recording(plain[name], compare) for name, compare in _COMPARED.items()}
+        vocabulary["to_word"] = lambda x: x.to(torch.int64)
+        vocabulary["carries"] = lambda a, b: (-((a + b) >> carrier.drawn)).to(torch.int64 if carrier == DOUBLE else torch.int32)
+        return bound(module, vocabulary)
+
+    def _recording(self, function: Callable[..., Any], compare: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any) -> Any:
+            frame, condition = sys._getframe(1), compare(*args)
+            if isinstance(condition, Tensor):
+                counts = self._counts.setdefault((frame.f_code.co_filename, frame.f_lineno, frame.f_lasti), [0, 0])
+                holds = int((condition != 0).sum())
+                counts[0] += holds
+                counts[1] += condition.numel() - holds
+            return function(*args)
+
+        return record
+
+    def branches(self) -> list[Branch]:
+        """The choices, in the order of the text."""
+        return [
+            Branch(f"{Path(file).name}:{line}", linecache.getline(file, line).strip(), *counts)
+            for (file, line, _), counts in sorted(self._counts.items())
+        ]
+
+
+#: The choices of the vocabulary, and the condition of each.
+_COMPARED: dict[str, Callable[..., Any]] = {
+    "where": lambda condition, chosen, other: condition,
+    "minimum": lambda a, b: a < b,
+    "maximum": lambda a, b: a > b,
+}
+
+
+def _is_defined_in(module: ModuleType, name: str) -> bool:
+    return getattr(vars(module)[name], "__module__", None) == module.__name__

@@ -1,0 +1,134 @@
+"""Cost of a circuit in hardware, as Yosys maps its module to the cells of an FPGA and to gates."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from qsim.silicon.circuits import Circuit
+from qsim.silicon.graphs import routine
+from qsim_kernels.meanings import systemverilog
+
+_FPGA = """\
+read_verilog -sv {source}
+synth_xilinx -flatten -noiopad -top {top}
+"""
+_GATES = """\
+read_verilog -sv {source}
+synth -flatten -top {top}
+abc -g AND,OR,XOR,MUX
+opt_clean
+"""
+_REPORT = """\
+tee -o {folder}/cells.txt stat
+tee -o {folder}/depth.txt ltp -noff
+"""
+
+
+class Fpga(NamedTuple):
+    """Cells of a Xilinx FPGA of the seventh series.
+
+    Attributes:
+        luts: Lookup tables.
+        carries: Carry cells, of four bits each.
+        registers: Flip-flops.
+        depth: Cells in a row.
+    """
+
+    luts: int
+    carries: int
+    registers: int
+    depth: int
+
+
+class Gates(NamedTuple):
+    """Gates with two inputs, inverters and multiplexers.
+
+    Attributes:
+        gates: Their number.
+        depth: Gates in a row.
+    """
+
+    gates: int
+    depth: int
+
+
+class Cost(NamedTuple):
+    """Cost of a circuit in hardware.
+
+    Attributes:
+        fpga: In cells of an FPGA.
+        gates: In gates.
+
+    Example:
+        >>> from qsim.silicon import Cost
+        >>> from qsim.silicon.synthesis import Fpga, Gates
+        >>> Cost(Fpga(luts=65, carries=14, registers=0, depth=15), Gates(gates=203, depth=28)).fpga.luts
+        65
+    """
+
+    fpga: Fpga
+    gates: Gates
+
+
+def cost(circuit: Circuit, stages: int = 0, generator: bool = False) -> Cost:
+    """Synthesize a circuit with Yosys and count its cells.
+
+    Args:
+        circuit: The circuit.
+        stages: See `emit`.
+        generator: See `emit`.
+
+    Raises:
+        FileNotFoundError: If Yosys is not installed.
+        RuntimeError: If it fails.
+
+    Example:
+        >>> import shutil
+        >>> from qsim.silicon import Circuit, cost
+        >>> shutil.which("yosys") is None or cost(Circuit("int4", "decode")).fpga.luts < 100
+        True
+    """
+    source = systemverilog.module(routine(circuit), stages, generator)
+    return Cost(fpga(source, circuit.name), gates(source, circuit.name))
+
+
+def fpga(source: str, top: str) -> Fpga:
+    """The cells of an FPGA for a module.
+
+    Args:
+        source: SystemVerilog.
+        top: The module's name.
+    """
+    cells, depth = _synthesized(source, top, _FPGA)
+    return Fpga(_count(cells, r"LUT\d|INV"), _count(cells, "CARRY4"), _count(cells, r"FD\w+"), depth)
+
+
+def gates(source: str, top: str) -> Gates:
+    """The gates for a module; see `fpga`."""
+    cells, depth = _synthesized(source, top, _GATES)
+    return Gates(_count(cells, r"\$_(?:AND|OR|XOR|MUX|NOT)_"), depth)
+
+
+def _synthesized(source: str, top: str, script: str) -> tuple[str, int]:
+    """Yosys's list of cells, and how many are in a row."""
+    yosys = shutil.which("yosys")
+    if yosys is None:
+        raise FileNotFoundError("qsim cost needs Yosys, which is not installed: `apt install yosys`, or https://yosyshq.net")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "circuit.sv").write_text(source)
+        (folder / "script.ys").write_text((script + _REPORT).format(source=folder / "circuit.sv", top=top, folder=folder))
+        done = subprocess.run([yosys, "-q", "-s", str(folder / "script.ys")], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"Yosys cannot synthesize {top}: {done.stderr.strip()}")
+        longest = re.search(r"length=(\d+)", (folder / "depth.txt").read_text())
+        return (folder / "cells.txt").read_text(), int(longest[1]) if longest else 0
+
+
+def _count(cells: str, names: str) -> int:
+    return sum(int(count) for count in re.findall(rf"^\s+(?:{names})\s+(\d+)", cells, re.MULTILINE))

@@ -1,0 +1,151 @@
+"""Emitted code against `qsim.quantize` for very many inputs: too long for every test run.
+
+PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py c --random 24    every named format and rounding, gcc and clang, sanitized
+PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py systemverilog   five formats, all roundings, all bfloat16 inputs, two simulators
+PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py javascript      10^6 inputs in Node
+PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py mutations       200 faults in emitted modules, against golden vectors
+PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py cost            lookup tables of formats and roundings
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import qsim
+from qsim.silicon import Circuit, cost
+from qsim.silicon.golden import results
+from qsim.silicon.graphs import routine
+from qsim.silicon.synthesis import fpga
+from qsim_kernels.torch import ElementNoise, random_bits
+from support import emitted, mutations
+
+SEED, STREAM = 5, 7
+SIMULATED = ("e5m2", "e4m3", "e2m1", "Float(3, 2, specials='fn')", "Float(2, 5, bias=3)")
+
+
+def quantized(circuit: Circuit, x: Tensor, offset: int) -> Tensor:
+    """The bits of what `qsim.quantize` gives for float32 numbers."""
+    noise = {"seed": SEED, "stream": STREAM, "offset": offset} if circuit.random_bits else {}
+    y = qsim.quantize(x, circuit.format, circuit.rounding, overflow=circuit.overflow, **noise)  # type: ignore[arg-type]
+    return y.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+
+
+def inputs(random: int) -> Iterator[Tensor]:
+    """Float32 bits in pieces: all bfloat16 and float16 numbers, and random ones."""
+    halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    yield torch.cat([torch.arange(1 << 16) << 16, halves.view(torch.int32).to(torch.int64) & 0xFFFFFFFF])
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(max((1 << random) >> 21, 1)):
+        yield torch.randint(0, 1 << 32, (min(1 << random, 1 << 21),), generator=generator)
+
+
+def check_c(folder: Path, random: int, formats: Sequence[str], compilers: Sequence[str]) -> None:
+    """C functions of every rounding and overflow."""
+    total = differing = 0
+    for fmt in formats:
+        circuits = [Circuit(fmt, "round", rule, over) for rule in qsim.rounding.NAMED for over in ("saturate", "nonfinite")]
+        for compiler in compilers:
+            (folder / compiler).mkdir(exist_ok=True)
+            emitted.compile_c(circuits, folder / compiler, compiler, ["-std=c99", "-O1", *emitted.SANITIZED])
+        offset = 0
+        for x in inputs(random):
+            values = x.to(torch.int32).view(torch.float32)
+            noise = random_bits(ElementNoise(SEED, STREAM, offset, len(x), x.device), 32)
+            found = [emitted.compiled_results(circuits, x, noise, folder / compiler) for compiler in compilers]
+            for k, circuit in enumerate(circuits):
+                expected = quantized(circuit, values, offset)
+                differing += sum(int((column[k] != expected).sum()) for column in found)
+                total += len(x) * len(compilers)
+            offset += len(x)
+        print(
+            f"C, {fmt}: {len(circuits)} functions, {offset} inputs each, {' and '.join(compilers)}; {differing} differ so far", flush=True
+        )
+    print(f"C: {total} results, {differing} differ", flush=True)
+
+
+def check_systemverilog(folder: Path, simulators: Sequence[str]) -> None:
+    """Modules of all roundings, for all bfloat16 inputs."""
+    x = torch.arange(1 << 16)
+    random = random_bits(ElementNoise(SEED, STREAM, 0, len(x), x.device), 32)
+    for fmt in SIMULATED:
+        circuits = [Circuit(fmt, op, rule, source="bf16") for op in ("round", "encode") for rule in qsim.rounding.NAMED]
+        circuits += [Circuit(fmt, "round", rule, "nonfinite", source="bf16") for rule in qsim.rounding.NAMED]
+        for circuit in circuits:
+            emitted.lint(emitted.systemverilog.module(routine(circuit)), folder, circuit.name)
+        values = (x << 16).to(torch.int32).view(torch.float32)
+        for simulator in simulators:
+            found = emitted.systemverilog_results(circuits, x, random, folder, getattr(emitted, simulator))
+            differing = 0
+            for circuit, y in zip(circuits, found, strict=True):
+                expected = quantized(circuit, values, 0) if circuit.operation == "round" else results(circuit, x, random)
+                differing += int((y != expected).sum())
+            print(
+                f"SystemVerilog, {fmt}, {simulator}: {len(circuits)} modules, {len(x)} inputs each, lint clean, {differing} differ",
+                flush=True,
+            )
+
+
+def check_javascript(folder: Path) -> None:
+    """JavaScript functions for 10^6 inputs each."""
+    generator = torch.Generator().manual_seed(1)
+    x, random = torch.randint(0, 1 << 32, (2, 1_000_000), generator=generator)
+    for fmt in ("e4m3", "e2m1", "bf16", "e8m0"):
+        circuits = [Circuit(fmt, op, rule) for op in ("round", "encode") for rule in qsim.rounding.NAMED]
+        found = emitted.javascript_results(circuits, x, random, folder)
+        differing = sum(int((y != results(circuit, x, random)).sum()) for circuit, y in zip(circuits, found, strict=True))
+        print(f"JavaScript, {fmt}: {len(circuits)} functions, {len(x)} inputs each, {differing} differ", flush=True)
+
+
+def check_mutations(count: int) -> None:
+    """Faults of one operator each; those that change a result must be found by golden vectors."""
+    outcome = mutations.survey(count, seed=3)
+    print(f"mutations: {outcome}", flush=True)
+
+
+def print_costs() -> None:
+    """Lookup tables of formats and roundings, and those of a module that is written by hand."""
+    by_hand = fpga((Path(__file__).parent / "e4m3_by_hand.sv").read_text(), "e4m3_by_hand")
+    print(f"e4m3 by hand: {by_hand}")
+    for fmt in ("e5m2", "e4m3", "e2m1", "bf16"):
+        for rule in ("nearest", "toward_zero", "Stochastic(8)", "stochastic"):
+            for source in ("fp32", "bf16"):
+                if fmt != source:
+                    print(
+                        f"{Circuit(fmt, 'encode', rule, source=source).name}: {cost(Circuit(fmt, 'encode', rule, source=source))}",
+                        flush=True,
+                    )
+
+
+def main() -> None:
+    """Run one of the comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("c", "systemverilog", "javascript", "mutations", "cost"))
+    parser.add_argument("--random", type=int, default=24, help="log2 of the number of random inputs")
+    parser.add_argument("--formats", default=",".join(qsim.formats.NAMED))
+    parser.add_argument("--compilers", default="gcc,clang")
+    parser.add_argument("--simulators", default="icarus,verilator")
+    args, start = parser.parse_args(), time.time()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if args.what == "c":
+            check_c(folder, args.random, args.formats.split(","), args.compilers.split(","))
+        elif args.what == "systemverilog":
+            check_systemverilog(folder, args.simulators.split(","))
+        elif args.what == "javascript":
+            check_javascript(folder)
+        elif args.what == "mutations":
+            check_mutations(200)
+        else:
+            print_costs()
+    print(f"{time.time() - start:.0f} seconds")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Emitted C, SystemVerilog and JavaScript: they compile without warnings and give the library's bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import qsim
+from qsim.silicon import Circuit, cost, emit, synthesis
+from qsim.silicon.golden import results
+from qsim.silicon.graphs import routine
+from qsim.silicon.inputs import corners, weighted
+from qsim_kernels.meanings import systemverilog
+from qsim_kernels.torch import ElementNoise, random_bits
+from support import emitted
+
+FORMATS = ["e4m3", "e2m1", "e8m0", "int8", "Float(3, 2, specials='fn')"]
+CIRCUITS = [Circuit(fmt, op, rule) for fmt in FORMATS for op in ("round", "encode") for rule in ("nearest", "stochastic", "odd")]
+CIRCUITS += [Circuit("e4m3", "round", rule, "nonfinite") for rule in qsim.rounding.NAMED if rule not in ("nearest", "stochastic", "odd")]
+CIRCUITS += [
+    Circuit("int8", "encode", "up", "saturate_symmetric"),
+    Circuit("e5m2", "encode", qsim.Stochastic(8, correction=True), "nonfinite"),
+]
+
+
+def drawn_inputs(count: int) -> tuple[Tensor, Tensor]:
+    """Corners of E4M3 and weighted numbers, with random integers."""
+    generator = torch.Generator().manual_seed(3)
+    points = corners(qsim.format("e4m3"))
+    x = torch.cat([points[torch.randperm(len(points), generator=generator)[:count]], weighted(count, generator)])
+    return x, torch.randint(0, 1 << 32, x.shape, generator=generator)
+
+
+def expected(circuit: Circuit, x: Tensor, random: Tensor) -> Tensor:
+    """The results for as many bits as the circuit reads."""
+    return results(circuit, x & (1 << circuit.input.bits) - 1, random & (1 << circuit.random_bits) - 1)
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang", "g++"])
+def test_c_gives_golden_results(compiler: str, tmp_path: Path) -> None:
+    x, random = drawn_inputs(1500)
+    flags = ["-std=c++11"] if compiler == "g++" else ["-std=c99", *(emitted.SANITIZED if compiler == "gcc" else [])]
+    for circuit, y in zip(CIRCUITS, emitted.c_results(CIRCUITS, x, random, tmp_path, compiler, flags), strict=True):
+        assert y.tolist() == expected(circuit, x, random).tolist(), circuit.name
+
+
+def test_c_rounds_as_quantize_does_with_its_random_bits(tmp_path: Path) -> None:
+    x, _ = drawn_inputs(1500)
+    values = x.to(torch.int32).view(torch.float32)
+    random = random_bits(ElementNoise(5, 7, 0, len(x), x.device), 32)
+    circuits = [Circuit(fmt, "round", "stochastic") for fmt in ("e4m3", "bf16", "e8m0")]
+    for circuit, y in zip(circuits, emitted.c_results(circuits, x, random, tmp_path, "gcc", ["-std=c99"]), strict=True):
+        rounded = qsim.quantize(values, circuit.format, "stochastic", seed=5, stream=7)
+        assert y.tolist() == (rounded.view(torch.int32).long() & 0xFFFFFFFF).tolist(), circuit.name
+
+
+def test_headers_are_code_for_cuda_devices(tmp_path: Path) -> None:
+    emitted.tool("clang")
+    attributes = (
+        "#define __host__ __attribute__((host))\n#define __device__ __attribute__((device))\n#define __global__ __attribute__((global))\n"
+    )
+    kernel = "__global__ void kernel(uint32_t *x) { x[0] = qsim_encode_e4m3_nearest(qsim_round_e2m1_nearest(x[0])); }\n"
+    headers = emit("c", "e4m3", operations=["encode"], name="one") + emit("c", "e2m1", name="other")
+    (tmp_path / "circuit.cu").write_text(attributes + headers + kernel)
+    flags = [
+        "-x",
+        "cuda",
+        "--cuda-device-only",
+        "-nocudainc",
+        "-nocudalib",
+        "-fsyntax-only",
+        "-Wno-unknown-cuda-version",
+        *emitted.WARNINGS[:3],
+    ]
+    emitted.run("clang", *flags, tmp_path / "circuit.cu")
+
+
+def test_javascript_gives_golden_results(tmp_path: Path) -> None:
+    x, random = drawn_inputs(1500)
+    for circuit, y in zip(CIRCUITS, emitted.javascript_results(CIRCUITS, x, random, tmp_path), strict=True):
+        assert y.tolist() == expected(circuit, x, random).tolist(), circuit.name
+
+
+@pytest.mark.parametrize("stages", [0, 3])
+def test_systemverilog_gives_golden_results_in_icarus(stages: int, tmp_path: Path) -> None:
+    x, random = drawn_inputs(300)
+    circuits = [*CIRCUITS[::2], Circuit("e4m3", "decode"), Circuit("int8", "decode"), Circuit("e3m2", "encode", source="fp16")]
+    for circuit, y in zip(circuits, emitted.systemverilog_results(circuits, x, random, tmp_path, emitted.icarus, stages), strict=True):
+        assert y.tolist() == expected(circuit, x, random).tolist(), circuit.name
+
+
+@pytest.mark.slow
+def test_systemverilog_gives_golden_results_in_verilator(tmp_path: Path) -> None:
+    x, random = drawn_inputs(300)
+    circuits = [Circuit("e4m3"), Circuit("e2m1", "encode", "stochastic"), Circuit("e4m3", "decode")]
+    for circuit, y in zip(circuits, emitted.systemverilog_results(circuits, x, random, tmp_path, emitted.verilator, 1), strict=True):
+        assert y.tolist() == expected(circuit, x, random).tolist(), circuit.name
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_modules_are_lint_clean(fmt: str, tmp_path: Path) -> None:
+    emitted.tool("verilator")
+    for circuit in (Circuit(fmt, "round", "stochastic"), Circuit(fmt, "encode", source="bf16"), Circuit(fmt, "decode")):
+        for stages, generator in ((0, False), (2, circuit.random_bits > 0)):
+            emitted.lint(systemverilog.module(routine(circuit), stages, generator), tmp_path, circuit.name)
+
+
+def test_decoders_give_the_values_of_all_codes(tmp_path: Path) -> None:
+    circuits = [Circuit(fmt, "decode") for fmt in (*FORMATS, "e5m2", "e4m3fnuz", "e3m4", "fp16")]
+    x = torch.arange(1 << 16)
+    for circuit, y in zip(circuits, emitted.c_results(circuits, x, x, tmp_path, "gcc", ["-std=c99"]), strict=True):
+        assert y.tolist() == expected(circuit, x, x).tolist(), circuit.name
+
+
+def test_generators_draw_new_bits_at_each_clock(tmp_path: Path) -> None:
+    """A hundred clocks of the generator are Marsaglia's, and the module rounds with them."""
+    circuit = Circuit("bf16", "encode", qsim.Stochastic(12))
+    bench = f"""
+module bench;
+  logic clk = 0, reset = 1;
+  wire [15:0] y;
+  integer i;
+  {circuit.name} #(.SEED(32'd2463534242)) circuit (.clk(clk), .reset(reset), .x(32'h3f808000), .y(y));
+  initial begin
+    #1 clk = 1; #1 clk = 0; reset = 0;
+    for (i = 0; i < 100; i = i + 1) begin #1; $display("%h", y); clk = 1; #1 clk = 0; end
+    $finish;
+  end
+endmodule
+"""
+    (tmp_path / "bench.sv").write_text(systemverilog.module(routine(circuit), generator=True) + bench)
+    emitted.run(emitted.tool("iverilog"), "-g2012", "-o", tmp_path / "bench.vvp", tmp_path / "bench.sv")
+    lines = emitted.run("vvp", tmp_path / "bench.vvp").split()[:100]
+    state, words = 2463534242, []
+    for _ in range(100):
+        words.append(state >> 20)
+        state ^= state << 13 & 0xFFFFFFFF
+        state ^= state >> 17
+        state ^= state << 5 & 0xFFFFFFFF
+    x = torch.full((100,), 0x3F808000)
+    assert [int(line, 16) for line in lines] == results(circuit, x, torch.tensor(words)).tolist()
+    assert len(set(lines)) == 2
+
+
+def test_comments_specify_the_unit() -> None:
+    text = emit("c", "e4m3", ["nearest", "Stochastic(bits=8)"], operations=["encode"], name="qsim_e4m3")
+    assert "uint32_t qsim_encode_e4m3_nearest(uint32_t x)" in text
+    assert "uint32_t qsim_encode_e4m3_stochastic8(uint32_t x, uint32_t random)" in text
+    assert "random: an integer of 8 bits" in text
+    assert "Codes have 8 bits, sign and magnitude: 4 exponent bits with bias 7, 3 mantissa bits; NaN 0x7F." in text
+    assert text.count("#ifndef QSIM_E4M3_H") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"language": "vhdl"}, r"language must be one of 'c', 'systemverilog', 'javascript', got 'vhdl'"),
+        ({"language": "c", "stages": 2}, r"stages and generator are for SystemVerilog, got language='c'"),
+        ({"language": "systemverilog", "stages": -1}, r"stages must be in 0…64, got -1"),
+        ({"language": "c", "operations": []}, r"operations must name at least one of 'round', 'encode', 'decode'"),
+        ({"language": "c", "operations": ["add"]}, r"operation must be one of 'round', 'encode', 'decode', got 'add'"),
+        ({"language": "c", "format": "int32"}, r"Int\(32\) has values that float32 lacks: circuits compute with float32's bits"),
+        ({"language": "c", "overflow": "wrap"}, r"overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'"),
+    ],
+)
+def test_errors(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        emit(**{"format": "e4m3", **arguments})  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_cost_within_one_and_a_half_times_a_module_written_by_hand() -> None:
+    emitted.tool("yosys")
+    by_hand = (Path(__file__).parent / "e4m3_by_hand.sv").read_text()
+    circuit = Circuit("e4m3")
+    written = synthesis.fpga(systemverilog.module(routine(circuit)), circuit.name)
+    assert written.luts <= 1.5 * synthesis.fpga(by_hand, "e4m3_by_hand").luts
+
+
+def test_cost_without_yosys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FileNotFoundError, match="qsim cost needs Yosys, which is not installed: `apt install yosys`"):
+        cost(Circuit("e4m3"))
