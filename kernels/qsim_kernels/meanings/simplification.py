@@ -284,7 +284,8 @@ def _where(condition: Operand, chosen: Operand, other: Operand) -> Operand | Non
         return condition if chosen else condition ^ 1
     if condition.op == "^" and isinstance(condition.args[1], int):
         return operation("where", condition.args[0], other, chosen)
-    if condition.op == "<" and isinstance(condition.args[1], int) and condition.args[1] == 1 and is_op(condition.args[0], ">>"):
+    is_zero = isinstance(condition.args[1], int) and (condition.op, condition.args[1]) in (("<", 1), ("==", 0))
+    if is_zero and is_op(condition.args[0], ">>"):
         # The number is below a power of two where it is chosen.
         number, bits = condition.args[0].args
         narrower = _replaced(chosen, number, number & ((1 << bits) - 1)) if isinstance(bits, int) else chosen
