@@ -47,7 +47,7 @@ def weight_only(format: Spec, *, scale: Scaling | str | None = None, accumulate:
     Example:
         >>> import qsim
         >>> print(qsim.recipes.weight_only("e4m1"))
-        weight_only: weight=Float(4, 1), weight_bwd=same
+        weight_only: weight=Float(4, 1)
     """
     points = FivePoint(weight=_point(format, scale), weight_bwd="same", accumulate=accumulate, chip=chip)
     return Recipe("weight_only", points, source=_FEWER_BITS.format("section 3.2"))

@@ -125,7 +125,7 @@ class Recipe:
               high precision: the first and the last layer
               source: Sun et al., Hybrid 8-bit Floating Point Training and Inference, NeurIPS 2019
         """
-        rows = [_TITLES, *(_row(name, getattr(self.points, name)) for name in POINTS)]
+        rows = [_TITLES, *(_row(name, getattr(self.points, name), self.points) for name in POINTS)]
         # Both products share one gradient unless the second has its own.
         rows = [row for row in rows if row[0] not in ("grad_w", "output", "bias") or getattr(self.points, row[0]) is not None]
         lines = [self.name, aligned(rows, indent="  ", width=width)]
@@ -162,9 +162,9 @@ class Recipe:
         return f"{' and '.join(ends)} layer{'s' if max(self.first, self.last) > 1 else ''}"
 
 
-def _row(name: str, point: Quantizer | CallablePoint | str | None) -> Sequence[str]:
+def _row(name: str, point: Quantizer | CallablePoint | str | None, points: FivePoint) -> Sequence[str]:
     """A point as a row of the table."""
-    if point is None:
+    if point is None or (point == "same" and getattr(points, name.removesuffix("_bwd")) is None):
         return name, "high precision", "", "", ""
     if isinstance(point, str):
         again = "" if point == "same" else ", rounded again"

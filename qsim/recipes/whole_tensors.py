@@ -28,7 +28,7 @@ def fp8_hybrid(scale: Scaling | str | None = None, *, accumulate: Accumulate = N
     Example:
         >>> import qsim
         >>> print(qsim.recipes.fp8_hybrid())
-        fp8_hybrid: act=e4m3 tensor, weight=e4m3 tensor, act_bwd=same, weight_bwd=same, grad=e5m2 tensor
+        fp8_hybrid: act=e4m3 tensor, weight=e4m3 tensor, grad=e5m2 tensor
     """
     chosen = scaling.resolve(scale) or PerTensor()
     operand, gradient = Quantizer(E4M3, scale=chosen), Quantizer(E5M2, scale=chosen)
@@ -53,7 +53,7 @@ def fp8_blockwise(last: int = 1, *, accumulate: Accumulate = None, chip: Chip = 
     Example:
         >>> import qsim
         >>> print(qsim.recipes.fp8_blockwise())
-        fp8_blockwise: act=fp8_1x128, weight=fp8_128x128, act_bwd=fp8_1x128, weight_bwd=same, grad=fp8_1x128; high precision: the last layer
+        fp8_blockwise: act=fp8_1x128, weight=fp8_128x128, act_bwd=fp8_1x128, grad=fp8_1x128; high precision: the last layer
     """
     points = FivePoint(FP8_1X128, FP8_128X128, act_bwd=FP8_1X128, weight_bwd="same", grad=FP8_1X128, accumulate=accumulate, chip=chip)
     return Recipe("fp8_blockwise", points, last=last, source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437")

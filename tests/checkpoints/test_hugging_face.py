@@ -293,7 +293,7 @@ def test_layers_that_servers_merge_have_a_common_scale(tmp_path: Path) -> None:
 
 def test_the_recipe_for_nvfp4_has_scales_that_merged_layers_share(tmp_path: Path) -> None:
     tokens = torch.arange(8)[None]
-    with pytest.warns(UserWarning, match=r"take one scale of the whole weight .* as in nvfp4\(outer=Tensor\('e8m0', 'ceil'\)\)"):
+    with pytest.warns(UserWarning, match=r"take one scale of the whole weight .* as in nvfp4\(outer=PerTensor\('e8m0', 'ceil'\)\)"):
         qsim.export(qsim.convert(exported.tiny_llama(), "nvfp4"), tmp_path / "out", example=tokens)
     recipe = qsim.recipes.nvfp4(outer=scaling.PerTensor("e8m0", "ceil"))
     assert qsim.recipes.resolve("""nvfp4(outer="PerTensor('e8m0', 'ceil')")""") == recipe

@@ -198,7 +198,7 @@ def test_reports_show_callables() -> None:
     with qsim.diagnostics.Monitor(model, 1) as monitor:
         model(X).sum().backward()
         monitor.step()
-    labels = {(counts.point, counts.quantizer) for counts in monitor.samples[0].points}
+    labels = {(counts.point, counts.quantizer) for counts in monitor.samples[0]}
     assert {("act", "e4m3"), ("weight", "Learned"), ("grad", "e5m2"), ("output", "e4m3")} <= labels
 
 

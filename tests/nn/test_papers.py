@@ -15,7 +15,7 @@ import qsim
 from qsim import FivePoint, Fixed, Float, Quantizer
 from qsim.formats import Format
 from qsim.nn.product.tensors import WEIGHT
-from qsim.random import seeds
+from qsim.random import Noise, seeds
 from support.bounds import check_means, surprise_of_mean
 
 
@@ -91,7 +91,7 @@ def at_rounded_weights(model: nn.Module, points: FivePoint) -> nn.Module:
             if weight.dim() > 1:
                 layer = model.get_submodule(name.rpartition(".")[0])
                 seed = seeds.weight_seed(weight, getattr(layer, "stream", 0))
-                weight.copy_(points.weight(weight, seed=seed, stream=WEIGHT))
+                weight.copy_(points.weight(weight, seed=Noise(seed, WEIGHT)))
                 assert not torch.equal(weight, model.get_parameter(name)), "the weights must move"
     return full
 

@@ -53,7 +53,7 @@ def test_c_rounds_as_quantize_does_with_its_random_bits(tmp_path: Path) -> None:
     random = random_bits(ElementNoise(5, 7, 0, len(x), x.device), 32)
     circuits = [Circuit(fmt, "round", "stochastic") for fmt in ("e4m3", "bf16", "e8m0")]
     for circuit, y in zip(circuits, emitted.c_results(circuits, x, random, tmp_path, "gcc", ["-std=c99"]), strict=True):
-        rounded = qsim.quantize(values, circuit.format, "stochastic", seed=5, stream=7)
+        rounded = qsim.quantize(values, circuit.format, "stochastic", seed=qsim.random.Noise(5, 7))
         assert y.tolist() == (rounded.view(torch.int32).long() & 0xFFFFFFFF).tolist(), circuit.name
 
 
@@ -163,7 +163,7 @@ def test_comments_specify_the_unit() -> None:
         ({"language": "c", "operations": []}, r"operations must name at least one of 'round', 'encode', 'decode'"),
         ({"language": "c", "operations": ["add"]}, r"operation must be one of 'round', 'encode', 'decode', got 'add'"),
         ({"language": "c", "format": "int32"}, r"Int\(32\) has values that float32 lacks: circuits compute with float32's bits"),
-        ({"language": "c", "overflow": "wrap"}, r"overflow must be 'saturate', 'saturate_symmetric' or 'nonfinite', got 'wrap'"),
+        ({"language": "c", "overflow": "wrap"}, r"overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'"),
     ],
 )
 def test_errors(arguments: dict[str, object], message: str) -> None:

@@ -90,7 +90,7 @@ def setting(number: int, shapes: list[tuple[int, ...]]) -> ScaledSetting:
     """The setting of a number, with a tensor of one of some shapes."""
     draw = random.Random(number)
     scaling, shape = draw.choice(SCALINGS), draw.choice(shapes)
-    if len(shape) == 1 and (isinstance(scaling, PerTile) or getattr(scaling, "dim", 0) == 1):
+    if len(shape) == 1 and (isinstance(scaling, PerTile) or 1 in (getattr(scaling, "dim", 0), getattr(scaling, "axis", 0))):
         shape = SMALL[0]
     dtype = draw.choice([torch.float32, torch.bfloat16, torch.float16])
     turn: tuple[int, ...] = ()

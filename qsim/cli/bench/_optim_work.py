@@ -116,7 +116,7 @@ def moved(optimizer: torch.optim.Optimizer) -> int:
 
 def adamw(update: str, states: str, weight: str | None = None, state_rounding: str = "nearest") -> MakeOptimizer:
     """Create qsim's AdamW."""
-    options = {"update": update, "state": DTYPES[states], "weight": weight, "state_rounding": state_rounding}
+    options = {"update": update, "state": DTYPES[states], "format": weight, "state_rounding": state_rounding}
     return partial(qsim.optim.AdamW, lr=LEARNING_RATE, betas=BETAS, **options)  # type: ignore[arg-type]
 
 

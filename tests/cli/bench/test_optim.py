@@ -111,10 +111,10 @@ def test_parameters_are_bfloat16_and_have_gradients_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("name", "number", "kind", "options", "states"),
     [
-        *(("adamw", number, "AdamW", {"update": update, "weight": None}, states) for number, (update, states, _) in enumerate(ADAMW)),
-        ("adamw-moments", 0, "AdamW", {"update": "stochastic", "weight": None, "state_rounding": "stochastic"}, "bf16"),
-        ("adamw-e4m3", 0, "AdamW", {"update": "stochastic", "weight": "e4m3"}, "bf16"),
-        ("sgd", 0, "SGD", {"update": "stochastic", "weight": None, "momentum": 0.9}, "bf16"),
+        *(("adamw", number, "AdamW", {"update": update, "format": None}, states) for number, (update, states, _) in enumerate(ADAMW)),
+        ("adamw-moments", 0, "AdamW", {"update": "stochastic", "format": None, "state_rounding": "stochastic"}, "bf16"),
+        ("adamw-e4m3", 0, "AdamW", {"update": "stochastic", "format": "e4m3"}, "bf16"),
+        ("sgd", 0, "SGD", {"update": "stochastic", "format": None, "momentum": 0.9}, "bf16"),
     ],
 )
 def test_optimizers_are_what_their_rows_say(name: str, number: int, kind: str, options: dict[str, Any], states: str) -> None:
@@ -131,7 +131,7 @@ def test_optimizers_are_what_their_rows_say(name: str, number: int, kind: str, o
     moments = ("momentum_buffer",) if kind == "SGD" else ("exp_avg", "exp_avg_sq")
     assert all(optimizer.state[p][moment].dtype == dtype for p in group["params"] for moment in moments)
     assert any(not torch.equal(old, p) for old, p in zip(before, group["params"], strict=True))
-    if options["weight"] is not None:
+    if options["format"] is not None:
         assert all(torch.equal(p, qsim.quantize(p.detach(), "e4m3")) for p in group["params"])
 
 

@@ -13,7 +13,7 @@ from support.ranks import NEEDS_GLOO, Ranks, ranks_of
 pytestmark = NEEDS_GLOO
 two = ranks_of(2)
 
-WEIGHTS = qsim.FivePoint("e4m3", noisy("e4m3"), "same", "same", "e5m2")
+WEIGHTS = qsim.FivePoint("e4m3", noisy("e4m3"), "e5m2")
 
 
 def _train(net: nn.Module, device: torch.device) -> list[Tensor]:
