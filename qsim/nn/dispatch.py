@@ -10,7 +10,7 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn.product import observers
 from qsim.nn.product.autograd import planned_product
 from qsim.nn.product.functorch import transformed_product
-from qsim.nn.product.plans import Plan
+from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import Site
 from qsim.random import seeds, streams
 from qsim.random.noise import Noise
@@ -20,7 +20,7 @@ from qsim_kernels.ops.direct import DISPATCHED
 _WHOLE = (Tensor, nn.Parameter)
 
 
-def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, stream: Stream = 0, ends: Tensor | None = None) -> Tensor:
+def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream = 0, ends: Tensor | None = None) -> Tensor:
     """The product of a plan; see `planned_product`."""
     if plan.casts is not None:
         a, w, bias = plan.cast(a, w, bias)
@@ -29,7 +29,7 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, stream: Strea
     return planned_product(a, w, bias, plan, stream, ends) if plan.ops is not DISPATCHED else _product(a, w, bias, plan, stream, ends)
 
 
-def _wrapped(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, stream: Stream, ends: Tensor | None) -> Tensor:
+def _wrapped(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream, ends: Tensor | None) -> Tensor:
     """The product, with what is rounded in autograd before and after it: callables with gradients of their own, the bias and the result."""
     if is_distributed(a, w, bias):
         raise ValueError(
@@ -73,7 +73,7 @@ def _product(
     a: Tensor,
     w: Tensor,
     bias: Tensor | None,
-    plan: Plan,
+    plan: ProductPlan,
     stream: Stream,
     ends: Tensor | None,
     raw: tuple[Tensor | None, Tensor | None] = (None, None),

@@ -21,7 +21,7 @@ from qsim.text.files import reading
 
 #: The names of the points, in the order of Algorithms 1 and 2.
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w", "output", "bias")
-#: What a backward point may be besides a point of its own: what the forward pass rounded, or that rounded again.
+#: The other values of a backward point: what the forward pass rounded, or that rounded again.
 REUSES = ("same", "requantized")
 
 #: A point as it is kept.
@@ -210,7 +210,7 @@ class FivePoint:
                         raise ValueError(f"FivePoint: {name}: {accumulators.name_of(accumulator)}: {error}") from error
 
     def _used(self, name: str) -> Used:
-        """What rounds at a point: where the forward point is used again, with the transform of the product there."""
+        """The rounding at a point: where the forward point is used again, with the transform of the product there."""
         point = getattr(self, name)
         if not isinstance(point, str):
             return point  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What points are given as: themselves, a recipe, or one rounding for all points; any of them by name."""
+"""Points as arguments: themselves, a recipe, or one rounding for all points; any of them by name."""
 
 from __future__ import annotations
 

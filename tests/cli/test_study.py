@@ -29,7 +29,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
 
 def test_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = said(capsys).splitlines()
-    assert [line.split()[0] for line in lines] == qsim.studies.names()
+    assert [line.split()[0] for line in lines] == [*qsim.studies.names(), "sweep"]
     assert "Does a larger batch buy back bits of precision?" in lines[qsim.studies.names().index("batch-size")]
 
 

@@ -66,7 +66,7 @@ class Term(NamedTuple):
 
 
 class Column(NamedTuple):
-    """What one result is computed from: a row, a column, their scales, and its random bits."""
+    """The operands of one result: a row, a column, their scales, and its random bits."""
 
     a: list[int]
     b: list[int]

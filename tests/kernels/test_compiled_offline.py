@@ -38,4 +38,5 @@ def test_all_kinds_of_kernels_compile() -> None:
         "rounded_kernel",
         "chunked_kernel",
     }
-    assert all(0 < registers < 255 for kernels in found.values() for forms in kernels.values() for _, registers in forms)
+    # 255 is the most that a thread can have.
+    assert all(0 < registers <= 255 for kernels in found.values() for forms in kernels.values() for _, registers in forms)

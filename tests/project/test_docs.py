@@ -114,7 +114,7 @@ def test_tests_and_studies_that_pages_name_exist() -> None:
         assert [path for path in named if not (ROOT / path).exists()] == [], name_of(page)
         assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests] == [], name_of(page)
         assert set(re.findall(r"[Ss]tudy `([\w-]+)`|qsim study ([a-z][\w-]*)", text)) <= {
-            pair for name in studies.names() for pair in ((name, ""), ("", name))
+            pair for name in (*studies.names(), "sweep") for pair in ((name, ""), ("", name))
         }, name_of(page)
 
 

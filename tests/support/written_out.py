@@ -14,7 +14,7 @@ from qsim.formats import Format
 from qsim.nn.product.autograd import planned_product
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct, Product
 from qsim.nn.product.convolution import ConvolutionProduct
-from qsim.nn.product.plans import Plan, plan_for
+from qsim.nn.product.plans import ProductPlan, plan_for
 from qsim.nn.product.tensors import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD
 from qsim.random import Noise, seeds
 from support.points import in_order
@@ -62,7 +62,7 @@ class ProductSetting(NamedTuple):
     product: Product
     two_inputs: bool = False
 
-    def plan(self, a: Tensor, w: Tensor, bias: Tensor | None = None) -> Plan:
+    def plan(self, a: Tensor, w: Tensor, bias: Tensor | None = None) -> ProductPlan:
         """Its plan for some operands."""
         plan = plan_for(self.points, self.product, a, w, bias, two_inputs=self.two_inputs)
         assert plan is not None, "nothing is rounded"

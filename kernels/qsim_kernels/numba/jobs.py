@@ -239,7 +239,7 @@ class StoredRounding(NamedTuple):
     masks: int
 
 
-class Key(NamedTuple):
+class NoiseKey(NamedTuple):
     """The seed of random bits, and their stream."""
 
     seed: int
@@ -249,9 +249,9 @@ class Key(NamedTuple):
 class UpdateKeys(NamedTuple):
     """The keys of a step's random bits."""
 
-    weights: Key
-    first: Key
-    second: Key
+    weights: NoiseKey
+    first: NoiseKey
+    second: NoiseKey
 
 
 class UpdateJob(NamedTuple):

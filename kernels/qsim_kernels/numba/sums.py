@@ -15,7 +15,7 @@ from qsim_kernels.numbers.grid import Mode
 from qsim_kernels.numbers.products import AlignedAdder, ProductJob, RoundedAdder, TwoStepAdder
 from qsim_kernels.numbers.sums import AlignedSum, BlockScaledSum, Order, PromotedSum, RoundedSum, Sum, TwoStepSum, noise_indices
 from qsim_kernels.torch.rounding import one_nan
-from qsim_kernels.torch.sums import Operand, operand_of
+from qsim_kernels.torch.sums import SummedOperand, operand_of
 
 _ALIGNED, _TWO_STEP, _EXACT_GROUPS, _ROUNDED = (Loop("sums", name) for name in ("aligned", "two_step", "exact_groups", "rounded"))
 #: The most elements that are computed together, and rows of numbers that are kept for them, as in `loops.sums`.
@@ -78,13 +78,13 @@ def _is_by_rows(how: Sum) -> bool:
     return isinstance(how, RoundedSum) and how.chunk == 1
 
 
-def _laid_out(x: Tensor, how: Sum, low: int, scales: Tensor | None) -> Operand:
+def _laid_out(x: Tensor, how: Sum, low: int, scales: Tensor | None) -> SummedOperand:
     """An operand as the loops read it."""
     if _is_by_rows(how):
-        return Operand(x.detach().to(torch.float64).contiguous(), _NONE)
+        return SummedOperand(x.detach().to(torch.float64).contiguous(), _NONE)
     operand = operand_of(x, how, low, scales)
     of_groups = None if operand.scales is None else operand.scales.contiguous()
-    return Operand(operand.values.contiguous(), operand.exponents.to(torch.int16), of_groups)
+    return SummedOperand(operand.values.contiguous(), operand.exponents.to(torch.int16), of_groups)
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numba import quantize_into
-from qsim_kernels.numba.jobs import Key, StoredRounding, UpdateJob, UpdateKeys, packed
+from qsim_kernels.numba.jobs import NoiseKey, StoredRounding, UpdateJob, UpdateKeys, packed
 from qsim_kernels.numba.rounding import strip
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
@@ -31,7 +31,7 @@ from qsim_kernels.torch.rounding import one_nan
 
 _LOOPS = {name: Loop("updates", name) for name in ("adam", "amsgrad", "sgd", "momentum", "nesterov")}
 _STORED = (torch.float32, torch.bfloat16)
-_NO_KEYS = UpdateKeys(*[Key(0, 0)] * ROLES)
+_NO_KEYS = UpdateKeys(*[NoiseKey(0, 0)] * ROLES)
 
 
 def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
@@ -58,7 +58,7 @@ def _update_whole(
     param_is_narrow, grad_is_narrow, state_is_narrow = (tensor.element_size() == 2 for tensor in (held.param, held.grad, state))
     variant = update_variant(algorithm, roundings.in_format, scaled=True, moment=held.first is not None)
     draws = Mode.STOCHASTIC in (roundings.rule.mode, roundings.state_rule.mode)
-    keys = UpdateKeys(*(Key(*map(_signed, key(role))) for role in range(ROLES))) if draws else _NO_KEYS
+    keys = UpdateKeys(*(NoiseKey(*map(_signed, key(role))) for role in range(ROLES))) if draws else _NO_KEYS
     weights, compensations, moments = _stored(roundings)
     job = UpdateJob(
         addresses, param_is_narrow, grad_is_narrow, state_is_narrow, variant, factors, place, weights, compensations, moments, keys

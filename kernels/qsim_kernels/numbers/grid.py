@@ -27,7 +27,7 @@ class Mode(IntEnum):
 
 
 class Overflow(IntEnum):
-    """What becomes of numbers beyond the largest or the smallest value of a grid.
+    """Results for numbers beyond the largest or the smallest value of a grid.
 
     NONFINITE is an infinity, or NaN where there is none, if the rounding leads outward; SATURATE is that largest or smallest value;
     SATURATE_SYMMETRIC is the largest value with the number's sign, so that two's complement leaves its smallest value unused.

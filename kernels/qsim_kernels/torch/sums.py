@@ -47,7 +47,7 @@ class Term(NamedTuple):
     exponent: Tensor
 
 
-class Operand(NamedTuple):
+class SummedOperand(NamedTuple):
     """An operand whose summed dimension comes last; `along` makes it the first.
 
     Attributes:
@@ -60,19 +60,19 @@ class Operand(NamedTuple):
     exponents: Tensor
     scales: Tensor | None = None
 
-    def along(self, other: int) -> Operand:
+    def along(self, other: int) -> SummedOperand:
         """With the summed dimension first, and a dimension of size 1 where the other operand has its rows or columns."""
         values, exponents, scales = (None if x is None else x.movedim(-1, 0).unsqueeze(other).contiguous() for x in self)
         assert values is not None
         assert exponents is not None
-        return Operand(values, exponents, scales)
+        return SummedOperand(values, exponents, scales)
 
-    def part(self, start: int, size: int) -> Operand:
+    def part(self, start: int, size: int) -> SummedOperand:
         """Some places of the summed dimension, which is the first."""
-        return Operand(self.values[start : start + size], self.exponents[start : start + size])
+        return SummedOperand(self.values[start : start + size], self.exponents[start : start + size])
 
 
-def operand_of(x: Tensor, how: Sum, low: int, scales: Tensor | None = None) -> Operand:
+def operand_of(x: Tensor, how: Sum, low: int, scales: Tensor | None = None) -> SummedOperand:
     """The values and the exponents of an operand.
 
     Args:
@@ -83,7 +83,7 @@ def operand_of(x: Tensor, how: Sum, low: int, scales: Tensor | None = None) -> O
     """
     values = x.detach().to(torch.float64)
     if not isinstance(how, BlockScaledSum):
-        return Operand(values, _exponents_of(values, low))
+        return SummedOperand(values, _exponents_of(values, low))
     if scales is None:
         scales = x.new_ones((*x.shape[:-1], -(-x.shape[-1] // how.group)), dtype=torch.float64)
         of_scales = torch.zeros_like(scales, dtype=torch.int64)
@@ -91,9 +91,9 @@ def operand_of(x: Tensor, how: Sum, low: int, scales: Tensor | None = None) -> O
         scales = scales.detach().to(torch.float64)
         of_scales = _exponents_of(scales, how.low_scale)
     if how.exact:
-        return Operand(values, of_scales, scales)
+        return SummedOperand(values, of_scales, scales)
     factors, of_scales = (y.repeat_interleave(how.group, -1)[..., : x.shape[-1]] for y in (scales, of_scales))
-    return Operand(values * factors, _exponents_of(values, low) + of_scales)
+    return SummedOperand(values * factors, _exponents_of(values, low) + of_scales)
 
 
 def _exponents_of(x: Tensor, low: int) -> Tensor:
@@ -149,7 +149,7 @@ def _parts(batches: int, rows: int, columns: int) -> Iterator[tuple[slice, slice
             yield slice(batch, batch + 1), slice(start, min(start + step, rows))
 
 
-def _sum(zero: Tensor, a: Operand, b: Operand, how: Sum, noise: ElementNoise | None) -> Tensor:
+def _sum(zero: Tensor, a: SummedOperand, b: SummedOperand, how: Sum, noise: ElementNoise | None) -> Tensor:
     """The sums of products of operands whose summed dimension is the first."""
     result: Tensor
     match how:
@@ -176,12 +176,12 @@ def _steps(terms: Iterator[Term], count: int) -> Iterator[list[Term]]:
         yield step
 
 
-def _products(a: Operand, b: Operand) -> Iterator[Term]:
+def _products(a: SummedOperand, b: SummedOperand) -> Iterator[Term]:
     for x, y, of_x, of_y in zip(a.values, b.values, a.exponents, b.exponents, strict=True):
         yield Term(x * y, of_x + of_y)
 
 
-def _groups(a: Operand, b: Operand, group: int) -> Iterator[Term]:
+def _groups(a: SummedOperand, b: SummedOperand, group: int) -> Iterator[Term]:
     """The exact sums of groups of products, times their scales."""
     assert a.scales is not None
     assert b.scales is not None
@@ -191,7 +191,7 @@ def _groups(a: Operand, b: Operand, group: int) -> Iterator[Term]:
         yield Term(value * (p * q), torch.where(value == 0, NO_EXPONENT, of_p + of_q))
 
 
-def _rounded(zero: Tensor, a: Operand, b: Operand, how: RoundedSum, noise: ElementNoise | None) -> Tensor:
+def _rounded(zero: Tensor, a: SummedOperand, b: SummedOperand, how: RoundedSum, noise: ElementNoise | None) -> Tensor:
     """Sums that are rounded after each term."""
     grid = grid_bits(how.grid, wide=True)
 
@@ -210,7 +210,9 @@ def _rounded(zero: Tensor, a: Operand, b: Operand, how: RoundedSum, noise: Eleme
     return result
 
 
-def _terms(zero: Tensor, a: Operand, b: Operand, how: RoundedSum, draw: Callable[[int], ElementNoise | None]) -> Iterator[Tensor]:
+def _terms(
+    zero: Tensor, a: SummedOperand, b: SummedOperand, how: RoundedSum, draw: Callable[[int], ElementNoise | None]
+) -> Iterator[Tensor]:
     if how.chunk > 1:
         for start in range(0, len(a.values), how.chunk):
             yield _sum(zero, a.part(start, how.chunk), b.part(start, how.chunk), how.chunk_sum, None)

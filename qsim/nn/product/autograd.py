@@ -16,8 +16,8 @@ from qsim.functional.applying import applied, changeable, not_a_view
 from qsim.nn.product import observers
 from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.double_backward import refuses_double_backward
-from qsim.nn.product.plans import Plan
-from qsim.nn.product.sites import Rounded
+from qsim.nn.product.plans import ProductPlan
+from qsim.nn.product.sites import RoundedOperand
 from qsim.random import seeds
 from qsim.random.sources import Stream
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
@@ -30,7 +30,7 @@ def planned_product(
     a: Tensor,
     w: Tensor,
     bias: Tensor | None,
-    plan: Plan,
+    plan: ProductPlan,
     stream: Stream = 0,
     ends: Tensor | None = None,
     raw: Raw = (None, None),
@@ -59,7 +59,7 @@ def product_with_seeds(
     bias: Tensor | None,
     seed: Tensor | None,
     weight_seed: Tensor | None,
-    plan: Plan,
+    plan: ProductPlan,
     ends: Tensor | None = None,
     raw: Raw = (None, None),
 ) -> Tensor:
@@ -75,7 +75,14 @@ def product_with_seeds(
 
 
 def multiply(
-    plan: Plan, index: int, ops: Operators, x: Rounded, y: Rounded, last: Any, seed: Tensor | None, ends: Tensor | None = None
+    plan: ProductPlan,
+    index: int,
+    ops: Operators,
+    x: RoundedOperand,
+    y: RoundedOperand,
+    last: Any,
+    seed: Tensor | None,
+    ends: Tensor | None = None,
 ) -> Tensor:
     """One of the three products of two rounded operands.
 
@@ -108,7 +115,7 @@ class FivePointProduct(torch.autograd.Function):
         ends: Tensor | None,
         raw_a: Tensor | None,
         raw_w: Tensor | None,
-        plan: Plan,
+        plan: ProductPlan,
         recording: bool,
     ) -> Tensor:
         # torch reports needs_input_grad for parameters under no_grad, too.
@@ -152,7 +159,7 @@ _apply = super(torch.autograd.Function, FivePointProduct).apply
 def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of both operands and of the bias, where they are needed."""
     seed, weight_seed, ends, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w = ctx.saved_tensors
-    plan: Plan = ctx.plan if ends is None else ctx.plan.in_groups(ends, is_observed=ctx.observer is not None)
+    plan: ProductPlan = ctx.plan if ends is None else ctx.plan.in_groups(ends, is_observed=ctx.observer is not None)
     # What was kept of operands with direct operators is like them.
     ops = operators(g, kept_a, kept_w) if plan.ops is DISPATCHED else operators(g)
     sums, needs_both = ctx.bias_dtype is not None and ctx.needs_input_grad[2], kept_a is not None and kept_w is not None
@@ -179,9 +186,9 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tenso
 
 
 class _BackwardPass(NamedTuple):
-    """What the two products of a backward pass share."""
+    """The values that the two products of a backward pass share."""
 
-    plan: Plan
+    plan: ProductPlan
     ops: Operators
     g: Tensor
     seed: Tensor | None
@@ -190,7 +197,7 @@ class _BackwardPass(NamedTuple):
     observer: observers.Observer | None
     noted: tuple[Any, Any]
 
-    def upstream(self, index: int, *, needs_both: bool, sums: bool) -> tuple[Rounded, Rounded | None, Tensor | None]:
+    def upstream(self, index: int, *, needs_both: bool, sums: bool) -> tuple[RoundedOperand, RoundedOperand | None, Tensor | None]:
         """The gradient of the result, rounded for a product, for the other one, if it comes from the same read, and summed, likewise."""
         gradient = self.plan.gradient
         x, other, total = gradient.round(self.ops, self.g, self.seed, self.plan.carriers, index, needs_both=needs_both, sums=sums)
@@ -200,7 +207,7 @@ class _BackwardPass(NamedTuple):
                 gradient.for_second.show(self.observer, self.g, self.seed, other)
         return x, other, total
 
-    def recalled(self, index: int, kept: Tensor, scales: Tensor | None) -> Rounded:
+    def recalled(self, index: int, kept: Tensor, scales: Tensor | None) -> RoundedOperand:
         """The operand of a product, from what was kept of it."""
         plan = self.plan
         operand = plan.second if index == 1 else plan.first
@@ -210,12 +217,12 @@ class _BackwardPass(NamedTuple):
             operand.show_recalled(self.observer, kept, rounded, self.noted[2 - index], seed)
         return rounded
 
-    def product(self, index: int, x: Rounded, y: Rounded, shape: torch.Size) -> Tensor:
+    def product(self, index: int, x: RoundedOperand, y: RoundedOperand, shape: torch.Size) -> Tensor:
         """The gradient of an operand."""
         self._announce(index)
         return multiply(self.plan, index, self.ops, x, y, shape, self.seed, self.ends)
 
-    def joint_products(self, x: Rounded, y: Rounded, a: Rounded) -> tuple[Tensor, Tensor]:
+    def joint_products(self, x: RoundedOperand, y: RoundedOperand, a: RoundedOperand) -> tuple[Tensor, Tensor]:
         """The gradients of both operands from one operator."""
         self._announce(1, 2)
         _, first, second = self.plan.products

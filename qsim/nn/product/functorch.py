@@ -12,11 +12,11 @@ from qsim.nn.product.autocast import without_autocast
 from qsim.nn.product.autograd import multiply
 from qsim.nn.product.checks import refuse_transforms
 from qsim.nn.product.double_backward import refuses_double_backward
-from qsim.nn.product.plans import Plan
+from qsim.nn.product.plans import ProductPlan
 from qsim_kernels.ops.direct import DISPATCHED
 
 
-def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
+def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> Tensor:
     """`planned_product` under a transform: the same roundings and products."""
     if torch.compiler.is_compiling():
         raise RuntimeError(
@@ -30,7 +30,7 @@ def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan) -
         return _ProductUnderTransform.apply(a, w, bias, plan)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _check_levels(plan: Plan) -> None:
+def _check_levels(plan: ProductPlan) -> None:
     """Raise an error for gradients of gradients, and for scales that vmap does not support: results are multiplied by them."""
     levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
     if levels.count(TransformType.Grad) > 1:
@@ -45,7 +45,7 @@ class _ProductUnderTransform(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
+    def forward(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> Tensor:
         carrier = plan.carriers[0]
         x, y = (operand.forward.round(DISPATCHED, own, None, carrier) for operand, own in ((plan.first, a), (plan.second, w)))
         return multiply(plan, 0, DISPATCHED, x, y, bias, None)
@@ -60,7 +60,7 @@ class _ProductUnderTransform(torch.autograd.Function):
     @refuses_double_backward
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         a, w = ctx.saved_tensors
-        plan: Plan = ctx.plan
+        plan: ProductPlan = ctx.plan
         _check_levels(plan)
         of_bias = plan.product.grad_bias(g).to(ctx.bias_dtype) if ctx.bias_dtype is not None else None
         with without_autocast(g.device):
@@ -73,7 +73,7 @@ class _ProductUnderTransform(torch.autograd.Function):
         raise RuntimeError("layers with points have no forward-mode derivative (jvp, jacfwd, hessian): use grad, vjp or jacrev")
 
 
-def _gradient(plan: Plan, index: int, g: Tensor, other: Tensor, own: Tensor) -> Tensor:
+def _gradient(plan: ProductPlan, index: int, g: Tensor, other: Tensor, own: Tensor) -> Tensor:
     """The gradient of an operand, 1 or 2, from the other one."""
     site = plan.gradient.for_first if index == 1 else plan.gradient.for_second
     given, wanted = (plan.second, plan.first) if index == 1 else (plan.first, plan.second)

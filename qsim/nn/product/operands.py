@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qsim.nn.product.codes import encoded, encoded_twice
 from qsim.nn.product.observers import Observer
-from qsim.nn.product.sites import Rounded, Site
+from qsim.nn.product.sites import RoundedOperand, Site
 from qsim_kernels.ops.direct import DISPATCHED, Operators
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -43,43 +43,43 @@ class Operand:
 
     def round(
         self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, *, keeps: bool, raw: Tensor | None = None
-    ) -> Rounded:
+    ) -> RoundedOperand:
         """The operand for the forward product, with what the backward pass needs, if it needs anything."""
         if self.on_chip:
             if not keeps or self.coding is None:
-                return Rounded(encoded(ops, x, self.forward, seed), kept=x if keeps else None)
+                return RoundedOperand(encoded(ops, x, self.forward, seed), kept=x if keeps else None)
             codes, kept = encoded_twice(ops, x, self.forward, self.backward, seed)
-            return Rounded(codes, kept=kept)
+            return RoundedOperand(codes, kept=kept)
         if not keeps or self.coding is None:
             rounded = self.forward.round(ops, x, seed, dtype)
-            return Rounded(*rounded[:4], self._kept(ops, x if raw is None else raw, rounded, seed)) if keeps else rounded
+            return RoundedOperand(*rounded[:4], self._kept(ops, x if raw is None else raw, rounded, seed)) if keeps else rounded
         one, other = self.forward.quantizer, self.backward.quantizer
         assert other is not None  # codes are of its format
         spelt, stream = other.spelt, self.backward.stream
         chosen = seed if self.backward.is_stochastic or self.forward.is_stochastic else None
         if one is None:
-            return Rounded(x.to(dtype), kept=ops.encode(x, chosen, spelt.grid, spelt.rule, self.coding, stream, 0, False))
+            return RoundedOperand(x.to(dtype), kept=ops.encode(x, chosen, spelt.grid, spelt.rule, self.coding, stream, 0, False))
         first = one.spelt
         values, codes = ops.quantize_and_encode(
             x, chosen, first.grid, first.rule, self.forward.stream, dtype, spelt.grid, spelt.rule, self.coding, stream
         )
-        return Rounded(values, kept=codes)
+        return RoundedOperand(values, kept=codes)
 
-    def _kept(self, ops: Operators, x: Tensor, rounded: Rounded, seed: Tensor | None) -> Tensor:
-        """What the backward pass rounds again: the operand, or for a callable, which may not repeat itself, its result."""
+    def _kept(self, ops: Operators, x: Tensor, rounded: RoundedOperand, seed: Tensor | None) -> Tensor:
+        """The tensor that the backward pass rounds again: the operand, or for a callable, which may not repeat itself, its result."""
         if self.forward.call is not None:
             return rounded.values if self.is_reused or self.is_requantized else x
         return self.forward.restored(ops, x, seed) if self.is_requantized else x
 
-    def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> Rounded:
+    def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> RoundedOperand:
         """The operand for a product of the backward pass, from what was kept of it, and the scales of the forward pass, if reused."""
         if self.on_chip:
-            return Rounded(encoded(ops, kept, self.backward, seed) if self.coding is None else kept)
+            return RoundedOperand(encoded(ops, kept, self.backward, seed) if self.coding is None else kept)
         if self.coding is not None:
             assert self.backward.quantizer is not None
-            return Rounded(ops.decode(kept, self.backward.quantizer.spelt.grid, self.coding, dtype))
+            return RoundedOperand(ops.decode(kept, self.backward.quantizer.spelt.grid, self.coding, dtype))
         if self.is_reused and self.forward.call is not None:
-            return Rounded(kept).held(dtype)
+            return RoundedOperand(kept).held(dtype)
         if ops is DISPATCHED and self.forward.name == "weight" and torch.compiler.is_compiling():
             kept = self._unlike_forward(kept)
         return self.backward.round(ops, kept, seed, dtype, scales)
@@ -94,7 +94,7 @@ class Operand:
             return weight
         return weight.view(_BITS[weight.dtype.itemsize]).bitwise_or(0).view(weight.dtype)
 
-    def show(self, observer: Observer, x: Tensor, rounded: Rounded, seed: Tensor | None) -> Any:
+    def show(self, observer: Observer, x: Tensor, rounded: RoundedOperand, seed: Tensor | None) -> Any:
         """Report to an observer what `round` did: forward, and backward if codes were kept.
 
         The latter counts once the backward pass uses the codes; the observer's record of them is returned.
@@ -104,7 +104,7 @@ class Operand:
             return None
         return observer.measured(self.backward, x, seed)
 
-    def show_recalled(self, observer: Observer, kept: Tensor, rounded: Rounded, noted: Any, seed: Tensor | None) -> None:
+    def show_recalled(self, observer: Observer, kept: Tensor, rounded: RoundedOperand, noted: Any, seed: Tensor | None) -> None:
         """Report to an observer what `recall` did, given the result of `show`."""
         if noted is not None:
             observer.used(self.backward.name, noted)
@@ -140,7 +140,7 @@ class Gradient:
         *,
         needs_both: bool,
         sums: bool,
-    ) -> tuple[Rounded, Rounded | None, Tensor | None]:
+    ) -> tuple[RoundedOperand, RoundedOperand | None, Tensor | None]:
         """The gradient for a product, for the second one, if it comes from the same read, and its sum, if it is needed, likewise.
 
         Args:
@@ -155,9 +155,9 @@ class Gradient:
         site = self.for_first if index == 1 else self.for_second
         if self.on_chip:
             if not needs_both:
-                return Rounded(encoded(ops, g, site, seed)), None, None
+                return RoundedOperand(encoded(ops, g, site, seed)), None, None
             first, second = encoded_twice(ops, g, self.for_first, self.for_second, seed)
-            return Rounded(first), Rounded(second), None
+            return RoundedOperand(first), RoundedOperand(second), None
         if sums and self.is_summed:
             rounded, total = site.round_and_sum(ops, g, seed, carriers[index])
         else:

@@ -19,9 +19,9 @@ from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.groups import Groups
 from qsim.nn.product.operands import Gradient, Operand
-from qsim.nn.product.sites import Rounded, Site
+from qsim.nn.product.sites import RoundedOperand, Site
 from qsim.nn.product.sums import spelled_lookup, spelled_sum
-from qsim.nn.product.tensors import Shards, Tensors
+from qsim.nn.product.tensors import OperandShards, Tensors
 from qsim.random.streams import own_rank, rank_stream, stream
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.points_of import points_of
@@ -51,7 +51,7 @@ class Multiplication(NamedTuple):
     chip: Chip
     is_turned: bool
 
-    def of(self, ops: Operators, x: Rounded, y: Rounded, seed: Tensor | None, ends: Tensor | None) -> Arithmetic:
+    def of(self, ops: Operators, x: RoundedOperand, y: RoundedOperand, seed: Tensor | None, ends: Tensor | None) -> Arithmetic:
         """Its arithmetic for two rounded operands.
 
         Args:
@@ -70,7 +70,7 @@ class Multiplication(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProductPlan:
     """The plan of a product, given the dtypes of its operands.
 
     Attributes:
@@ -120,7 +120,7 @@ class Plan:
         """All sites."""
         return [site for pair in self.pairs for site in pair]
 
-    def in_groups(self, ends: Tensor, *, is_observed: bool) -> Plan:
+    def in_groups(self, ends: Tensor, *, is_observed: bool) -> ProductPlan:
         """The plan in one pass, whose rows fall into groups: only scales, transforms and observers need to know which."""
         if not is_observed and all(site.is_plain for site in self.sites):
             return self
@@ -150,8 +150,8 @@ def plan_for(
     bias: Tensor | None = None,
     *,
     two_inputs: bool = False,
-    shards: Shards | None = None,
-) -> Plan | None:
+    shards: OperandShards | None = None,
+) -> ProductPlan | None:
     """The plan of a product with points, or `None` if there is nothing to round.
 
     Arguments are checked where no plan is known for their kind: the key has all that these checks and the plan depend on.
@@ -179,7 +179,7 @@ def plan_for(
         check_operands(points, product, a, w, bias, two_inputs=two_inputs)
         if torch.compiler.is_compiling():
             return _plan_in_graph(points, *key[1:])
-    plan: Plan | None = points.plans.get(key)
+    plan: ProductPlan | None = points.plans.get(key)
     if plan is None:
         check_operands(points, product, a, w, bias, two_inputs=two_inputs)
         plan = _plan(points, *key)
@@ -194,7 +194,7 @@ _TAKES_POINTS = TorchVersion(torch.__version__) >= "2.13"
 _OF_NUMBERS: dict[str, type[Product]] = {"convolution": ConvolutionProduct, "lookup": Lookup}
 
 
-def _plan_in_graph(points: FivePoint, product: Product, *kind: Any) -> Plan:
+def _plan_in_graph(points: FivePoint, product: Product, *kind: Any) -> ProductPlan:
     """A plan for a graph: a constant, where compilers can take it for one, so that they trace nothing of how plans are made."""
     constant = product.constant if _TAKES_POINTS and kind[-1] is None else None
     name = "" if constant is None else _attribute_of_plan(points, constant, *kind)
@@ -234,10 +234,10 @@ def _plan(
     of_bias: tuple[torch.device, torch.dtype] | None,
     lower: torch.dtype | None,
     rank: int,
-    shards: Shards | None,
+    shards: OperandShards | None,
     *,
     compiles: bool | None = None,
-) -> Plan:
+) -> ProductPlan:
     result, casts = torch.promote_types(of_a, of_w), None
     if lower is not None and not product.is_lookup:
         # Autocast casts operands that no point rounds forward. Those that a point rounds are rounded once, in their own dtype.
@@ -249,7 +249,7 @@ def _plan(
         check_table(of_w, points)
         result = of_w
     compiles = torch.compiler.is_compiling() if compiles is None else compiles
-    own = shards or Shards((rank, rank, rank), (rank, rank, rank))
+    own = shards or OperandShards((rank, rank, rank), (rank, rank, rank))
     tensors = Tensors(points, product, own, product.merges_rows(dims), two_inputs, keeps_codes=not compiles)
     first, second, gradient = tensors.first, tensors.second, tensors.gradient
     sites = (first.forward, second.forward), (gradient.for_first, second.backward), (gradient.for_second, first.backward)
@@ -260,7 +260,7 @@ def _plan(
     drawing = (first.forward, first.backward, gradient.for_first, gradient.for_second)
     weights = (second.forward, second.backward)
     sums = points.sums[2:] if product.is_lookup else points.sums
-    plan = Plan(
+    plan = ProductPlan(
         points,
         product,
         two_inputs,
@@ -310,7 +310,7 @@ def _are_torchs(one: Multiplication, other: Multiplication) -> bool:
     return one.carrier == other.carrier and not (one.plain.exact or other.plain.exact or one.sum or other.sum)
 
 
-def may_run_on_chip(plan: Plan, dims: int) -> bool:
+def may_run_on_chip(plan: ProductPlan, dims: int) -> bool:
     """Whether a chip may compute all three products from FP8 codes, if it is there.
 
     Args:
@@ -321,7 +321,7 @@ def may_run_on_chip(plan: Plan, dims: int) -> bool:
     return can and takes_codes(plan.sites, [product.sum for product in plan.products])
 
 
-def plan_of_codes(plan: Plan) -> Plan:
+def plan_of_codes(plan: ProductPlan) -> ProductPlan:
     """The same products of FP8 codes."""
 
     def on_chip(operand: Operand) -> Operand:

@@ -46,7 +46,7 @@ class SharedOperand(Protocol):
         """The shard of an operand, with its dimensions in a product."""
 
 
-class Rounded(NamedTuple):
+class RoundedOperand(NamedTuple):
     """A rounded operand of a product.
 
     Attributes:
@@ -63,7 +63,7 @@ class Rounded(NamedTuple):
     chains: ChainScales | None = None
     kept: Tensor | None = None
 
-    def held(self, dtype: torch.dtype) -> Rounded:
+    def held(self, dtype: torch.dtype) -> RoundedOperand:
         """The same with values in another carrier."""
         return self if self.values.dtype == dtype else self._replace(values=self.values.to(dtype))
 
@@ -116,7 +116,7 @@ class Site:
 
     @property
     def description(self) -> str:
-        """What rounds here, in short."""
+        """A short description of the rounding."""
         return self.call.name if self.call is not None else "" if self.quantizer is None else short(self.quantizer, self.name)
 
     @property
@@ -130,7 +130,7 @@ class Site:
         scale = None if self.quantizer is None else self.quantizer.scale
         return self.multiplies and scale is not None and (not isinstance(scale, (PerBlock, PerTile)) or scale.outer is not None)
 
-    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None = None) -> Rounded:
+    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None = None) -> RoundedOperand:
         """Round a tensor.
 
         Args:
@@ -143,15 +143,15 @@ class Site:
         point = self.quantizer
         if point is None:
             seen = x if self.call is None or self.is_outside else self.call.rounded(self.name, x)
-            return Rounded(seen if seen.dtype == dtype or not seen.is_floating_point() else seen.to(dtype))
+            return RoundedOperand(seen if seen.dtype == dtype or not seen.is_floating_point() else seen.to(dtype))
         if point.scale is None and self.transform is None:
-            return Rounded(self.round_plainly(ops, x, seed, dtype))
+            return RoundedOperand(self.round_plainly(ops, x, seed, dtype))
         if self.groups is not None:
             return self._round_in_groups(ops, x, seed, dtype, known)
         if point.scale is not None:
             return self._round_under_scales(ops, x, point, seed, dtype, known)
         seen = self.as_matrix(x)
-        return Rounded(self.round_plainly(ops, ops.hadamard(seen, self.turn(seen.shape)), seed, dtype).view(x.shape))
+        return RoundedOperand(self.round_plainly(ops, ops.hadamard(seen, self.turn(seen.shape)), seed, dtype).view(x.shape))
 
     def round_plainly(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Round a tensor without scales, with the random bits that its elements have in the whole."""
@@ -165,23 +165,23 @@ class Site:
         rounded = ops.quantize(wide, seed, spelt.grid, spelt.rule, self.stream, offset, dtype)
         return narrowed(rounded, place).reshape(x.shape)
 
-    def round_and_sum(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> tuple[Rounded, Tensor]:
+    def round_and_sum(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> tuple[RoundedOperand, Tensor]:
         """Round a tensor without scales, and sum it, unrounded, over all dimensions but the last, in one read."""
         assert self.quantizer is not None  # a tensor that is not rounded is only summed
         spelt = self.quantizer.spelt
         chosen = seed if spelt.is_stochastic else None
         values, total = ops.quantize_and_sum(x if x.dim() == 2 else rows(x), chosen, spelt.grid, spelt.rule, self.stream, dtype)
-        return Rounded(values if x.dim() == 2 else values.view(x.shape)), total
+        return RoundedOperand(values if x.dim() == 2 else values.view(x.shape)), total
 
     def restored(self, ops: Operators, x: Tensor, seed: Tensor | None) -> Tensor:
-        """What a tensor was rounded to, times its scales and without the transform, in at least float32."""
+        """The rounded tensor, times its scales and without the transform, in at least float32."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         values = replace(self, multiplies=False, chain=0, layouts={}).round(ops, x, seed, dtype).values
         if self.transform is None or self.along is None:
             return values
         return self.transform.inverse(self.as_matrix(values), self.along.summed).view(x.shape)
 
-    def show(self, observer: Observer, x: Tensor, seed: Tensor | None, rounded: Rounded) -> None:
+    def show(self, observer: Observer, x: Tensor, seed: Tensor | None, rounded: RoundedOperand) -> None:
         """Report to an observer that a tensor was rounded here; one that was rounded before the product was reported there."""
         if self.rounds and not self.is_outside:
             observer.rounds(self, x, seed, rounded.values if self.call is not None else None)
@@ -217,7 +217,7 @@ class Site:
 
     def _round_under_scales(
         self, ops: Operators, x: Tensor, point: Quantizer, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None
-    ) -> Rounded:
+    ) -> RoundedOperand:
         seen = x if x.dim() == 2 else self.as_matrix(x)
         layout = None if ops is DISPATCHED else self.layouts.get(seen.shape)
         if layout is None:
@@ -226,13 +226,13 @@ class Site:
         values, scales, under = self.quantized(ops, seen, point, layout, seed, dtype, restore, known)
         values = values if values.shape == x.shape else values.reshape(x.shape)
         if restore == Restore.ALL:
-            return Rounded(values)
+            return RoundedOperand(values)
         assert self.along is not None  # an operand's
         if layout.is_local:
             chains = None if scales is None else self.along.chains(scales, layout.tiles, seen.shape, self.chain)
-            return Rounded(values, under, chains=chains)
+            return RoundedOperand(values, under, chains=chains)
         assert scales is not None  # only scales of blocks and tiles are not returned
-        return Rounded(values, self.along.spread(scales if under is None else under_whole(scales, under), seen.shape), scales)
+        return RoundedOperand(values, self.along.spread(scales if under is None else under_whole(scales, under), seen.shape), scales)
 
     def quantized(
         self,
@@ -265,16 +265,16 @@ class Site:
             scales = narrowed(scales.view(-1), self.place).view(1, -1, 1)
         return narrowed(values.view(wide.shape), self.place), scales, under
 
-    def _round_in_groups(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None) -> Rounded:
+    def _round_in_groups(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None) -> RoundedOperand:
         """Round a tensor whose rows fall into groups, or a stack of a matrix for each group."""
         if not x.numel():
-            return Rounded(x.new_empty(x.shape, dtype=dtype))
+            return RoundedOperand(x.new_empty(x.shape, dtype=dtype))
         found = self.round_units(ops, x, seed, dtype, known)
         values = found.units.rows(found.after, x.shape)
         if found.factor is None:
-            return Rounded(values)
+            return RoundedOperand(values)
         assert self.along is not None
-        return Rounded(values, found.factor if self.along.kept == self.along.result else found.factor.mT, found.of_groups)
+        return RoundedOperand(values, found.factor if self.along.kept == self.along.result else found.factor.mT, found.of_groups)
 
     def round_units(
         self,

@@ -28,7 +28,7 @@ _ROWS = along("...mk,nk->mn")["act"]
 
 
 @dataclass(frozen=True)
-class Shards:
+class OperandShards:
     """A process's shards of the distributed tensors of a product.
 
     Attributes:
@@ -62,7 +62,7 @@ class Tensors:
 
     points: FivePoint
     product: Product
-    shards: Shards
+    shards: OperandShards
     merges: bool
     two_inputs: bool
     keeps_codes: bool

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from qsim.nn.product.autograd import product_with_seeds
 from qsim.nn.product.embedding import Lookup
-from qsim.nn.product.plans import Plan, plan_for
+from qsim.nn.product.plans import ProductPlan, plan_for
 from qsim.nn.sharded.scales import shares_of_lookup
 from qsim.nn.sharded.shares import (
     Placements,
@@ -32,7 +32,7 @@ from qsim.random.shards import sizes, span
 from qsim.random.sources import Stream
 
 
-def sharded_lookup(x: Tensor, weight: Tensor, plan: Plan, stream: Stream) -> Tensor:
+def sharded_lookup(x: Tensor, weight: Tensor, plan: ProductPlan, stream: Stream) -> Tensor:
     """A lookup in a distributed table.
 
     Args:

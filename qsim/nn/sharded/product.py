@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from qsim.nn.product.autograd import product_with_seeds
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct
-from qsim.nn.product.plans import Plan, plan_for
+from qsim.nn.product.plans import ProductPlan, plan_for
 from qsim.nn.sharded.scales import result_shape, shares_of
 from qsim.nn.sharded.shares import (
     Placements,
@@ -63,7 +63,7 @@ class ProductPlacements(NamedTuple):
     grad_bias: Placements
 
 
-def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: Plan, stream: Stream = 0) -> Tensor:
+def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream = 0) -> Tensor:
     """A product of distributed tensors.
 
     Args:
@@ -106,7 +106,7 @@ def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None) -> tuple[DTensor, DT
     return a, w, bias
 
 
-def _layout(a: DTensor, w: DTensor, plan: Plan) -> ProductPlacements:
+def _layout(a: DTensor, w: DTensor, plan: ProductPlan) -> ProductPlacements:
     """The layout, chosen separately along each dimension of the mesh."""
     choose = _linear if isinstance(plan.product, LinearProduct) else _matmul if isinstance(plan.product, MatmulProduct) else _convolution
     along = [choose(a, w, of_a, of_w) for of_a, of_w in zip(a.placements, w.placements, strict=True)]

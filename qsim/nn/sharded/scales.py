@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from qsim.nn.product.along import Along
 from qsim.nn.product.arithmetic import Arithmetic
-from qsim.nn.product.plans import Plan
+from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import Site
 from qsim.random.shards import sizes
 from qsim.scaling import PerBlock, PerTile
@@ -97,7 +97,7 @@ def _dim_of(placement: Placement) -> int | None:
     return getattr(placement, "dim", None) if placement.is_shard() else None
 
 
-def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], plan: Plan) -> tuple[MeshShare, MeshShare, MeshShare]:
+def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], plan: ProductPlan) -> tuple[MeshShare, MeshShare, MeshShare]:
     """This process's shards of the operands and the result of a product.
 
     Raises:
@@ -116,13 +116,13 @@ def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], plan: Pl
     return first, second, result
 
 
-def result_shape(a: DTensor, w: DTensor, plan: Plan) -> torch.Size:
+def result_shape(a: DTensor, w: DTensor, plan: ProductPlan) -> torch.Size:
     """The shape of the whole result, which torch knows without computing it."""
     first, second = (torch.empty(x.shape, device="meta") for x in (a, w))
     return plan.product.forward(first, second, None, Arithmetic(first.dtype, DISPATCHED)).shape
 
 
-def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...], plan: Plan) -> tuple[MeshShare, MeshShare]:
+def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...], plan: ProductPlan) -> tuple[MeshShare, MeshShare]:
     """This process's shards of a table and of a lookup's result.
 
     If the rows are sharded, each process rounds a gradient of the whole's shape, with zeros where others look up.

@@ -1,4 +1,4 @@
-"""Shards of distributed tensors: placements, random bits, and seeds shared by a mesh."""
+"""OperandShards of distributed tensors: placements, random bits, and seeds shared by a mesh."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from qsim.nn.product.tensors import Shards
+from qsim.nn.product.tensors import OperandShards
 from qsim.random import seeds
 from qsim.random.shards import coordinates, place_of
 from qsim.random.sources import Stream
@@ -39,7 +39,7 @@ def from_shards(shape: torch.Size | tuple[int, ...], local: Tensor, mesh: Device
     return DTensor.from_local(local, mesh, how, run_check=False, shape=torch.Size(shape), stride=strides)
 
 
-def shards_of_weight(w: DTensor, of_input: Placements, of_result: Placements, sums: Sequence[Placements]) -> Shards:
+def shards_of_weight(w: DTensor, of_input: Placements, of_result: Placements, sums: Sequence[Placements]) -> OperandShards:
     """The process's shards of an input, a weight and a result.
 
     Args:
@@ -50,7 +50,7 @@ def shards_of_weight(w: DTensor, of_input: Placements, of_result: Placements, su
     """
     mesh, coordinate = w.device_mesh, coordinates(w.device_mesh)
     adds_bias = not any(place for place, how in zip(coordinate, of_result, strict=True) if how.is_partial())
-    return Shards((first_holder(mesh, of_input), 0, first_holder(mesh, of_result)), summing(mesh, sums), place_of(w), adds_bias)
+    return OperandShards((first_holder(mesh, of_input), 0, first_holder(mesh, of_result)), summing(mesh, sums), place_of(w), adds_bias)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

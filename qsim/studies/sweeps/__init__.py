@@ -82,7 +82,7 @@ def sweep(
         The results, with `frame()`, `added(label, batch)` and `report`, which is also written to the folder.
 
     Raises:
-        TypeError: If the data or a function is of another kind.
+        TypeError: If the data or a function has the wrong type.
         ValueError: If the grid is empty or not positive.
 
     Example:

@@ -47,6 +47,17 @@ class Sweep:
     Attributes:
         settings: The grid.
         report: The report, as written to the folder.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> result = studies.sweep(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss,
+        ...     points=["mxfp8"], batches=[8], steps=2, seeds=2, folder=tempfile.mkdtemp(),
+        ... )
+        >>> type(result).__name__, len(result.losses("mxfp8", 8, 1e-3)), result.compared
+        ('Sweep', 2, ('mxfp8',))
     """
 
     def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:

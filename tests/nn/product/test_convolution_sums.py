@@ -127,7 +127,7 @@ def test_other_dimensions_are_close_to_torch(name: str) -> None:
 
 
 def test_scales_and_half_precision_follow_the_sum() -> None:
-    point = Quantizer("e4m3", scale=scaling.PerRow(format="e8m0", rule="ceil"))
+    point = Quantizer("e4m3", scale=scaling.PerAxis(0, format="e8m0", rule="ceil"))
     x, w, bias = torch.randn(2, 6, 5).bfloat16(), torch.randn(4, 6, 3).bfloat16(), torch.randn(4).bfloat16()
     y = functional.conv1d(x, w, bias, points=FivePoint(point, point, accumulate=("h100_fp8", None, None), act_bwd=None, weight_bwd=None))
     codes = [qsim.encode(t, "e4m3", scale=point.scale) for t in (x, w)]

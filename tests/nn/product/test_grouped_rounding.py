@@ -13,7 +13,7 @@ from qsim import Quantizer, scaling
 from qsim.nn.product.bilinear import LINEAR
 from qsim.nn.product.grouped import GROUPED_LINEAR
 from qsim.nn.product.groups import Groups
-from qsim.nn.product.plans import Plan
+from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import Site
 from qsim.random.places import Place
 from qsim.scaling import Given, PerBlock, PerRow, PerTile
@@ -42,7 +42,7 @@ ENDS = [(5, 5, 40, 70), (0, 0, 0, 70), (33, 34, 50, 65), (16, 48, 64, 70)]
 ROWS, INPUTS, OUTPUTS = 70, 32, 48
 
 
-def plans(point: Quantizer) -> tuple[Plan, Plan, Tensor, Tensor, Tensor]:
+def plans(point: Quantizer) -> tuple[ProductPlan, ProductPlan, Tensor, Tensor, Tensor]:
     """The plans of a grouped product and of a linear layer, with an input, a stack of weights, and a gradient of the result."""
     points = in_order(*[point] * 5)
     generator = torch.Generator().manual_seed(0)

@@ -47,7 +47,7 @@ _u64: Any = np.uint64
 _f32: Any = np.float32
 
 
-class Terms(NamedTuple):
+class TermRows(NamedTuple):
     """Addresses of numbers and exponents of a row and a column, from some product on, and the number of products."""
 
     a: int
@@ -122,14 +122,14 @@ def _aligned_adder(at):
 def _terms(job, row, column, k, count):
     """The products of a row and a column, from one on."""
     x, y = row * job.length + k, (row // job.rows * job.columns + column) * job.length + k
-    return Terms(job.a + 8 * x, job.b + 8 * y, job.exponents_a + 2 * x, job.exponents_b + 2 * y, count)
+    return TermRows(job.a + 8 * x, job.b + 8 * y, job.exponents_a + 2 * x, job.exponents_b + 2 * y, count)
 
 
 @part
 def _step(terms, start, block):
     """The products of the step that begins with one of them."""
     a, b, of_a, of_b = terms.a + 8 * start, terms.b + 8 * start, terms.exponents_a + 2 * start, terms.exponents_b + 2 * start
-    return Terms(a, b, of_a, of_b, min(block, terms.size - start))
+    return TermRows(a, b, of_a, of_b, min(block, terms.size - start))
 
 
 @part
@@ -215,7 +215,7 @@ def exact_groups(job_at, first, count):
                     values[size] = value * (scales_a[x + i] * scales_b[y + i])
                     exponents[size] = exponents_a[x + i] + exponents_b[y + i] if value != 0 else NO_EXPONENT
                     size += 1
-                step = Terms(address_of(values), address_of(ones), address_of(exponents), address_of(zeros), size)
+                step = TermRows(address_of(values), address_of(ones), address_of(exponents), address_of(zeros), size)
                 total = _aligned_step(total, step, adder.grid, adder)
             out[row * job.columns + column] = total + 0.0
 

@@ -1,7 +1,7 @@
 """Matrix units that add the products of a group exactly before its scales apply; see `BlockScaledSum` with `exact` in `numbers.sums`.
 
 Float64 holds every sum of a group's products, so that any order of its additions is exact, and the GPU's own product of matrices, too.
-Groups are multiplied twice, first for the exponents of their sums, because that takes less time than keeping these.
+GroupTerms are multiplied twice, first for the exponents of their sums, because that takes less time than keeping these.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GroupsVariant(NamedTuple):
 LEAST_SIZE = 16
 
 
-class Groups(NamedTuple):
+class GroupTerms(NamedTuple):
     """The groups of a tile from some group on, in planes of both operands and of their scales.
 
     Attributes:
@@ -109,9 +109,9 @@ aligned_step = sums({"largest_exponent": largest_exponent, "truncated_sum": trun
 
 @triton.jit
 def groups_behind(at, groups, adder: tl.constexpr):
-    """`Groups` behind some groups."""
+    """`GroupTerms` behind some groups."""
     a, b = tl.cast(groups, tl.int64) * at.rows_a, tl.cast(groups, tl.int64) * at.rows_b
-    return Groups(
+    return GroupTerms(
         at.a + a * adder.size, at.b + b * adder.size, at.scales_a + a, at.scales_b + b,
         at.row, at.column, at.rows_a, at.rows_b, at.count, at.low_scale,
     )  # fmt: skip
@@ -138,13 +138,13 @@ def exact_groups_kernel(a, b, scales_a, scales_b, out, rows_a, rows_b, groups, l
     row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
     column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
     of_a, of_b, size = batch * groups * rows_a, batch * groups * rows_b, adder.size
-    terms = Groups(
+    terms = GroupTerms(
         a + of_a * size, b + of_b * size, scales_a + of_a, scales_b + of_b, row, column, rows_a, rows_b, groups, low_scale
     )  # fmt: skip
     total = zeros(tile, tl.float32)
     for first in range(0, groups, adder.number):
         count = tl.minimum(adder.number, groups - first)
-        step = Groups(
+        step = GroupTerms(
             terms.a, terms.b, terms.scales_a, terms.scales_b, row, column, rows_a, rows_b, count, low_scale
         )  # fmt: skip
         total = aligned_step(total, step, 0, adder)

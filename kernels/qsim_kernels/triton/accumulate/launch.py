@@ -54,7 +54,7 @@ class ResultTile(NamedTuple):
     warps: int
 
 
-class Product(NamedTuple):
+class ProductLaunch(NamedTuple):
     """The matrices of one launch, three-dimensional, their scales along the sum if they have some, and the source of random bits."""
 
     out: Tensor
@@ -142,7 +142,7 @@ def accumulate_into(
         first = offset + start * rows * columns * noise_indices(how, length)
         own = None if factors is None else (factors[0][part], factors[1][part])
         with nullcontext() if INTERPRETED else torch.cuda.device(a.device):
-            _launch(Product(result[part], left[part], right[part], own, how, seed, stream, first, tile))
+            _launch(ProductLaunch(result[part], left[part], right[part], own, how, seed, stream, first, tile))
 
 
 def _has_kernel(how: Sum, offset: int) -> bool:
@@ -152,7 +152,7 @@ def _has_kernel(how: Sum, offset: int) -> bool:
     return inner.order != Order.PAIRWISE and (not is_stochastic(how) or (offset % 8 == 0 and inner.roundings in (1, 2, 4)))
 
 
-def _launch(product: Product) -> None:
+def _launch(product: ProductLaunch) -> None:
     inner = product.how.inner if isinstance(product.how, PromotedSum) else product.how
     match inner:
         case AlignedSum():
@@ -174,7 +174,7 @@ def _launch(product: Product) -> None:
                 _launch_on_unit(product._replace(a=product.a.to(held), b=product.b.to(held)), inner)
 
 
-def _launch_aligned(product: Product, how: AlignedSum, p: PlaneScales | None = None, q: PlaneScales | None = None) -> None:
+def _launch_aligned(product: ProductLaunch, how: AlignedSum, p: PlaneScales | None = None, q: PlaneScales | None = None) -> None:
     single, promoted = variants.sums_in_single(how) and product.length <= _LONGEST and p is None, isinstance(product.how, PromotedSum)
     tile, dtype = product.tile or ResultTile(8, 128, 1), torch.float32 if single else torch.float64
     a, b, is_wide = _aligned_planes(product, how, tile, dtype, p, q)
@@ -184,7 +184,7 @@ def _launch_aligned(product: Product, how: AlignedSum, p: PlaneScales | None = N
     product.run(aligned_kernel, tile, a, b, before, is_wide, *sizes, product.every(how.block), *grid, adders=adders)
 
 
-def _launch_two_step(product: Product, how: TwoStepSum) -> None:
+def _launch_two_step(product: ProductLaunch, how: TwoStepSum) -> None:
     tile = product.tile or (ResultTile(8, 64, 1) if how.apart else ResultTile(16, 64, 2))
     a, b, is_wide = _aligned_planes(product, how, tile, torch.float64)
     sizes, before = (a.rows, b.rows, a.length, -(-product.length // how.block)), (a.values, b.values, a.exponents, b.exponents)
@@ -193,7 +193,7 @@ def _launch_two_step(product: Product, how: TwoStepSum) -> None:
 
 
 def _aligned_planes(
-    product: Product,
+    product: ProductLaunch,
     how: AlignedSum | TwoStepSum,
     tile: ResultTile,
     dtype: torch.dtype,
@@ -206,7 +206,7 @@ def _aligned_planes(
     return a, planes(product.b.mT, dtype, tile.columns, how.block, how.low_b, is_wide, scales=q), is_wide
 
 
-def _launch_groups(product: Product, how: BlockScaledSum) -> None:
+def _launch_groups(product: ProductLaunch, how: BlockScaledSum) -> None:
     tile, adder = product.tile or ResultTile(64, 64, 4), variants.groups(how)
     a = planes(product.a, torch.float32, tile.rows, how.group, padded_block=adder.size)
     b = planes(product.b.mT, torch.float32, tile.columns, how.group, padded_block=adder.size)
@@ -220,7 +220,7 @@ def _launch_groups(product: Product, how: BlockScaledSum) -> None:
     product.run(exact_groups_kernel, tile, a, b, (a.values, b.values, p.values, q.values), a.rows, b.rows, groups, low, adders=[(adder,)])
 
 
-def _launch_rounded(product: Product, how: RoundedSum) -> None:
+def _launch_rounded(product: ProductLaunch, how: RoundedSum) -> None:
     adder, grid, product_grid = variants.rounded(how, is_stochastic(how), isinstance(product.how, PromotedSum))
     tile, dtype = product.tile or (ResultTile(2, 32, 1) if adder.roundings else ResultTile(8, 128, 1)), _carrier(adder.wide)
     a, b = planes(product.a, dtype, tile.rows), planes(product.b.mT, dtype, tile.columns)
@@ -228,7 +228,7 @@ def _launch_rounded(product: Product, how: RoundedSum) -> None:
     product.run(rounded_kernel, tile, a, b, (a.values, b.values), *product.random(), *sizes, *grid, *product_grid, adders=[(adder,)])
 
 
-def _launch_chained(product: Product, how: RoundedSum) -> None:
+def _launch_chained(product: ProductLaunch, how: RoundedSum) -> None:
     adder, grid, _ = variants.rounded(how, is_stochastic(how), isinstance(product.how, PromotedSum))
     tile, unit = product.tile or ResultTile(8, 64, 1), how.chunk_sum
     a, b, _ = _aligned_planes(product, unit, tile, torch.float64)
@@ -238,7 +238,7 @@ def _launch_chained(product: Product, how: RoundedSum) -> None:
     product.run(chained_kernel, tile, a, b, before, *product.random(), *sizes, *steps, *grid, adders=[(adder, summed)])
 
 
-def _launch_on_unit(product: Product, how: RoundedSum) -> None:
+def _launch_on_unit(product: ProductLaunch, how: RoundedSum) -> None:
     adder, grid, _ = variants.rounded(how, is_stochastic(how), isinstance(product.how, PromotedSum))
     a, b, (batches, rows, columns) = product.a, product.b, product.out.shape
     tile = product.tile or _tile_on_unit(how.chunk, adder.wide)

@@ -289,7 +289,7 @@ def _integer(random, INDEX: tl.constexpr, adder: tl.constexpr):
     return drawn
 
 
-class Planes(NamedTuple):
+class PlanePointers(NamedTuple):
     """The planes of both operands' values from some place along the sum on; see `aligned.Terms`."""
 
     a: Any
@@ -313,7 +313,7 @@ def product_at(planes, k, CARRIER: tl.constexpr):
 def planes_behind(planes, count):
     """The planes behind some places."""
     a, b = planes.a + count * planes.rows_a, planes.b + count * planes.rows_b
-    return Planes(a, b, planes.row, planes.column, planes.rows_a, planes.rows_b)
+    return PlanePointers(a, b, planes.row, planes.column, planes.rows_a, planes.rows_b)
 
 
 @triton.jit
@@ -392,7 +392,7 @@ def rounded_kernel(
     batch = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
     column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
-    planes = Planes(a + batch * length * rows_a, b + batch * length * rows_b, row, column, rows_a, rows_b)
+    planes = PlanePointers(a + batch * length * rows_a, b + batch * length * rows_b, row, column, rows_a, rows_b)
     blocks = 0
     if adder.roundings > 0:
         blocks = first_blocks(rows, columns, random, tile)

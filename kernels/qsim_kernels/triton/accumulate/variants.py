@@ -1,4 +1,4 @@
-"""What kernels of sums are compiled for, and the numbers that they read of grids and roundings."""
+"""The facts for which kernels of sums are compiled, and the numbers that they read of grids and roundings."""
 
 from __future__ import annotations
 
