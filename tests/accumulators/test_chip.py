@@ -132,12 +132,12 @@ def test_a_product_is_compared_once_and_then_computed_by_the_chip(accumulator: s
         found = multiplied(chip, a, b, accumulator)
         assert isinstance(found, Tensor)
         assert torch.equal(found, emulated(a, b, accumulator))
-    assert len(library.calls) == 4  # two comparisons, two products
+    assert len(library.calls) == 6  # four comparisons, two products
     multiplied(chip, *operands(20, 512, 32, dtype)[:1], b.repeat(2, 1), accumulator)
-    assert len(library.calls) == 7, "another shape is compared, too"
+    assert len(library.calls) == 11, "another shape is compared, too"
     library.setting = 1
     multiplied(chip, a, b, accumulator)
-    assert len(library.calls) == (8 if dtype.itemsize == 1 else 10), "other settings may choose another kernel in 16 bits"
+    assert len(library.calls) == (12 if dtype.itemsize == 1 else 16), "other settings may choose another kernel in 16 bits"
 
 
 @pytest.mark.parametrize(("accumulator", "dtype"), UNITS)
@@ -152,6 +152,16 @@ def test_sums_that_the_library_splits_are_noticed(
     found = multiplied(chip, a, b, accumulator, result)
     assert found == "the library adds a product of 128 × 1024 × 64 otherwise: its bits differ from the emulator's"
     assert multiplied(chip, a, b, accumulator, result) == found
+
+
+@pytest.mark.parametrize("length", [8, 16, 24, 32, 48])
+@pytest.mark.parametrize("other", ["a100_bf16", "Aligned(16, 24)", "Aligned(4, 25)", "Rounded('fp32')"])
+def test_short_sums_that_the_library_adds_otherwise_are_noticed(length: int, other: str) -> None:
+    """As an H200's library does for 37 × 16 × 29: one sum of 16 products, with other bits than the unit's."""
+    chip = VerifiedChip(FakeLibrary(other))
+    a, b = operands(37, length, 29, torch.bfloat16)
+    found = multiplied(chip, a, b, "h100_bf16")
+    assert found == f"the library adds a product of 37 × {length} × 29 otherwise: its bits differ from the emulator's"
 
 
 def test_operands_are_stored_as_the_library_reads_them() -> None:

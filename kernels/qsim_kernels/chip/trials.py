@@ -20,7 +20,9 @@ _RANGE, _STEP = 10, 4
 _APART = 4
 
 
-def trial_operands(rows: int, columns: int, length: int, product: ChipProduct, unit: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def trial_operands(
+    rows: int, columns: int, length: int, product: ChipProduct, unit: int | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Operands of a product, `[rows, length]` and `[length, columns]`, of normal numbers between 2**-6 and 2**8.
 
     Args:
@@ -28,7 +30,8 @@ def trial_operands(rows: int, columns: int, length: int, product: ChipProduct, u
         columns: Columns of the result.
         length: Elements along the sum.
         product: The product, for the dtypes.
-        unit: The number of elements of a unit.
+        unit: The number of elements of a unit, at most half of the length. With `None` each element has a magnitude of its own and nothing
+            cancels: this shows how products are aligned that are added at once.
         device: Where they are made.
 
     Example:
@@ -38,14 +41,22 @@ def trial_operands(rows: int, columns: int, length: int, product: ChipProduct, u
         >>> torch.equal(a[:, :32], -a[:, 32:]), torch.equal(b[:32], b[32:])
         (True, True)
     """
-    generator = torch.Generator(device).manual_seed(unit)
+    generator = torch.Generator(device).manual_seed(unit or 0)
     index = torch.arange(length, device=device)
-    half = length // (2 * unit) * unit
+    # A sum of one unit would have no second half.
+    unit, half = (1, 0) if unit is None else _halved(length, unit)
     repeats = (index >= half) & (index < 2 * half)
     source = torch.where(repeats, index - half, index)
-    binade = torch.where(index < 2 * half, _RANGE - source // unit * _STEP % (_RANGE + 1), 0)
+    spread = torch.randint(_RANGE + 1, (length,), device=device, generator=generator)
+    binade = torch.where(index < 2 * half, _RANGE - source // unit * _STEP % (_RANGE + 1), spread if half == 0 else 0)
     a, b = (_words(count, length, dtype, generator)[:, source] for count, dtype in ((rows, product.a), (columns, product.b)))
     return _numbers(a, binade, product.a, repeats), _numbers(b, binade, product.b, repeats & False).mT
+
+
+def _halved(length: int, unit: int) -> tuple[int, int]:
+    """The elements of a unit, and those of the first half."""
+    unit = max(min(unit, length // 2), 1)
+    return unit, length // (2 * unit) * unit
 
 
 def _words(rows: int, length: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -22,8 +22,9 @@ from qsim_kernels.numbers.sums import read_sum
 #: Emulates a product of two matrices, in float32.
 Emulate = Callable[[Tensor, Tensor], Tensor]
 
-#: Lengths of the parts of random operands: as many products as are added at once, and as many as between two promotions.
-_UNITS = (16, 128)
+#: Lengths of the parts of random operands: none, a part of the products that are added at once, all of them, and as many as between two
+#: promotions.
+_UNITS = (None, 4, 16, 128)
 #: Operands must begin at a multiple of so many bytes; otherwise the library may choose another kernel.
 _ALIGNMENT = 16
 
@@ -216,7 +217,7 @@ def _multiplied_then_rounded(multiply: Multiply, dtype: torch.dtype, a: Tensor, 
     return finished(multiply(a, b), bias, dtype)
 
 
-def _has_bits(call: Multiply, case: ChipCase, emulate: Emulate, unit: int) -> bool:
+def _has_bits(call: Multiply, case: ChipCase, emulate: Emulate, unit: int | None) -> bool:
     """Whether a call's results have the emulator's bits, for random operands."""
     a, b = trial_operands(case.rows, case.columns, case.length, case.product, unit, case.device)
     row, column = spread_indices(case.rows, case.device), spread_indices(case.columns, case.device)
