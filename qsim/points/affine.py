@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim import quantize, scaling
+from qsim import scaling
 from qsim.formats import Fixed, Int
+from qsim.functional import quantize
 from qsim.functional.quantizer import Point, Quantizer, check_call
 from qsim.points.base import PointModule, limits_of, quantizer_of, wide
 from qsim.points.groups import check_granularity, grouped, ungrouped, within

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim import quantize
+from qsim.functional import quantize
 from qsim.points.base import PointModule, surrogate, wide
 from qsim.points.groups import check_granularity, grouped, ungrouped, within
 from qsim.scaling import Scaling

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from qsim.nn.product.arithmetic import rows
 from qsim.nn.product.carriers import Values
 from qsim.nn.product.grouped_rounding import RoundedUnits, round_units
 from qsim.nn.product.groups import Groups
-from qsim.nn.product.observers import Observer
 from qsim.random.places import WHOLE, Place, narrowed, widened
 from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.numbers.scales import Restore
@@ -181,8 +180,8 @@ class Site:
             return values
         return self.transform.inverse(self.as_matrix(values), self.along.summed).view(x.shape)
 
-    def show(self, observer: Observer, x: Tensor, seed: Tensor | None, rounded: RoundedOperand) -> None:
-        """Report to an observer that a tensor was rounded here; one that was rounded before the product was reported there."""
+    def show(self, observer: Any, x: Tensor, seed: Tensor | None, rounded: RoundedOperand) -> None:
+        """Report to an `observers.Observer` that a tensor was rounded here; one that was rounded before the product was reported there."""
         if self.rounds and not self.is_outside:
             observer.rounds(self, x, seed, rounded.values if self.call is not None else None)
 
