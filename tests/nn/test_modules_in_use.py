@@ -192,3 +192,15 @@ def test_results_may_be_changed_in_place(points: Any, compiled: bool) -> None:
     call = torch.compile(in_place, backend="aot_eager", fullgraph=True) if compiled else in_place
     x = torch.randn(2, 3, 4)
     assert all(map(same_bits, gradients(own, call, x), gradients(own, usual, x)))
+
+
+@pytest.mark.parametrize("name", ["Linear", "MultiheadAttention"])
+def test_strict_exports_draw_the_noise_of_the_module(name: str) -> None:
+    """Dynamo traces modules for them, up to the streams of their weights."""
+    torch.manual_seed(0)
+    layer, inputs = (
+        (nn.Linear(8, 8), (torch.randn(4, 8),)) if name == "Linear" else (nn.MultiheadAttention(8, 2), (torch.randn(4, 2, 8),) * 3)
+    )
+    model = qsim.convert(layer, FivePoint("e4m3", Quantizer("e4m3", "stochastic"))).eval()
+    exported, eager = torch.export.export(model, inputs, strict=True).module()(*inputs), model(*inputs)
+    assert torch.equal(*((y if isinstance(y, Tensor) else y[0]) for y in (exported, eager)))

@@ -147,5 +147,5 @@ def test_points_that_layers_cannot_have_are_refused(generator: torch.Generator) 
     batches = [torch.randn(8, 8) for _ in range(3)]
     with pytest.raises(ValueError, match="act has a delayed scale, for which there is no history yet"):
         batch_for(net, lambda model, x: model(x).sum(), batches, delayed)
-    with pytest.raises(TypeError, match=r"points must be a FivePoint, .* a dictionary of its points or None, got 3"):
+    with pytest.raises(TypeError, match=r"a FivePoint, a recipe, a Quantizer or a format, .* a dictionary of its points or None, got 3"):
         batch_for(net, lambda model, x: model(x).sum(), batches, 3)  # type: ignore[arg-type]
