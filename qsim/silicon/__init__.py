@@ -3,7 +3,9 @@
 from qsim.silicon.checking import Comparison, check
 from qsim.silicon.circuits import Circuit
 from qsim.silicon.coverage import VectorCoverage, coverage
-from qsim.silicon.emission import emit
+from qsim.silicon.dots import Dot
+from qsim.silicon.emission import emit, emit_circuits
+from qsim.silicon.generators import Philox
 from qsim.silicon.synthesis import Cost, cost
 from qsim.silicon.texts import FORMS, read, text
 from qsim.silicon.vectors import Vectors, vectors
@@ -14,11 +16,14 @@ __all__ = [
     "VectorCoverage",
     "Comparison",
     "Circuit",
+    "Dot",
+    "Philox",
     "Vectors",
     "check",
     "cost",
     "coverage",
     "emit",
+    "emit_circuits",
     "read",
     "text",
     "vectors",

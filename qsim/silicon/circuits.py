@@ -54,11 +54,11 @@ class Circuit:
     @property
     def name(self) -> str:
         """The name of the function or module."""
-        parts = ["qsim", self.operation, _identifier(self.format)]
+        parts = ["qsim", self.operation, identifier(self.format)]
         if self.operation != "decode":
             parts.append(_rounding_name(self.rounding))
             parts += [self.overflow] if self.overflow != "saturate" else []
-            parts += ["from", _identifier(self.source)] if self.source != FP32 else []
+            parts += ["from", identifier(self.source)] if self.source != FP32 else []
         return "_".join(parts)
 
     @property
@@ -89,8 +89,8 @@ class Circuit:
         """Lines that say what the circuit computes."""
         source, target = self.input, self.format
         if self.operation == "decode":
-            return (f"The float32 bits of the value of a code of {_described(target)}.", *_codes(target))
-        lines = [f"Rounds a number of {_described(source)} to {_described(target)}."]
+            return (f"The float32 bits of the value of a code of {described(target)}.", *_codes(target))
+        lines = [f"Rounds a number of {described(source)} to {described(target)}."]
         lines += [f"Rounding: {self.rounding}. {_RULES[str(self.rounding).partition('(')[0].lower()]}"]
         if self.random_bits:
             lines.append(f"random: an integer of {self.random_bits} bits, all values equally likely.")
@@ -118,7 +118,8 @@ _OVERFLOW = {
 }
 
 
-def _described(fmt: Format) -> str:
+def described(fmt: Format) -> str:
+    """The name of a format and the call that creates it."""
     name = name_of(fmt)
     return name if name == repr(fmt) else f"{name} = {fmt!r}"
 
@@ -134,7 +135,7 @@ def _codes(fmt: Format) -> tuple[str, ...]:
     return (f"Codes have {fmt.bits} bits, {kind}{fields}; {', '.join(special) or 'every code is a finite value'}.",)
 
 
-def _identifier(fmt: Format) -> str:
+def identifier(fmt: Format) -> str:
     """A name for a format in code: the shortest that means it."""
     names = [name_of(fmt)]
     if isinstance(fmt, Float):

@@ -10,7 +10,8 @@ import torch
 from qsim.formats import Format
 from qsim.rounding import Overflow, Rounding
 from qsim.silicon.circuits import Circuit, Operation
-from qsim.silicon.graphs import routine
+from qsim.silicon.dots import Dot
+from qsim.silicon.graphs import AnyCircuit, routine
 from qsim_kernels.meanings import c, javascript, systemverilog
 
 Language = Literal["c", "systemverilog", "javascript"]
@@ -53,19 +54,45 @@ def emit(
         endmodule
         <BLANKLINE>
     """
-    if language not in get_args(Language):
-        raise ValueError(f"language must be one of {', '.join(map(repr, get_args(Language)))}, got {language!r}")
-    if language != "systemverilog" and (stages or generator):
-        raise ValueError(f"stages and generator are for SystemVerilog, got language={language!r}")
-    if not 0 <= stages <= 64:
-        raise ValueError(f"stages must be in 0…64, got {stages}")
+    _check(language, stages, generator)
     if not operations:
         raise ValueError("operations must name at least one of 'round', 'encode', 'decode'")
     chosen = [rounding] if isinstance(rounding, (str, Rounding)) else rounding
     circuits = [Circuit(format, operation, how, overflow, source) for operation in operations if operation != "decode" for how in chosen]
     circuits += [Circuit(format, "decode")] if "decode" in operations else []
-    routines = [routine(circuit) for circuit in circuits]
+    return emit_circuits(language, circuits, stages=stages, generator=generator, name=name)
+
+
+def emit_circuits(
+    language: Language, circuits: Sequence[AnyCircuit], *, stages: int = 0, generator: bool = False, name: str = "qsim"
+) -> str:
+    """Write circuits as code: sums of products, Philox, and operations of formats.
+
+    Vectors are arrays, whose first element has the index 0; Philox's four words are the array `y` in C and SystemVerilog, and are returned
+    in JavaScript.
+
+    Args:
+        language: See `emit`.
+        circuits: The circuits.
+        stages: See `emit`.
+        generator: See `emit`; a module makes one random integer for each input.
+        name: See `emit`.
+
+    Raises:
+        ValueError: If an argument is not one of these.
+
+    Example:
+        >>> from qsim.silicon import Dot, emit_circuits
+        >>> code = emit_circuits("c", [Dot("Rounded('fp16')", "e4m3")])
+        >>> print(next(line for line in code.splitlines() if line.startswith("QSIM_FUNCTION")))
+        QSIM_FUNCTION uint32_t qsim_dot1_rounded_fp16_e4m3(const uint32_t a[1], const uint32_t b[1], uint32_t c)
+    """
+    _check(language, stages, generator)
+    for circuit in circuits:
+        if generator and isinstance(circuit, Dot) and circuit.draws > 1:
+            raise ValueError(f"generator makes one random integer, but {circuit.name} reads {circuit.draws}: leave it out for a port")
     comment = ("Written by `qsim emit`: the arithmetic of https://pypi.org/project/qsim-torch, to the bit.",)
+    routines = [routine(circuit) for circuit in circuits]
     if language == "c":
         return c.header(name, comment, routines)
     if language == "javascript":
@@ -73,3 +100,12 @@ def emit(
     return "\n".join(
         systemverilog.module(each, stages, generator and circuit.random_bits > 0) for circuit, each in zip(circuits, routines, strict=True)
     )
+
+
+def _check(language: str, stages: int, generator: bool) -> None:
+    if language not in get_args(Language):
+        raise ValueError(f"language must be one of {', '.join(map(repr, get_args(Language)))}, got {language!r}")
+    if language != "systemverilog" and (stages or generator):
+        raise ValueError(f"stages and generator are for SystemVerilog, got language={language!r}")
+    if not 0 <= stages <= 64:
+        raise ValueError(f"stages must be in 0…64, got {stages}")

@@ -4,55 +4,37 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from qsim.formats import Float, Format
 from qsim.silicon.circuits import Circuit
+from qsim.silicon.dots import Dot
+from qsim.silicon.generators import Philox
+from qsim.silicon.sum_graphs import dot, philox
+from qsim.silicon.values import as_single, code_of, in_carrier, value_of
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
 from qsim_kernels.meanings.printing import Routine
-from qsim_kernels.meanings.simplification import operation
-from qsim_kernels.numbers.carrier import SINGLE, GridBits, counts_wide, grid_bits, is_flat, rounding_bits, used_bits, variant_of
-from qsim_kernels.numbers.encoding import coding_bits
+from qsim_kernels.numbers.carrier import rounding_bits, used_bits, variant_of
 
-_WORD, _DOUBLE_WORD = (1 << 32) - 1, (1 << 64) - 1
+#: What can be printed and synthesized.
+AnyCircuit = Circuit | Dot | Philox
 
 
 @lru_cache(maxsize=256)
-def routine(circuit: Circuit) -> Routine:
+def routine(circuit: AnyCircuit) -> Routine:
     """The routine that computes a circuit's results, to print in any language."""
+    if isinstance(circuit, Dot):
+        return dot(circuit)
+    if isinstance(circuit, Philox):
+        return philox(circuit)
     x = word("x", circuit.input.bits)
     if circuit.operation == "decode":
         return Routine(circuit.name, circuit.specification, (x,), value_of(x, circuit.format), 32)
-    value = x << 32 - circuit.source.bits if _begins_single(circuit.source) else value_of(x, circuit.source)
+    value = value_of(x, circuit.source)
     random = (word("random", circuit.random_bits),) if circuit.random_bits else ()
     rounded = _rounded(value, circuit, *random)
     if circuit.operation == "encode":
-        rounded = code(rounded, circuit)
+        rounded = code_of(rounded, circuit.format)
     return Routine(circuit.name, circuit.specification, (x, *random), rounded, circuit.output.bits)
-
-
-def _begins_single(fmt: Format) -> bool:
-    """Whether the codes of a format are the first bits of float32's."""
-    return isinstance(fmt, Float) and fmt == Float(8, fmt.mantissa, specials="ieee")
-
-
-def value_of(x: Operand, source: Format) -> Operand:
-    """Float32's bits, as a word, of the value of a code."""
-    how = grid_bits(source.grid, wide=counts_wide(source.grid, source.coding))
-    numbers, variant = coding_bits(source.grid, source.coding, how)
-    if is_flat(source.grid) and how.carrier == SINGLE and not source.coding.twos_complement:
-        # Its values are spaced like float32's own, down to zero.
-        variant = variant._replace(zero=False, subnormals=False)
-    value = symbols.meaning(arithmetic.codes, how.carrier).value_of(x, numbers, variant)
-    return _as_single(value, how)
-
-
-def code(value: Operand, circuit: Circuit) -> Operand:
-    """The code of a value, given by float32's bits."""
-    grid, coding = circuit.format.grid, circuit.format.coding
-    how = grid_bits(grid, wide=counts_wide(grid, coding))
-    result = symbols.meaning(arithmetic.codes, how.carrier).code_of(_in_carrier(value, how), *coding_bits(grid, coding, how))
-    return result & ((1 << coding.bits) - 1)
 
 
 def _rounded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
@@ -61,18 +43,4 @@ def _rounded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
     how = rounding_bits(circuit.format.grid, rule, wide=False)
     functions = symbols.meaning(arithmetic.rounding, how.carrier)
     drawn = functions.random_bits(random << 32 - rule.bits, used_bits(how.carrier, rule.bits, rule.correction))
-    return _as_single(functions.round_bits(_in_carrier(x, how), drawn, how, variant_of(how, rule)), how)
-
-
-def _in_carrier(x: Operand, how: GridBits) -> Operand:
-    """Float32's bits as those of a carrier, with a sign."""
-    if how.carrier == SINGLE:
-        return operation("signed", x, 32)
-    return operation("signed", symbols.meaning(arithmetic.carriers, SINGLE).widened(x), 64)
-
-
-def _as_single(bits: Operand, how: GridBits) -> Operand:
-    """A carrier's bits as those of a float32, as a word."""
-    if how.carrier == SINGLE:
-        return bits & _WORD
-    return symbols.meaning(arithmetic.carriers, SINGLE).narrowed(bits & _DOUBLE_WORD)
+    return as_single(functions.round_bits(in_carrier(x, how), drawn, how, variant_of(how, rule)), how)

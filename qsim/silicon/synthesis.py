@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from qsim.silicon.circuits import Circuit
-from qsim.silicon.graphs import routine
+from qsim.silicon.graphs import AnyCircuit, routine
 from qsim_kernels.meanings import systemverilog
 
 _FPGA = """\
@@ -75,7 +74,7 @@ class Cost(NamedTuple):
     gates: Gates
 
 
-def cost(circuit: Circuit, stages: int = 0, generator: bool = False) -> Cost:
+def cost(circuit: AnyCircuit, stages: int = 0, generator: bool = False) -> Cost:
     """Synthesize a circuit with Yosys and count its cells.
 
     Args:

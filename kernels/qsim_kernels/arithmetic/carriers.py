@@ -1,6 +1,6 @@
 """Float32's bits as float64's and back, in integers alone."""
 
-from qsim_kernels.arithmetic.words import maximum, where
+from qsim_kernels.arithmetic.words import maximum, minimum, where
 
 #: The difference of the exponents' biases, and that of the stored bits of significands.
 BIASES, BITS = 1023 - 127, 52 - 23
@@ -37,7 +37,7 @@ def narrowed(word):
     """
     field, mantissa = (word >> 52) & 0x7FF, (word >> BITS) & 0x7FFFFF
     below = maximum(BIASES + 1 - field, 0)
-    subnormal = (mantissa | 1 << 23) >> where(below < 24, below, 24)
+    subnormal = (mantissa | 1 << 23) >> minimum(below, 24)
     normal = (field - BIASES) << 23 | mantissa
     special = where(mantissa == 0, 0x7F800000, 0x7FFFFFFF)
     magnitude = where(field == 0x7FF, special, where(below > 0, subnormal, maximum(normal, 0)))

@@ -234,7 +234,8 @@ def add_to_odd(x, y):
     kept = aligned >> shift
     # A bit that is set for all that is shifted out stays behind the 53 bits of the sum.
     kept = kept | where(kept << shift == aligned, 0, 1)
-    count = (significand_of(larger) << GUARD) + where((larger ^ smaller) < 0, -kept, kept)
+    # The sum is not negative, which circuits know from the mask.
+    count = (significand_of(larger) << GUARD) + where((larger ^ smaller) < 0, -kept, kept) & (1 << MANTISSA + GUARD + 2) - 1
     excess = maximum(bit_length(count) - MANTISSA - 1, 0)
     odd = count >> excess
     odd = odd | where(odd << excess == count, 0, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known
-from qsim_kernels.meanings.printing import Routine, statements
+from qsim_kernels.meanings.printing import Parameter, Routine, parameters, statements
 
 _PROLOGUE = """\
 #ifndef {guard}
@@ -37,20 +37,32 @@ def header(name: str, comment: Sequence[str], routines: Iterable[Routine]) -> st
 
 
 def function(routine: Routine) -> str:
-    """A function of words that returns a word."""
-    body = statements(routine, _expression, lambda symbol, name: f"const {_type([symbol.known])} {name}")
-    parameters = ", ".join(f"{_type([x.known])} {x.args[0]}" for x in routine.inputs)
-    returned = "uint64_t" if routine.width > 32 else "uint32_t"
-    result = body.result if isinstance(routine.result, Symbol) else _literal(routine.result, returned)
-    lines = [*(f"(void){x.args[0]};" for x in routine.inputs), *body.lines, f"return {_stripped(result)};"]
+    """A function of words that returns a word, or writes several to the array `y`."""
+    kind = "uint64_t" if routine.width > 32 else "uint32_t"
+    body = statements(
+        routine, _expression, lambda symbol, name: f"const {_type([symbol.known])} {name}", lambda number: _literal(number, kind)
+    )
+    given = parameters(routine)
+    declared = [_parameter(x) for x in given]
+    results = [_stripped(result) for result in body.results]
+    returned, last = kind, [f"return {results[0]};"]
+    if isinstance(routine.result, tuple):
+        returned, last = "void", [f"y[{k}] = {result};" for k, result in enumerate(results)]
+        declared.append(f"{kind} y[{len(results)}]")
+    lines = [*(f"(void){x.name};" for x in given), *body.lines, *last]
     return "\n".join(
         [
-            _comment(routine.comment) + f"QSIM_FUNCTION {returned} {routine.name}({parameters})",
+            _comment(routine.comment) + f"QSIM_FUNCTION {returned} {routine.name}({', '.join(declared)})",
             "{",
             *(f"    {line}" for line in lines),
             "}\n",
         ]
     )
+
+
+def _parameter(x: Parameter) -> str:
+    kind = "uint64_t" if x.bits > 32 else "uint32_t"
+    return f"const {kind} {x.name}[{x.count}]" if x.count else f"{kind} {x.name}"
 
 
 def _comment(lines: Sequence[str]) -> str:
@@ -80,6 +92,9 @@ def _type(given: Sequence[Known]) -> str:
 def _literal(x: int, kind: str) -> str:
     digits = str(abs(x)) if abs(x) < 256 else f"0x{abs(x):X}"
     suffix = {"uint32_t": "u", "uint64_t": "ull", "int32_t": "", "int64_t": "ll"}[kind]
+    if x == -(1 << 63):
+        # C reads the magnitude first, which has no type with a sign.
+        return "(-0x7FFFFFFFFFFFFFFFll - 1)"
     return f"-{digits}{suffix}" if x < 0 else digits + suffix
 
 
@@ -111,6 +126,10 @@ def _expression(symbol: Symbol, text: Callable[[Operand], str]) -> str:
     elif op == "signed":
         kind, half = "int64_t", 1 << args[1] - 1
         written = f"((int64_t){text(args[0])} ^ {_literal(half, kind)}) - {_literal(half, kind)}"
+    elif op == "<<" and known(args[0]).low < 0:
+        # C does not define shifts of negative numbers to the left.
+        power = f"({_literal(1, kind)} << {text(args[1])})" if isinstance(args[1], Symbol) else _literal(1 << args[1], kind)
+        written = f"{operand(args[0])} * {power}"
     elif op in ("<<", ">>"):
         written = f"{operand(args[0])} {op} {amount(args[1])}"
     else:

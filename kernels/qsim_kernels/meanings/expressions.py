@@ -95,6 +95,9 @@ class Symbol:
     def __neg__(self) -> Operand:
         return Symbol.operation("-", 0, self)
 
+    def __ne__(self, other: object) -> Operand:  # type: ignore[override]
+        return Symbol.operation("^", Symbol.operation("==", self, other), 1)
+
     __hash__ = object.__hash__
 
 
@@ -114,14 +117,19 @@ _INTERNED: weakref.WeakValueDictionary[tuple[Any, ...], Symbol] = weakref.WeakVa
 _NUMBERS = itertools.count()
 
 
+def key(op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What operations that are one symbol have in common."""
+    return (op, *((x.order, None) if isinstance(x, Symbol) else x for x in args))
+
+
 def interned(op: str, args: tuple[Any, ...], facts: Known) -> Symbol:
     """The one symbol of an operation."""
-    key = (op, *((x.order, None) if isinstance(x, Symbol) else x for x in args))
-    symbol = _INTERNED.get(key)
+    own = key(op, args)
+    symbol = _INTERNED.get(own)
     if symbol is None:
         symbol = Symbol()
         symbol.op, symbol.args, symbol.known, symbol.order = op, args, facts, next(_NUMBERS)
-        _INTERNED[key] = symbol
+        _INTERNED[own] = symbol
     return symbol
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known
-from qsim_kernels.meanings.printing import Routine, statements
+from qsim_kernels.meanings.printing import Routine, parameters, statements
 
 
 def module(comment: Sequence[str], routines: Iterable[Routine]) -> str:
@@ -14,11 +14,11 @@ def module(comment: Sequence[str], routines: Iterable[Routine]) -> str:
 
 
 def function(routine: Routine) -> str:
-    """A function of words that returns a word."""
+    """A function of words that returns a word, or an array of several."""
     body = statements(routine, _expression, lambda symbol, name: f"const {name}")
-    parameters = ", ".join(x.args[0] for x in routine.inputs)
-    result = body.result if isinstance(routine.result, Symbol) else str(routine.result)
-    lines = [*(f"// {line}".rstrip() for line in routine.comment), f"export function {routine.name}({parameters}) {{"]
+    names = ", ".join(x.name for x in parameters(routine))
+    result = f"[{', '.join(body.results)}]" if isinstance(routine.result, tuple) else body.results[0]
+    lines = [*(f"// {line}".rstrip() for line in routine.comment), f"export function {routine.name}({names}) {{"]
     return "\n".join([*lines, *(f"  {line}" for line in body.lines), f"  return {result};", "}\n"])
 
 

@@ -7,12 +7,17 @@ that the numbers of a grid decide, and make operations narrow: constants move ou
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from qsim_kernels.meanings.expressions import COMPARISONS, OPERATIONS, Known, Operand, Symbol, interned, known, needed
+from qsim_kernels.meanings.expressions import COMPARISONS, OPERATIONS, Known, Operand, Symbol, interned, key, known, needed
 
 _COMMUTATIVE = {"+", "*", "&", "|", "^", "==", "min", "max"}
 #: Operations that do the same to bits above as without those below, where these are zero.
 _SCALED = {"+", "-", "&", "|", "^", "min", "max", "where", "<", "<=", "=="}
+
+#: Results of operations: rules ask for the same ones again and again. They are forgotten when there are too many.
+_RESULTS: dict[tuple[Any, ...], Operand] = {}
+_MOST_RESULTS = 1 << 18
 
 
 def operation(op: str, *operands: Operand) -> Operand:
@@ -20,6 +25,16 @@ def operation(op: str, *operands: Operand) -> Operand:
     args = tuple(x if isinstance(x, Symbol) else int(x) for x in operands)
     if not any(isinstance(x, Symbol) for x in args):
         return OPERATIONS[op](*args)
+    asked = key(op, args)
+    if asked not in _RESULTS:
+        result = _result(op, args)
+        if len(_RESULTS) >= _MOST_RESULTS:
+            _RESULTS.clear()
+        _RESULTS[asked] = result
+    return _RESULTS[asked]
+
+
+def _result(op: str, args: tuple[Operand, ...]) -> Operand:
     simpler = simplified(op, args)
     if simpler is not None:
         return simpler
@@ -40,6 +55,9 @@ def simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
     if op in _COMMUTATIVE and isinstance(args[0], int):
         args = args[1], args[0]
         return operation(op, *args)
+    if op in ("<<", ">>") and known(args[1]).low < 0:
+        # There are no shifts by negative numbers.
+        return operation(op, args[0], args[1] & ((1 << known(args[1]).high.bit_length()) - 1))
     simpler = _RULES[op](*args) if op in _RULES else None
     if simpler is None and op in _SCALED:
         simpler = _without_zeros(op, args)

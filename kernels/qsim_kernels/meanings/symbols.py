@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import cache
 from types import FunctionType, ModuleType, SimpleNamespace
 
+from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
 from qsim_kernels.meanings.expressions import Operand, known
 from qsim_kernels.meanings.simplification import operation
-from qsim_kernels.numbers.carrier import Carrier
+from qsim_kernels.numbers.carrier import Carrier, variant_of
 
 
 def where(condition: Operand, chosen: Operand, other: Operand) -> Operand:
@@ -29,24 +30,42 @@ def meaning(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
         "minimum": lambda a, b: operation("min", a, b),
         "maximum": lambda a, b: operation("max", a, b),
         "is_nan": lambda bits: operation("<", constants["INFINITY"], bits & constants["MAGNITUDE"]),
+        "is_zero": lambda bits: operation("==", bits & constants["MAGNITUDE"], 0),
         "carries": lambda a, b: operation("<", constants["DRAWN"], a + b),
-        "from_integer": lambda x: from_integer(x, carrier),
+        "bit_length": bit_length,
+        "from_integer": lambda x: number_of(x, 0, carrier),
         "product": lambda bits, power: product(bits, power, carrier),
     }
+    if module is arithmetic.sums:
+        round_bits = meaning(arithmetic.rounding, carrier).round_bits
+        vocabulary["round_bits"] = lambda bits, drawn, grid, rule: round_bits(bits, drawn, grid, variant_of(grid, rule))
+        vocabulary["number_of"] = lambda count, unit: number_of(count, unit, carrier)
     return bound(module, vocabulary)
 
 
-def from_integer(x: Operand, carrier: Carrier) -> Operand:
-    """The bits of an integer that a carrier holds exactly: it is shifted until its first one is where significands have it."""
+def bit_length(x: Operand) -> Operand:
+    """The number of bits of an integer that is not negative, without leading zeros."""
+    width = known(x).high.bit_length()
+    rest, length = x & ((1 << width) - 1), 0
+    for shift in (1 << k for k in reversed(range((max(width, 1) - 1).bit_length()))):
+        is_long = operation("<", (1 << shift) - 1, rest)
+        rest, length = where(is_long, rest >> shift, rest & ((1 << shift) - 1)), length + where(is_long, shift, 0)
+    return length + rest
+
+
+def number_of(x: Operand, unit: Operand, carrier: Carrier) -> Operand:
+    """The bits of an integer times two to the power of `unit`, which a carrier holds exactly: its first one is shifted to its place."""
     magnitude = where(x < 0, 0 - x, x)
     width = max(known(magnitude).width, carrier.mantissa + 1)
-    field, shifted = carrier.bias + width - 1, magnitude
+    field, shifted = unit + (carrier.bias + width - 1), magnitude
     for shift in (1 << k for k in reversed(range((width - 1).bit_length()))):
         if shift < width:
             is_short = shifted < 1 << width - shift
-            shifted = where(is_short, shifted << shift, shifted)
+            shifted = where(is_short, (shifted & ((1 << width - shift) - 1)) << shift, shifted)
             field = field - where(is_short, shift, 0)
     mantissa = (shifted >> width - 1 - carrier.mantissa) & ((1 << carrier.mantissa) - 1)
+    # No number has another field; those of operands without an exponent are not used.
+    field = field & (carrier.infinity >> carrier.mantissa)
     bits = where(magnitude == 0, 0, field << carrier.mantissa | mantissa)
     return where(x < 0, bits | carrier.sign, bits)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known, needed, operands
-from qsim_kernels.meanings.printing import Routine
+from qsim_kernels.meanings.printing import Routine, parameters
 
 #: Levels of logic that operations add, roughly, by which stages of a pipeline are balanced; shifts by numbers are wires.
 _DEPTHS = {"+": 2, "-": 2, "*": 6, "<": 2, "<=": 2, "==": 2, "min": 3, "max": 3, "<<": 2, ">>": 2}
@@ -37,14 +37,23 @@ def module(routine: Routine, stages: int = 0, generator: bool = False) -> str:
     drawn = [x for x in routine.inputs if x.args[0] == "random"] if generator else []
     ports = ["input wire clk"] if stages or drawn else []
     ports += ["input wire reset"] if drawn else []
-    ports += [f"input wire [{x.args[1] - 1}:0] {x.args[0]}" for x in routine.inputs if not (drawn and x.args[0] == "random")]
-    ports.append(f"output wire [{routine.width - 1}:0] y")
-    parameters = "#(parameter logic [31:0] SEED = 32'd1) " if drawn else ""
+    ports += [f"input wire {_dimensions(x.count, x.bits)} {x.name}" for x in parameters(routine) if not (drawn and x.name == "random")]
+    ports.append(f"output wire {_dimensions(len(routine.result) if isinstance(routine.result, tuple) else 0, routine.width)} y")
+    constants = "#(parameter logic [31:0] SEED = 32'd1) " if drawn else ""
     lines = [*(f"// {line}".rstrip() for line in routine.comment)]
-    lines += [f"module {routine.name} {parameters}(", *(f"  {port}," for port in ports[:-1]), f"  {ports[-1]}", ");"]
+    lines += [f"module {routine.name} {constants}(", *(f"  {port}," for port in ports[:-1]), f"  {ports[-1]}", ");"]
     for x in drawn:
         lines += _GENERATOR.format(last=x.args[1] - 1, bits=x.args[1], rest=32 - x.args[1]).splitlines()
     return "\n".join([*lines, *_Body(routine, stages).lines(), "endmodule", ""])
+
+
+def _dimensions(count: int, bits: int) -> str:
+    return f"[{count - 1}:0][{bits - 1}:0]" if count else f"[{bits - 1}:0]"
+
+
+def _identifier(name: str) -> str:
+    """A name for a value at another place than an input, which may be an element of an array."""
+    return name.replace("[", "_").replace("]", "")
 
 
 class _Body:
@@ -52,7 +61,7 @@ class _Body:
 
     def __init__(self, routine: Routine, stages: int) -> None:
         self._routine, self._stages = routine, stages
-        self._order = needed([routine.result])
+        self._order = needed(routine.results)
         self._stage = _stages(self._order, stages)
         self._widths = _widths(self._order, routine)
         self._names = {symbol.order: f"t{k}" for k, symbol in enumerate(x for x in self._order if x.op != "input")}
@@ -66,10 +75,11 @@ class _Body:
             for symbol in self._order
             if symbol.op != "input"
         ]
-        result = self._at(self._routine.result, self._routine.width, self._stages)
+        results = [self._at(x, self._routine.width, self._stages) for x in reversed(self._routine.results)]
+        result = results[0] if len(results) == 1 else f"{{{', '.join(results)}}}"
         declared = {x.order for x in self._order}
         unused = [x.args[0] for x in self._routine.inputs if x.order not in declared]
-        notes = [f"  wire unused_{name} = &{{1'b0, {name}}};" for name in unused]
+        notes = [f"  wire unused_{_identifier(name)} = &{{1'b0, {name}}};" for name in unused]
         notes = ["  /* verilator lint_off UNUSED */", *notes, "  /* verilator lint_on UNUSED */"] if notes else []
         return [*self._registers(), *wires, *notes, f"  assign y = {result};"]
 
@@ -84,7 +94,7 @@ class _Body:
         return [*declared, "  always_ff @(posedge clk) begin", *moves, "  end"] if moves else []
 
     def _delayed(self, symbol: Symbol, stage: int) -> str:
-        return f"{self._names[symbol.order]}_stage{stage}"
+        return f"{_identifier(self._names[symbol.order])}_stage{stage}"
 
     def _name(self, symbol: Symbol, stage: int) -> str:
         """The name of a value at a stage of the pipeline."""
@@ -140,8 +150,7 @@ class _Body:
 def _widths(order: Sequence[Symbol], routine: Routine) -> dict[int, int]:
     """The bits of each value that others read: later ones need only the last bits of some sums and shifts."""
     read = dict.fromkeys((x.order for x in order), 1)
-    if isinstance(routine.result, Symbol):
-        read[routine.result.order] = routine.width
+    read |= {x.order: routine.width for x in routine.results if isinstance(x, Symbol)}
     for symbol in reversed(order):
         if symbol.op == "input":
             read[symbol.order] = symbol.args[1]
