@@ -80,7 +80,8 @@ class Dot:
     @property
     def random_bits(self) -> int:
         """The bits of each random integer; 0 without stochastic rounding."""
-        return self._rule.bits if self.accumulator.is_stochastic else 0
+        bits: int = self._rule.bits
+        return bits if self.accumulator.is_stochastic else 0
 
     @property
     def draws(self) -> int:
@@ -90,7 +91,8 @@ class Dot:
         rounded = self._rounded
         each: int = 1 + (rounded.product is not None)
         if rounded is self.accumulator:
-            return each * -(-self.length // rounded.chunk)
+            chunks: int = -(-self.length // rounded.chunk)
+            return each * chunks
         every: int = self.accumulator.every
         whole, rest = divmod(self.length, every)
         return each * (whole * -(-every // rounded.chunk) + -(-rest // rounded.chunk))
@@ -98,12 +100,14 @@ class Dot:
     @property
     def _rounded(self) -> Rounded:
         adder: Any = self.accumulator
-        found: Rounded = adder.inner if isinstance(adder, Promoted) else adder
+        inner: Any = adder.inner if isinstance(adder, Promoted) else adder
+        found: Rounded = inner
         return found
 
     @property
     def _rule(self) -> Rule:
-        return self._rounded.rounding.rule("saturate")
+        rule: Rule = self._rounded.rounding.rule("saturate")
+        return rule
 
     @property
     def specification(self) -> tuple[str, ...]:

@@ -48,12 +48,19 @@ def module(routine: Routine, stages: int = 0, generator: bool = False) -> str:
 
 
 def _dimensions(count: int, bits: int) -> str:
-    return f"[{count - 1}:0][{bits - 1}:0]" if count else f"[{bits - 1}:0]"
+    """The bits of a port; elements of an array follow each other, because Yosys has no packed arrays."""
+    return f"[{max(count, 1) * bits - 1}:0]"
+
+
+def _input(name: str, bits: int) -> str:
+    """An input, or the bits of an element of an array."""
+    array, _, place = name.rstrip("]").partition("[")
+    return f"{array}[{int(place) * bits + bits - 1}:{int(place) * bits}]" if place else name
 
 
 def _identifier(name: str) -> str:
     """A name for a value at another place than an input, which may be an element of an array."""
-    return name.replace("[", "_").replace("]", "")
+    return name.replace("[", "_").replace(":", "_").replace("]", "")
 
 
 class _Body:
@@ -65,7 +72,7 @@ class _Body:
         self._stage = _stages(self._order, stages)
         self._widths = _widths(self._order, routine)
         self._names = {symbol.order: f"t{k}" for k, symbol in enumerate(x for x in self._order if x.op != "input")}
-        self._names |= {x.order: x.args[0] for x in routine.inputs}
+        self._names |= {x.order: _input(*x.args) for x in routine.inputs}
         self._last: dict[int, int] = {}
 
     def lines(self) -> list[str]:
@@ -78,7 +85,7 @@ class _Body:
         results = [self._at(x, self._routine.width, self._stages) for x in reversed(self._routine.results)]
         result = results[0] if len(results) == 1 else f"{{{', '.join(results)}}}"
         declared = {x.order for x in self._order}
-        unused = [x.args[0] for x in self._routine.inputs if x.order not in declared]
+        unused = [_input(*x.args) for x in self._routine.inputs if x.order not in declared]
         notes = [f"  wire unused_{_identifier(name)} = &{{1'b0, {name}}};" for name in unused]
         notes = ["  /* verilator lint_off UNUSED */", *notes, "  /* verilator lint_on UNUSED */"] if notes else []
         return [*self._registers(), *wires, *notes, f"  assign y = {result};"]
