@@ -10,7 +10,7 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn.product import observers
 from qsim.nn.product.autograd import planned_product
 from qsim.nn.product.functorch import transformed_product
-from qsim.nn.product.plans import ProductPlan
+from qsim.nn.product.plans import ProductPlan, SplitProduct
 from qsim.nn.product.sites import Site
 from qsim.random import seeds, streams
 from qsim.random.noise import Noise
@@ -36,17 +36,40 @@ def _wrapped(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, strea
             "the points output and bias, and callables with a gradient of their own, do not take distributed tensors (DTensor)"
         )
     used, observer = plan.points.used, observers.current()
+    bias = None if bias is None else _rounded("bias", used["bias"], bias, observer)
+    if plan.split is not None and plan.split.tensor < 2:
+        result = _split_product([a, w], bias, plan.split, stream, ends)
+    else:
+        result = _product_of_called([a, w], bias, plan, stream, ends, observer)
+    return _rounded("output", used["output"], result, observer)
+
+
+def _split_product(operands: list[Tensor], bias: Tensor | None, split: SplitProduct, stream: Stream, ends: Tensor | None) -> Tensor:
+    """The product of what is rounded of an operand, and that of its outliers."""
+    results: list[Tensor] = []
+    for part, plan in zip(split.parts(operands[split.tensor]), (split.rounded, split.rest), strict=True):
+        a, w = (part if i == split.tensor else operand for i, operand in enumerate(operands))
+        results.append(planned(a, w, None if results else bias, plan, stream, ends))
+    return results[0] + results[1]
+
+
+def _product_of_called(
+    operands: list[Tensor],
+    bias: Tensor | None,
+    plan: ProductPlan,
+    stream: Stream,
+    ends: Tensor | None,
+    observer: observers.Observer | None,
+) -> Tensor:
+    """The product of operands, some of which are rounded by callables with gradients of their own."""
     raw: list[Tensor | None] = [None, None]
-    operands = [a, w]
     for i, operand in enumerate((plan.first, plan.second)):
         site = operand.forward
         if site.is_outside and site.call is not None:
             raw[i], operands[i] = operands[i].detach(), site.call.with_gradient(site.name, operands[i])
             if observer is not None:
                 observer.rounds(site, operands[i].detach(), None, operands[i].detach())
-    bias = None if bias is None else _rounded("bias", used["bias"], bias, observer)
-    result = _product(operands[0], operands[1], bias, plan, stream, ends, (raw[0], raw[1]))
-    return _rounded("output", used["output"], result, observer)
+    return _product(operands[0], operands[1], bias, plan, stream, ends, (raw[0], raw[1]))
 
 
 #: Streams of the points outside of products.
@@ -80,6 +103,8 @@ def _product(
 ) -> Tensor:
     if plan.ops is DISPATCHED:
         if is_distributed(a, w, bias):
+            if plan.split is not None:
+                raise ValueError("grad: Outliers would get the shard of a distributed tensor: give a format or a Quantizer")
             from qsim.nn.sharded.embedding import sharded_lookup
             from qsim.nn.sharded.product import sharded_product
 

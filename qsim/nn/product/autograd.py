@@ -158,11 +158,23 @@ _apply = super(torch.autograd.Function, FivePointProduct).apply
 
 def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of both operands and of the bias, where they are needed."""
+    sums = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
+    split = ctx.plan.split
+    if split is None:
+        return _gradients_by(ctx, ctx.plan, g, sums=sums)
+    rounded, rest = split.parts(g)
+    one, other = _gradients_by(ctx, split.rounded, rounded, sums=False), _gradients_by(ctx, split.rest, rest, sums=False)
+    of_a, of_w = (None if x is None or y is None else x + y for x, y in zip(one[:2], other[:2], strict=True))
+    return of_a, of_w, ctx.plan.product.grad_bias(g).to(ctx.bias_dtype) if sums else None
+
+
+def _gradients_by(ctx: Any, plan: ProductPlan, g: Tensor, *, sums: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients by a plan: the product's own, or that of a part of the gradient."""
     seed, weight_seed, ends, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w = ctx.saved_tensors
-    plan: ProductPlan = ctx.plan if ends is None else ctx.plan.in_groups(ends, is_observed=ctx.observer is not None)
+    plan = plan if ends is None else plan.in_groups(ends, is_observed=ctx.observer is not None)
     # What was kept of operands with direct operators is like them.
     ops = operators(g, kept_a, kept_w) if plan.ops is DISPATCHED else operators(g)
-    sums, needs_both = ctx.bias_dtype is not None and ctx.needs_input_grad[2], kept_a is not None and kept_w is not None
+    needs_both = kept_a is not None and kept_w is not None
     run = _BackwardPass(plan, ops, g, seed, weight_seed, ends, ctx.observer, ctx.noted if ctx.observer is not None else (None, None))
     of_a = of_w = of_bias = total = z = None
     if needs_both and plan.joins_gradients:
