@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import functional
 from qsim.nn.calls.points import Weight, of_activations, weight_of
-from qsim.nn.dispatch import planned
 from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
 from qsim.nn.product.autocast import autocasts
+from qsim.nn.product.autograd import planned
 from qsim.nn.product.grouped import GROUPED, GROUPED_LINEAR
 from qsim.nn.product.plans import plan_for
 from qsim.random.shards import is_distributed
