@@ -39,7 +39,7 @@ def weight_of(x: Any) -> Weight | None:
     parameter = _parameter(x)
     if parameter is None or parameter.dtype not in FLOATS:
         return None
-    found = _searched(parameter) if torch.compiler.is_compiling() else _known(parameter)
+    found = _owner(parameter)
     if found is None:
         return None
     owner, name = found
@@ -54,6 +54,16 @@ def weight_of(x: Any) -> Weight | None:
         own = owner.stream_in_use(owner.points)
         return Weight(owner.points_in_use, varied(own, stream("attention", name)) if owner is innermost else own)
     return None
+
+
+def table_of(x: Tensor) -> Weight | None:
+    """How the table of an embedding with points is rounded in lookups, as by the layer; `None` for other tensors."""
+    parameter = _parameter(x)
+    owner, name = (None if parameter is None else _owner(parameter)) or (None, "")
+    if not isinstance(owner, FivePointModule) or not isinstance(owner, nn.Embedding) or owner.points.is_identity:
+        return None
+    observers.enter_call(owner, name)
+    return Weight(owner.points_in_use, owner.stream_in_use(owner.points))
 
 
 def _points_in_use(owner: nn.Module, name: str, calls: CallPoints) -> FivePoint | None:
@@ -127,6 +137,10 @@ def _searched(parameter: Tensor) -> tuple[nn.Module, str] | None:
                 if own is parameter:
                     return owner, name
     return None
+
+
+def _owner(parameter: Tensor) -> tuple[nn.Module, str] | None:
+    return _searched(parameter) if torch.compiler.is_compiling() else _known(parameter)
 
 
 #: Owners found before. A checkpoint recomputes a module without those around it, which may have the parameter.
