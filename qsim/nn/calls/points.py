@@ -12,11 +12,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.calls.running import running
-from qsim.nn.calls.settings import CallPoints, call_points
+from qsim.nn.calls.settings import call_points
 from qsim.nn.calls.weights import base_of_view, parameter_of
 from qsim.nn.histories import with_histories
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
+from qsim.nn.record import Rounding
 from qsim.random.sources import Stream, varied
 from qsim.random.streams import stream
 from qsim.recipes.five_point import FivePoint
@@ -49,9 +50,9 @@ def weight_of(x: Any) -> Weight | None:
     observers.enter_call(owner, name)
     if calls is not None:
         points = _points_in_use(owner, name, calls)
-        return None if points is None else Weight(points, calls.stream(name, owner.training))
+        return None if points is None else Weight(points, calls.stream(owner.training, name))
     if isinstance(owner, FivePointModule) and not owner.points.is_identity:
-        own = owner.stream_in_use(owner.points)
+        own = owner.stream_in_use
         return Weight(owner.points_in_use, varied(own, stream("attention", name)) if owner is innermost else own)
     return None
 
@@ -63,18 +64,17 @@ def table_of(x: Tensor) -> Weight | None:
     if not isinstance(owner, FivePointModule) or not isinstance(owner, nn.Embedding) or owner.points.is_identity:
         return None
     observers.enter_call(owner, name)
-    return Weight(owner.points_in_use, owner.stream_in_use(owner.points))
+    return Weight(owner.points_in_use, owner.stream_in_use)
 
 
-def _points_in_use(owner: nn.Module, name: str, calls: CallPoints) -> FivePoint | None:
+def _points_in_use(owner: nn.Module, name: str, calls: Rounding) -> FivePoint | None:
     """The points of products with a parameter, with their histories; `None` if scales are delayed and it is a vector, which has none."""
     if not calls.points.is_delayed:
         return calls.points
-    known: dict[str, FivePoint | None] = owner.__dict__.setdefault("_call_points_in_use", {})
-    if name not in known:
+    if name not in calls.in_use:
         found = with_histories(owner, calls.points, f"{name}_")
-        known[name] = None if found.is_delayed else found
-    return known[name]
+        calls.in_use[name] = calls.points, None if found.is_delayed else found
+    return calls.in_use[name][1]
 
 
 def of_activations(a: Tensor, b: Tensor) -> Weight | None:
@@ -94,9 +94,9 @@ def of_activations(a: Tensor, b: Tensor) -> Weight | None:
         return None
     observers.enter_call(module, "")
     if isinstance(module, FivePointModule):  # attention
-        return Weight(module.points_in_use, varied(module.stream_in_use(module.points), stream("attention", "activations")))
+        return Weight(module.points_in_use, varied(module.stream_in_use, stream("attention", "activations")))
     assert calls is not None
-    return Weight(calls.points, calls.stream("activations", module.training))
+    return Weight(calls.points, calls.stream(module.training, "activations"))
 
 
 def _parameter(x: Any) -> Tensor | None:

@@ -138,6 +138,8 @@ class LinearProduct(Product):
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if _is_torchs(a, how):
             return F.linear(a, w, bias)
+        if a.dim() == 2:
+            return multiply(a, w.t(), how, bias)
         return multiply(rows(a), w.t(), how, bias).view(*a.shape[:-1], w.shape[0])
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
@@ -151,7 +153,7 @@ class LinearProduct(Product):
         return torch.matmul(g.t(), a) if _is_torchs(g, how) else multiply(g.t(), a, how)
 
     def grad_bias(self, g: Tensor) -> Tensor:  # noqa: D102 (documented above)
-        return rows(g).sum(0)
+        return (g if g.dim() == 2 else rows(g)).sum(0)
 
 
 LINEAR = LinearProduct()
