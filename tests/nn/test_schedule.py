@@ -152,9 +152,7 @@ class LearnedRun:
         self.model, self.schedule = net(), Schedule({0: "bf16", 2: LEARNED, 6: "bf16"})
         if state is not None:
             self.schedule.load_state_dict(state["schedule"])
-        with pytest.warns(
-            UserWarning, match=r"a later phase adds parameters, such as 0\.act_point\.change, which an optimizer"
-        ):
+        with pytest.warns(UserWarning, match=r"a later phase adds parameters, such as 0\.act_point\.change, which an optimizer"):
             self.schedule.start(self.model)
         steps = self.added()
         self.optimizer = torch.optim.Adam([p for p in self.model.parameters() if all(p is not step for step in steps)], 1e-2)

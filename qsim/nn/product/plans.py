@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from qsim.accumulators.chips import Chip
-from qsim.nn.product.arithmetic import Adder, Arithmetic
+from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.autocast import autocasts
-from qsim.nn.product.bilinear import Product
-from qsim.nn.product.checks import check_operands, check_table, rounds
+from qsim.nn.product.bilinear import Multiplication, Product
+from qsim.nn.product.checks import check_context, check_operands, check_table
 from qsim.nn.product.codes import takes_codes
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.groups import Groups
 from qsim.nn.product.operands import Gradient, Operand
 from qsim.nn.product.outliers import split_of
-from qsim.nn.product.sites import RoundedOperand, Site
+from qsim.nn.product.sites import Site
 from qsim.nn.product.sums import spelled_lookup, spelled_sum
 from qsim.nn.product.tensors import OperandShards, Tensors
 from qsim.random.streams import own_rank, rank_stream, stream
@@ -32,43 +31,6 @@ from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 #: Streams of the sums of the three products.
 SUMS = tuple(stream("accumulate", name) for name in ("forward", "grad_a", "grad_w"))
-
-
-class Multiplication(NamedTuple):
-    """One of a layer's three products, as far as it is known before its operands.
-
-    Attributes:
-        carrier: The dtype of both operands.
-        plain: Its arithmetic where nothing is left to multiply by and no accumulator adds.
-        sum: The emulated accumulator, spelled as for the operator; `None` for torch's own.
-        sum_stream: Its stream of random bits.
-        chip: Whether the chip may multiply, if it adds like this.
-        is_turned: Whether the gradient of the result is the right operand.
-    """
-
-    carrier: torch.dtype
-    plain: Arithmetic
-    sum: str | None
-    sum_stream: int
-    chip: Chip
-    is_turned: bool
-
-    def of(self, ops: Operators, x: RoundedOperand, y: RoundedOperand, seed: Tensor | None, ends: Tensor | None) -> Arithmetic:
-        """Its arithmetic for two rounded operands.
-
-        Args:
-            ops: The operators.
-            x: The first operand forward, and the result's gradient backward.
-            y: The other operand.
-            seed: Needed only for stochastic sums.
-            ends: The ends of the groups, in a grouped product.
-        """
-        if x.factor is None and y.factor is None and self.sum is None and ends is None:
-            return self.plain
-        left, right = (y, x) if self.is_turned else (x, y)
-        adder = None if self.sum is None else Adder(self.sum, seed, self.sum_stream, self.chip, (left.chains, right.chains))
-        factors = tuple(factor for factor in (x.factor, y.factor) if factor is not None)
-        return Arithmetic(self.plain.dtype, ops, self.plain.exact, factors, adder, ends)
 
 
 class SplitProduct(NamedTuple):
@@ -179,8 +141,10 @@ def plan_for(
     if points is not None and type(points) is not FivePoint:
         points = points_of(points)
     ops, device = operators(a, w, bias), a.device
-    if not rounds(points, a, w, ops):
+    if points is None or points.is_identity:
         return None
+    if ops is DISPATCHED:
+        check_context(points, a, w)
     key = (
         ops,
         product,
@@ -336,7 +300,7 @@ def _multiplication(
         how = spelled_sum(points.sums[index], index, *((other, one) if is_turned else (one, other)))
     carrier = product.carrier(index, one[0].values(one[1]), other[0].values(other[1]), wide, device)
     return Multiplication(
-        carrier.dtype, Arithmetic(result, ops, carrier.exact), how, rank_stream(SUMS[index], number), points.chip, is_turned
+        product, index, carrier.dtype, Arithmetic(result, ops, carrier.exact), how, rank_stream(SUMS[index], number), points.chip, is_turned
     )
 
 
