@@ -59,7 +59,7 @@ TAPER = lambda quantile, **given: Outliers(qsim.Quantizer("e2m1", **given), quan
 
 
 def split_in_float64(x: Tensor, quantile: float) -> tuple[Tensor, Tensor]:
-    """What is rounded to E2M1, and the rest, by the definition."""
+    """The part that is rounded to E2M1, and the rest, by the definition."""
     numbers, count = x.flatten().sort().values, x.numel()
     low, high = (numbers[min(math.floor(part * count), count - 1)] for part in (1 - quantile, quantile))
     clamped = x.clamp(low, high)
