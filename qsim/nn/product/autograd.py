@@ -17,7 +17,7 @@ from qsim.nn.product import observers, outside
 from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.functorch import transformed_product
-from qsim.nn.product.plans import ProductPlan
+from qsim.nn.product.plans import ProductPlan, SplitProduct
 from qsim.nn.product.sites import RoundedOperand
 from qsim.random import seeds
 from qsim.random.shards import is_distributed
@@ -44,8 +44,25 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream
         raise ValueError(
             "the points output and bias, and callables with a gradient of their own, do not take distributed tensors (DTensor)"
         )
-    a, w, bias, raw = outside.operands(a, w, bias, plan)
-    return outside.rounded("output", _product(a, w, bias, plan, stream, ends, raw), plan)
+    split = plan.split
+    if split is not None and split.tensor < 2:
+        bias = None if bias is None else outside.rounded("bias", bias, plan)
+        result = _split_product((a, w), bias, split, stream, ends)
+    else:
+        a, w, bias, raw = outside.operands(a, w, bias, plan)
+        result = _product(a, w, bias, plan, stream, ends, raw)
+    return outside.rounded("output", result, plan)
+
+
+def _split_product(
+    operands: tuple[Tensor, Tensor], bias: Tensor | None, split: SplitProduct, stream: Stream, ends: Tensor | None
+) -> Tensor:
+    """The product of what is rounded of an operand, and that of its outliers."""
+    rounded, rest = split.parts(operands[split.tensor])
+    a, w = operands
+    if split.tensor == 0:
+        return planned(rounded, w, bias, split.rounded, stream, ends) + planned(rest, w, None, split.rest, stream, ends)
+    return planned(a, rounded, bias, split.rounded, stream, ends) + planned(a, rest, None, split.rest, stream, ends)
 
 
 def _product(
@@ -60,6 +77,8 @@ def _product(
     """The product of whole tensors or of distributed ones, of plain code or under the transforms of `torch.func`."""
     is_direct = plan.ops is not DISPATCHED
     if not is_direct and _are_distributed(a, w, bias):
+        if plan.split is not None:
+            raise ValueError("grad: Outliers would get the shard of a distributed tensor: give a format or a Quantizer")
         from qsim.nn.sharded.embedding import sharded_lookup
         from qsim.nn.sharded.product import sharded_product
 
@@ -158,11 +177,23 @@ _apply = super(torch.autograd.Function, FivePointProduct).apply
 
 def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of both operands and of the bias, where they are needed."""
+    sums = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
+    split = ctx.plan.split
+    if split is None:
+        return _gradients_by(ctx, ctx.plan, g, sums=sums)
+    rounded, rest = split.parts(g)
+    one, other = _gradients_by(ctx, split.rounded, rounded, sums=False), _gradients_by(ctx, split.rest, rest, sums=False)
+    of_a, of_w = (None if x is None or y is None else x + y for x, y in zip(one[:2], other[:2], strict=True))
+    return of_a, of_w, ctx.plan.product.grad_bias(g).to(ctx.bias_dtype) if sums else None
+
+
+def _gradients_by(ctx: Any, plan: ProductPlan, g: Tensor, *, sums: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients by a plan: the product's own, or that of a part of the gradient."""
     seed, weight_seed, ends, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w = ctx.saved_tensors
-    plan: ProductPlan = ctx.plan if ends is None else ctx.plan.in_groups(ends, is_observed=ctx.observer is not None)
+    plan = plan if ends is None else plan.in_groups(ends, is_observed=ctx.observer is not None)
     # What was kept of operands with direct operators is like them.
     ops = operators(g, kept_a, kept_w) if plan.ops is DISPATCHED else operators(g)
-    sums, needs_both = ctx.bias_dtype is not None and ctx.needs_input_grad[2], kept_a is not None and kept_w is not None
+    needs_both = kept_a is not None and kept_w is not None
     run = _BackwardPass(plan, ops, g, seed, weight_seed, ends, ctx.observer, ctx.noted if ctx.observer is not None else (None, None))
     of_a = of_w = of_bias = total = z = None
     if needs_both and plan.joins_gradients:

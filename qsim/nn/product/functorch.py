@@ -24,6 +24,8 @@ def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: Product
         )
     if plan.product.is_lookup:
         refuse_transforms("embeddings with points")
+    if plan.split is not None:
+        refuse_transforms("layers with Outliers at grad")
     _check_levels(plan)
     with without_autocast(a.device):
         return _ProductUnderTransform.apply(a, w, bias, plan)  # type: ignore[no-any-return,no-untyped-call]

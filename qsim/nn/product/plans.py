@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.groups import Groups
 from qsim.nn.product.operands import Gradient, Operand
+from qsim.nn.product.outliers import split_of
 from qsim.nn.product.sites import Site
 from qsim.nn.product.sums import spelled_lookup, spelled_sum
 from qsim.nn.product.tensors import OperandShards, Tensors
@@ -29,6 +31,22 @@ from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 #: Streams of the sums of the three products.
 SUMS = tuple(stream("accumulate", name) for name in ("forward", "grad_a", "grad_w"))
+
+
+class SplitProduct(NamedTuple):
+    """Two products in place of one: one tensor is the sum of a part that is rounded and of its outliers.
+
+    Attributes:
+        tensor: Which tensor it is: 0 for the first operand, 1 for the second, 2 for the gradient of the result.
+        parts: Returns the part that is rounded and the rest.
+        rounded: The plan of the product of the former.
+        rest: The plan of the product of the latter.
+    """
+
+    tensor: int
+    parts: Callable[[Tensor], tuple[Tensor, Tensor]]
+    rounded: ProductPlan
+    rest: ProductPlan
 
 
 @dataclass(frozen=True)
@@ -50,6 +68,7 @@ class ProductPlan:
         joins_gradients: Whether the gradients of both operands come from one operator, if both are needed.
         adds_bias: Whether the bias is added here.
         casts: The dtypes to which autocast casts the operands and the bias first; `None` where it is off.
+        split: The two products in place of this one, if the outliers of a tensor are apart.
     """
 
     points: FivePoint
@@ -66,6 +85,7 @@ class ProductPlan:
     joins_gradients: bool
     adds_bias: bool
     casts: tuple[torch.dtype, torch.dtype, torch.dtype] | None
+    split: SplitProduct | None = None
 
     @property
     def pairs(self) -> tuple[tuple[Site, Site], tuple[Site, Site], tuple[Site, Site]]:
@@ -185,7 +205,22 @@ def _attribute_of_plan(points: FivePoint, constant: Any, *kind: Any) -> str:
 _attribute_of_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _plan(
+def _plan(points: FivePoint, ops: Operators, product: Product, two_inputs: bool, *kind: Any, compiles: bool | None = None) -> ProductPlan:
+    split = split_of(points, two_inputs=two_inputs)
+    if split is None:
+        return _whole_plan(points, ops, product, two_inputs, *kind, compiles=compiles)
+    *kind_, _, shards = kind
+    ranks = [own_rank() if given.is_stochastic else 0 for given in (split.rounded, split.rest)]
+    rounded, rest = (
+        _plan(given, ops, product, two_inputs, *kind_, rank, shards, compiles=compiles)
+        for given, rank in zip((split.rounded, split.rest), ranks, strict=True)
+    )
+    if split.tensor == 2:  # both products get the operands of the same forward pass
+        rest = replace(rest, first=rounded.first, second=rounded.second)
+    return replace(rounded, points=points, split=SplitProduct(split.tensor, split.parts, rounded, rest))
+
+
+def _whole_plan(
     points: FivePoint,
     ops: Operators,
     product: Product,
