@@ -44,22 +44,25 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream
         raise ValueError(
             "the points output and bias, and callables with a gradient of their own, do not take distributed tensors (DTensor)"
         )
-    if plan.split is not None and plan.split.tensor < 2:
+    split = plan.split
+    if split is not None and split.tensor < 2:
         bias = None if bias is None else outside.rounded("bias", bias, plan)
-        return outside.rounded("output", _split_product((a, w), bias, plan.split, stream, ends), plan)
-    a, w, bias, raw = outside.operands(a, w, bias, plan)
-    return outside.rounded("output", _product(a, w, bias, plan, stream, ends, raw), plan)
+        result = _split_product((a, w), bias, split, stream, ends)
+    else:
+        a, w, bias, raw = outside.operands(a, w, bias, plan)
+        result = _product(a, w, bias, plan, stream, ends, raw)
+    return outside.rounded("output", result, plan)
 
 
 def _split_product(
     operands: tuple[Tensor, Tensor], bias: Tensor | None, split: SplitProduct, stream: Stream, ends: Tensor | None
 ) -> Tensor:
     """The product of what is rounded of an operand, and that of its outliers."""
-    results: list[Tensor] = []
-    for part, plan in zip(split.parts(operands[split.tensor]), (split.rounded, split.rest), strict=True):
-        a, w = (part if i == split.tensor else operand for i, operand in enumerate(operands))
-        results.append(planned(a, w, None if results else bias, plan, stream, ends))
-    return results[0] + results[1]
+    rounded, rest = split.parts(operands[split.tensor])
+    a, w = operands
+    if split.tensor == 0:
+        return planned(rounded, w, bias, split.rounded, stream, ends) + planned(rest, w, None, split.rest, stream, ends)
+    return planned(a, rounded, bias, split.rounded, stream, ends) + planned(a, rest, None, split.rest, stream, ends)
 
 
 def _product(
