@@ -61,7 +61,7 @@ class Rounding:
 
 @dataclass
 class Record:
-    """What qsim knows of a module.
+    """All that qsim knows of a module.
 
     Attributes:
         calls: The rounding of products with its parameters, or that it computes itself, outside of layers.
