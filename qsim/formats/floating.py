@@ -14,13 +14,6 @@ from qsim_kernels.numbers.grid import Coding, Grid
 
 Specials = Literal["ieee", "fn", "fnuz", "none"]
 
-
-class _Default(str):
-    """The value of an argument that was not given."""
-
-
-#: `"none"` as a default, which the code that calls did not write.
-_NOT_GIVEN: Specials = _Default("none")  # type: ignore[assignment]
 #: Sizes whose name means a format with special values, and that format's name and largest value.
 _OTHERWISE_NAMED = {(4, 3): ("e4m3", 448), (5, 2): ("e5m2", 57344), (3, 4): ("e3m4", 15.5)}
 
@@ -51,7 +44,7 @@ class Float(Format):
     exponent: int
     mantissa: int
     bias: int = None  # type: ignore[assignment]  # always an int once made
-    specials: Specials = _NOT_GIVEN
+    specials: Specials = None  # type: ignore[assignment]  # "none" once made
     subnormals: bool = True
     signed: bool = True
 
@@ -60,16 +53,17 @@ class Float(Format):
         check_integer("Float", "mantissa", self.mantissa, 0, 23)
         check_flag("Float", "subnormals", self.subnormals)
         check_flag("Float", "signed", self.signed)
+        named = self.specials is not None
+        if not named:
+            object.__setattr__(self, "specials", "none")
         if self.specials not in get_args(Specials):
             raise ValueError(f"Float: specials must be one of {', '.join(map(repr, get_args(Specials)))}, got {self.specials!r}")
         bias = self._usual_bias if self.bias is None else self.bias
         object.__setattr__(self, "bias", check_integer("Float", "bias", bias, -BIAS_LIMIT, BIAS_LIMIT))
         if self.specials == "fnuz" and not self.signed:
             raise ValueError("Float: specials='fnuz' writes NaN as negative zero, which an unsigned format lacks")
-        if isinstance(self.specials, _Default):
-            object.__setattr__(self, "specials", str(self.specials))
-            if self._is_otherwise_named:
-                self._warn_of_name()
+        if not named and self._is_otherwise_named:
+            self._warn_of_name()
         self._derive(*self._facts())
 
     @property
