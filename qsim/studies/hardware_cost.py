@@ -279,7 +279,7 @@ class _Findings:
         return (
             f"From {wide.upper()} to {narrow.upper()}, the rounding of a number shrinks from {many} to {few} LUTs with round-to-nearest "
             f"and from {self.cells(wide, ROUNDINGS[1])} to {self.cells(narrow, ROUNDINGS[1])} with stochastic rounding. In training, "
-            f"{narrow.upper()} loses {in_points(self.lost(narrow))} points of accuracy relative to full precision, and its gradients vary "
-            f"as much as in batches {self.factor(narrow):.2f} times smaller; in {wide.upper()} these are {in_points(self.lost(wide))} points "
-            f"and {self.factor(wide):.2f} times."
+            f"{narrow.upper()} loses {in_points(self.lost(narrow))} points of accuracy relative to full precision, and its gradients need "
+            f"batches {self.factor(narrow):.2f} times as large to vary as little; in {wide.upper()} these are "
+            f"{in_points(self.lost(wide))} points and {self.factor(wide):.2f} times."
         )
