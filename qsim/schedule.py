@@ -14,8 +14,9 @@ from qsim.formats import Format
 from qsim.formats.base import check_integer
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import convert
-from qsim.nn.calls.settings import CallPoints, Calls, call_points
+from qsim.nn.calls.settings import Calls, call_points
 from qsim.nn.modules import FivePointModule
+from qsim.nn.record import Rounding
 from qsim.optim.base import LowPrecisionOptimizer
 from qsim.random.seeds import fresh_seed
 from qsim.recipes.five_point import FivePoint
@@ -237,7 +238,7 @@ class _Model:
         """The points of each layer, or of the products that it computes itself, after a conversion."""
         self._convert(phase)
         own = {name: call_points(module) or module for name, module in self.target.named_modules()}
-        given = {name: each.points for name, each in own.items() if isinstance(each, (CallPoints, FivePointModule))}
+        given = {name: each.points for name, each in own.items() if isinstance(each, (Rounding, FivePointModule))}
         return {name: self._same.setdefault(points, points) for name, points in given.items()}
 
     def enter(self, phase: int) -> None:
