@@ -11,9 +11,11 @@ from qsim.formats import Format
 from qsim.rounding import Overflow, Rounding
 from qsim.silicon.circuits import Circuit, Operation
 from qsim.silicon.graphs import routine
-from qsim_kernels.meanings import c, javascript, systemverilog
+from qsim_kernels.meanings import c, javascript, systemverilog, transcription
 
 Language = Literal["c", "systemverilog", "javascript"]
+#: In place of a format: its numbers are parameters of the code.
+ANY = "any"
 
 
 def emit(
@@ -33,7 +35,8 @@ def emit(
     Args:
         language: `"c"` gives a header that is also C++ and code for CUDA devices, `"systemverilog"` one module for each circuit,
             `"javascript"` a module of functions.
-        format: The format that is rounded to.
+        format: The format that is rounded to. `"any"`, in JavaScript, writes the arithmetic itself, with all roundings, operations and
+            scales: a format's numbers are its parameters.
         rounding: A rounding or several.
         operations: `"round"`, `"encode"` and `"decode"`; see `Circuit`.
         overflow: See `quantize`.
@@ -61,11 +64,15 @@ def emit(
         raise ValueError(f"stages must be in 0…64, got {stages}")
     if not operations:
         raise ValueError("operations must name at least one of 'round', 'encode', 'decode'")
+    comment = ("Written by `qsim emit`: the arithmetic of https://pypi.org/project/qsim-torch, to the bit.",)
+    if format == ANY:
+        if language != "javascript":
+            raise ValueError(f"format='any' is for JavaScript, got language={language!r}")
+        return transcription.module(comment)
     chosen = [rounding] if isinstance(rounding, (str, Rounding)) else rounding
     circuits = [Circuit(format, operation, how, overflow, source) for operation in operations if operation != "decode" for how in chosen]
     circuits += [Circuit(format, "decode")] if "decode" in operations else []
     routines = [routine(circuit) for circuit in circuits]
-    comment = ("Written by `qsim emit`: the arithmetic of https://pypi.org/project/qsim-torch, to the bit.",)
     if language == "c":
         return c.header(name, comment, routines)
     if language == "javascript":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from types import SimpleNamespace
 
 from qsim.formats import Float, Format
+from qsim.rounding import Rounding
 from qsim.silicon.circuits import Circuit
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
@@ -76,3 +78,22 @@ def _as_single(bits: Operand, how: GridBits) -> Operand:
     if how.carrier == SINGLE:
         return bits & _WORD
     return symbols.meaning(arithmetic.carriers, SINGLE).narrowed(bits & _DOUBLE_WORD)
+
+
+def significand(kept: int, dropped: int, rounding: Rounding) -> Routine:
+    """The step of the definition that rounds a significand, without exponents, signs, overflow and NaN.
+
+    Args:
+        kept: The bits that the result has, before a carry.
+        dropped: The bits that are rounded away.
+        rounding: How; stochastic rounding reads as many random bits.
+    """
+    rule = rounding.rule("saturate")
+    functions = symbols.meaning(arithmetic.rounding, SINGLE)
+    x: Operand = word("x", kept + dropped)
+    random: tuple[Operand, ...] = (word("random", dropped),) if rule.bits else ()
+    drawn = functions.random_bits(random[0] << 32 - dropped, used_bits(SINGLE, rule.bits, rule.correction)) if random else 0
+    grid, variant = SimpleNamespace(parity=0), SimpleNamespace(mode=rule.mode)
+    result = (x + functions.raised_by(x, x, dropped, drawn, grid, variant)) >> dropped
+    comment = (f"Rounds a significand of {kept + dropped} bits to {kept}, and a carry. Rounding: {rounding}.",)
+    return Routine(f"qsim_significand_{rounding.mode.name.lower()}", comment, (x, *random), result, kept + 1)
