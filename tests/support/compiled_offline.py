@@ -1,7 +1,8 @@
 """The machine code of the kernels for an H200, on any machine: instructions and registers, by operator and kernel.
 
 `PYTHONPATH=kernels:tests python tests/support/compiled_offline.py` prints a table, with which commits can be compared without a GPU: equal
-numbers nearly always mean the same machine code. It runs in a process of its own, because it takes the place of the driver.
+numbers nearly always mean the same machine code. Words behind it choose the rows that contain one of them. It runs in a process of its own,
+because it takes the place of the driver.
 
 Releases of Triton accept different code: `pip install --no-deps --target DIR triton==3.6.0` installs another one next to torch's own, which
 `PYTHONPATH=DIR:kernels:tests python tests/support/compiled_offline.py` then uses.
@@ -187,7 +188,8 @@ def works() -> dict[str, Callable[[], object]]:
 
 
 if __name__ == "__main__":
-    results = compiled(works())
+    words = [word for word in sys.argv[1:] if word != "--json"]
+    results = compiled({name: work for name, work in works().items() if not words or any(word in name for word in words)})
     if "--json" in sys.argv:
         print(json.dumps(results))
     else:

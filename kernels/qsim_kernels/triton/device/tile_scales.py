@@ -197,7 +197,7 @@ def making_of(scales: Scales, is_under: bool) -> tuple[tuple[ScaleVariant, Kerne
     """
     rule = rounding_of_scales(scales.rule)
     ratios = is_under and _is_of_ratios(scales, rule)
-    rounding, (_, _, _, *grid) = arguments.rounding(scales.grid, rule, not ratios)
+    rounding, (_, _, *grid) = arguments.rounding(scales.grid, rule, not ratios)
     *numbers, _ = numbers_of(scales)
     return (ScaleVariant(scales.rule, not is_under and _is_of_powers(scales), ratios), rounding), (*numbers, *grid)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qsim_kernels.numbers.carrier import counts_wide
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
-from qsim_kernels.triton.device.transposed import TransposedTile
+from qsim_kernels.triton.device.parts import Share, TransposedTile
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
@@ -142,7 +142,7 @@ def _quantizer(
         registers = 32
     block = block or size
     options = {"maxnreg": registers} if registers else {}
-    constants = (variant, tile, run, aligned, block, steps)
+    constants = (variant, Share(block, steps, run, aligned), tile)
     return launcher(quantize_kernel, (dtypes, unseeded), *numbers, *constants, share=steps * block, num_warps=warps, **options)
 
 
@@ -157,7 +157,8 @@ def _encoder(
 ) -> Launcher:
     variants, numbers = encoding(*how, dtypes[0], may_draw_later=aligned and tile is None)
     block = block or 2048
-    constants = (*variants, tile, run_length(*dtypes), aligned, block)
+    # Two blocks amortize a thread's fixed costs, which memory traffic would not hide.
+    constants = (*variants, Share(block, 2, run_length(*dtypes), aligned), tile)
     return launcher(encode_kernel, (dtypes, unseeded, checked), *numbers, *constants, share=2 * block)
 
 
@@ -183,7 +184,7 @@ def _both(
     (code_rounding, code_variant), code_numbers = encoding(*codes, source, may_draw_later=tile is None)
     are_fast = all(each.fast and each.saturates for each in (variant, code_rounding))
     one_grid = how[0] == codes[0] and are_fast and code_variant.nan
-    constants = (variant, code_rounding, code_variant, tile, one_grid, run_length(source, target), 2048)
+    constants = (variant, code_rounding, code_variant, one_grid, Share(2048, 1, run_length(source, target), True), tile)
     # Two grids need so many registers that fewer threads fit.
     scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
     form = (dtypes, unseeded, misaligned)

@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import GridNumbers
+from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.grid import Grid, Rule
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, load, rounded, store
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.values import UsedNumbers, in_carrier, noise_of
+from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
@@ -37,7 +37,7 @@ def index(row, columns, column):
 
 @triton.jit
 def walk_down(
-    x, out, sums, column, first, end, columns, noise, grid,
+    x, out, sums, column, first, end, columns, rounding,
     ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Round some rows of a block of columns."""
@@ -48,8 +48,8 @@ def walk_down(
         start = index(row, columns, column)
         values = as_single(load(x + start, place, left, MASKED))
         total += values
-        drawn = random_integers(noise, start, ROUNDING, RUN, True, BLOCK)
-        result = rounded(values, drawn, grid, ROUNDING, out.dtype.element_ty == tl.float32)
+        drawn = random_integers(rounding.noise, start, ROUNDING, RUN, True, BLOCK)
+        result = rounded(values, drawn, rounding.grid, ROUNDING, out.dtype.element_ty == tl.float32)
         store(out + start, as_dtype(result, out.dtype.element_ty), place, left, MASKED)
     store(sums + index(0, columns, column), total, place, left, MASKED)
 
@@ -57,13 +57,11 @@ def walk_down(
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_sum_kernel(
     x, out, sums, seed_pointer, seed: tl.int64, noise_stream: tl.int64, rows: tl.int64, columns: tl.int64, depth: tl.int64,
-    used: UsedNumbers, grid: GridNumbers,
+    used: UsedBits, grid: GridNumbers,
     ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix; `sums` gets one row of sums per `depth` rows."""
-    if seed_pointer is not None:
-        seed = tl.load(seed_pointer)
-    noise, grid = noise_of(seed, noise_stream, used), in_carrier(grid, ROUNDING.wide)
+    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
     across = tl.cdiv(columns, BLOCK)
     program = tl.program_id(0).to(tl.int64)
     column, part = program % across * BLOCK, program // across
@@ -71,9 +69,9 @@ def quantize_and_sum_kernel(
     end = tl.minimum(first + depth, rows)
     sums += index(part, columns, 0)
     if column + BLOCK <= columns:
-        walk_down(x, out, sums, column, first, end, columns, noise, grid, ROUNDING, RUN, BLOCK, False)
+        walk_down(x, out, sums, column, first, end, columns, rounding, ROUNDING, RUN, BLOCK, False)
     else:
-        walk_down(x, out, sums, column, first, end, columns, noise, grid, ROUNDING, RUN, BLOCK, True)
+        walk_down(x, out, sums, column, first, end, columns, rounding, ROUNDING, RUN, BLOCK, True)
 
 
 @triton.jit(do_not_specialize=["columns", "parts"])
