@@ -31,7 +31,7 @@ from triton.runtime.jit import JITFunction
 
 import qsim
 from qsim_kernels.ops.backend import library
-from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.launcher import Launch
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _compile = JITFunction.run
@@ -91,11 +91,11 @@ def compiled(works: dict[str, Callable[[], object]]) -> dict[str, dict[str, list
             found[name].setdefault(self.fn.__name__, []).append(_measured(kernel.asm["cubin"]))
         return kernel
 
-    def launch(self: Launcher, programs: int, *arguments: Any) -> None:
-        self._kernel.run(*arguments, *self._tail, grid=(programs, 1, 1), **self._options)
+    def launch(self: Launch, *arguments: Any) -> None:
+        self.launcher.kernel.run(*arguments, *self._tail, grid=(self.programs, 1, 1), **self.launcher.options)
 
     driver.set_active(_H200())
-    JITFunction.run, Launcher.__call__ = run, launch  # type: ignore[method-assign]
+    JITFunction.run, Launch.__call__ = run, launch  # type: ignore[method-assign]
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[misc, assignment]
     torch.cuda.get_device_properties = lambda *_: _Properties()  # type: ignore[assignment]
     torch.cuda.get_device_capability = lambda *_: (9, 0)

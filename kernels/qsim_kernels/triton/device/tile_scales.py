@@ -175,8 +175,7 @@ def scales_kernel(
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
     """Write the scales that result from float32 magnitudes; see `reference.scaling.scales_into`."""
-    run, programs, sizes = _prepared(scales, 0 if under is None else under.numel(), out.shape)
-    run(programs, amaxes.contiguous(), out, under, *sizes)
+    _prepared(scales, 0 if under is None else under.numel(), out.shape)(amaxes.contiguous(), out, under)
 
 
 @lru_cache(maxsize=4096)

@@ -94,14 +94,14 @@ def decode_part(codes, out, part, coding, CODING: tl.constexpr):
 
 
 @kernel()
-def decode_kernel(codes, out, count: tl.int64, shift: tl.int64, coding: CodeNumbers, CODING: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the values of `count` codes."""
+def decode_kernel(codes, out, sizes: Sizes, shift: tl.int64, coding: CodeNumbers, CODING: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the values of codes."""
     coding = codes_in_carrier(coding, shift, CODING.wide)
     start = tl.program_id(0).to(tl.int64) * BLOCK
-    if start + BLOCK <= count:
-        decode_part(codes, out, block_part(start, count, BLOCK, False), coding, CODING)
+    if start + BLOCK <= sizes.count:
+        decode_part(codes, out, block_part(start, sizes.count, BLOCK, False), coding, CODING)
     else:
-        decode_part(codes, out, block_part(start, count, BLOCK, True), coding, CODING)
+        decode_part(codes, out, block_part(start, sizes.count, BLOCK, True), coding, CODING)
 
 
 @triton.jit

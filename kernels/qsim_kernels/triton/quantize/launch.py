@@ -40,8 +40,7 @@ def quantize_into(
     if launch is None:
         in_order(lambda source, target: quantize_into(target, source, seed, grid, rule, stream, offset, block), x, out)
         return
-    run, programs, sizes = launch
-    run(programs, x, out, pointer, number, stream, offset, *sizes)
+    launch(x, out, pointer, number, stream, offset)
 
 
 def encode_into(
@@ -69,9 +68,8 @@ def encode_into(
     if launch is None:
         others = (seed, grid, rule, coding, stream, offset, check, block)
         return in_order(lambda source, target: encode_into(target, source, *others), x, out)
-    run, programs, sizes = launch
     lost = torch.zeros((), dtype=torch.int32, device=x.device) if check else None
-    run(programs, x, out, lost, pointer, number, stream, offset, *sizes)
+    launch(x, out, lost, pointer, number, stream, offset)
     return False if lost is None else lost
 
 
@@ -82,8 +80,7 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: i
     if launch is None:
         in_order(lambda source, target: decode_into(target, source, grid, coding, block), codes, out)
         return
-    run, programs, sizes = launch
-    run(programs, codes, out, sizes[0])
+    launch(codes, out)
 
 
 def quantize_and_encode_into(
@@ -108,8 +105,7 @@ def quantize_and_encode_into(
         others = (seed, grid, rule, stream, code_grid, code_rule, coding, code_stream)
         in_order(lambda source, target, written: quantize_and_encode_into(target, written, source, *others), x, out, codes)
         return
-    run, programs, sizes = launch
-    run(programs, x, out, codes, pointer, number, stream, code_stream, *sizes)
+    launch(x, out, codes, pointer, number, stream, code_stream)
 
 
 def _order(rule: Rule, aligned: bool) -> ElementOrder:

@@ -17,7 +17,7 @@ from qsim_kernels.triton.device.noise import integers_of_rows
 from qsim_kernels.triton.device.parts import Part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import CodeNumbers, codes_in_carrier, rounding_of
-from qsim_kernels.triton.host.launcher import Launcher, launcher
+from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.launch import encoding
 
@@ -127,7 +127,7 @@ def encode_both_ways(
     lines = x.contiguous()
     out = None if form.codes is None else lines.new_empty((rows, columns), dtype=form.codes)
     out_turned = lines.new_empty((columns, rows), dtype=form.turned_codes)
-    form.launcher(form.programs, lines, out_turned, out, pointer, number, stream, turned_stream, rows, columns)
+    form.launch(lines, out_turned, out, pointer, number, stream, turned_stream)
     return None if out is None else out.view(dtype or out.dtype), out_turned.view(turned_dtype)
 
 
@@ -135,15 +135,13 @@ class _Form(NamedTuple):
     """The facts that follow from all arguments of a call but their values.
 
     Attributes:
-        launcher: The kernel.
-        programs: How many programs there are.
+        launch: The launch.
         draws: Whether random bits are needed.
         codes: The integers in which codes in place are written, if they are wanted.
         turned_codes: Those of transposed codes.
     """
 
-    launcher: Launcher
-    programs: int
+    launch: Launch
     draws: bool
     codes: torch.dtype | None
     turned_codes: torch.dtype
@@ -161,4 +159,4 @@ def _form(rounding: str | None, turned: str, source: torch.dtype, rows: int, col
     tail = (*numbers, *turned_numbers, *variants, *turned_variants, square)
     run = launcher(both_ways_kernel, (source, codes, turned_codes, unseeded), *tail, num_warps=4)
     programs = -(-rows // square.rows) * -(-columns // square.columns)
-    return _Form(run, programs, one.is_stochastic or other.is_stochastic, codes, turned_codes)
+    return _Form(Launch(run, programs, (rows, columns)), one.is_stochastic or other.is_stochastic, codes, turned_codes)

@@ -94,13 +94,13 @@ def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Gri
         # Rows that do not begin where random bits begin would need separate bits for each element.
         quantize_into(out, x, seed, grid, rule, stream, 0)
         return x.sum(0, dtype=_kind(x.dtype))
-    (round_, programs, sizes), (add, adders, (columns, parts)), kind = form
-    sums = torch.empty((parts, columns), dtype=kind, device=x.device)
-    round_(programs, x.contiguous(), out, sums, pointer, number, stream, *sizes)
+    round_, add, parts, kind = form
+    sums = torch.empty((parts, x.shape[1]), dtype=kind, device=x.device)
+    round_(x.contiguous(), out, sums, pointer, number, stream)
     if parts == 1:
-        return sums.view(columns)
-    total = torch.empty(columns, dtype=kind, device=x.device)
-    add(adders, sums, total, columns, parts)
+        return sums.view(-1)
+    total = torch.empty(x.shape[1], dtype=kind, device=x.device)
+    add(sums, total)
     return total
 
 
@@ -111,8 +111,8 @@ def _kind(dtype: torch.dtype) -> torch.dtype:
 @lru_cache(maxsize=4096)
 def _prepared(
     grid: Grid, rule: Rule, shape: torch.Size, source: torch.dtype, target: torch.dtype, unseeded: bool
-) -> tuple[Launch, Launch, torch.dtype] | None:
-    """The launches of rounding and of adding up, and the dtype of sums; none if rows do not begin where random bits begin."""
+) -> tuple[Launch, Launch, int, torch.dtype] | None:
+    """The launches of rounding and of adding up, how many sums a column has, and their dtype; none if rows begin within Philox blocks."""
     rows, columns = shape
     if columns % 8 or not rows * columns:
         return None
@@ -124,7 +124,7 @@ def _prepared(
     constants, options = (variant, run_length(source, target), block), {"num_warps": _warps(block), "maxnreg": 64}
     round_ = launcher(quantize_and_sum_kernel, (source, target, unseeded), *numbers, *constants, **options)
     add = launcher(add_parts_kernel, (kind,), 64, _ADDED)
-    return Launch(round_, parts * across, (rows, columns, depth)), Launch(add, -(-columns // _ADDED), (columns, parts)), kind
+    return Launch(round_, parts * across, (rows, columns, depth)), Launch(add, -(-columns // _ADDED), (columns, parts)), parts, kind
 
 
 def _warps(block: int) -> int:
