@@ -90,18 +90,22 @@ class CallablePoint:
         """The rounded tensor in the dtype that it had, with the gradient that was chosen."""
         if self.gradient == "own":
             return self.rounded(name, x).to(x.dtype)
-        return _Chosen.apply(x, name, self)  # type: ignore[no-any-return,no-untyped-call]
+        with torch.no_grad():
+            values = self.rounded(name, x).to(x.dtype)
+        return _Chosen.apply(x, values, self)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _Chosen(torch.autograd.Function):
-    """A callable with a gradient that does not follow from it."""
+    """Values with a gradient that does not follow from how they were computed.
+
+    They are computed outside: in torch 2.11, compiled code loses the gradient of a function whose forward pass applies another.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, name: str, point: CallablePoint) -> Tensor:
-        result = point.rounded(name, x).to(x.dtype)
-        return result.view_as(result) if result is x else result
+    def forward(x: Tensor, values: Tensor, point: CallablePoint) -> Tensor:
+        return values.view_as(values)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -43,13 +43,14 @@ class DGE(PointModule):
         super().__init__()
         self.quantizer = quantizer_of("DGE", format, scales=True)
         check_call("DGE", self.quantizer)
+        self._neighbors = tuple(replace(self.quantizer, rounding=rounding) for rounding in (DOWN, UP))
         self.k = check_number("DGE", "k", k, 0.0, math.inf)
         self.cap = check_number("DGE", "cap", cap, 0.0, math.inf)
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Round with the quantizer."""
         values = wide(x.detach())
-        low, high = (replace(self.quantizer, rounding=rounding)(values) for rounding in (DOWN, UP))
+        low, high = (neighbor(values) for neighbor in self._neighbors)
         position = torch.where(high > low, (values - low) / (high - low), 0.0)
         slope = ((2 * position - 1).abs() ** (1 / self.k - 1) / self.k).clamp(max=self.cap)
         return surrogate(x, self.quantizer(x.detach(), **noise), slope)

@@ -58,10 +58,10 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def step(model: nn.Module) -> list[Tensor]:
+def step(model: nn.Module, device: torch.device | str = "cpu") -> list[Tensor]:
     """The result and the gradients of a step."""
     torch.manual_seed(1)
-    x = torch.randn(2, 8, WIDTH, requires_grad=True)
+    x = torch.randn(2, 8, WIDTH).to(device).requires_grad_()
     model.zero_grad()
     y = model(x)
     y.square().mean().backward()
@@ -69,16 +69,16 @@ def step(model: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_equal_blocks_share_one_graph(name: str) -> None:
-    eager, model = net(RECIPES[name]), net(RECIPES[name])
+def test_equal_blocks_share_one_graph(name: str, device: torch.device) -> None:
+    eager, model = net(RECIPES[name]).to(device), net(RECIPES[name]).to(device)
     counter = CompileCounterWithBackend("aot_eager")
     for block in list(model)[:-1]:
         block.compile(backend=counter, fullgraph=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        first, second = step(model), step(model)
+        first, second = step(model, device), step(model, device)
     assert counter.frame_count == 1
     if not any(word in name for word in ("mxfp4", "nvfp4", "stochastic")):
-        for own, other in zip(first, step(eager), strict=True):
+        for own, other in zip(first, step(eager, device), strict=True):
             torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
         assert all(map(torch.equal, first, second))
 

@@ -63,4 +63,4 @@ def follow(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Non
 def _is_buffer(x: Any) -> bool:
     """Whether a tensor is a buffer of the running module, or a view of one."""
     buffers = running.modules[-1]._buffers if running.modules else {}
-    return bool(buffers) and isinstance(x, Tensor) and any(base_of_view(x) is buffer for buffer in buffers.values())
+    return len(buffers) > 0 and isinstance(x, Tensor) and any(base_of_view(x) is buffer for buffer in buffers.values())
