@@ -16,7 +16,7 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn import convert
 from qsim.nn.calls.settings import Calls, call_points
 from qsim.nn.modules import FivePointModule
-from qsim.nn.record import Rounding
+from qsim.nn.record import ProductRounding
 from qsim.optim.base import LowPrecisionOptimizer
 from qsim.random.seeds import fresh_seed
 from qsim.recipes.five_point import FivePoint
@@ -252,7 +252,7 @@ class _Model:
         self._convert(phase)
         self._parameters.append([name for name, _ in self.target.named_parameters()])
         own = {name: call_points(module) or module for name, module in self.target.named_modules()}
-        given = {name: each.points for name, each in own.items() if isinstance(each, (Rounding, FivePointModule))}
+        given = {name: each.points for name, each in own.items() if isinstance(each, (ProductRounding, FivePointModule))}
         return {name: self._same.setdefault(points, points) for name, points in given.items()}
 
     def enter(self, phase: int) -> None:

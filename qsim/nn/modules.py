@@ -15,7 +15,7 @@ from qsim.nn.calls.running import paused, running
 from qsim.nn.calls.settings import delayed_calls
 from qsim.nn.histories import RemembersAmaxes, keep_histories, keep_modules, with_histories
 from qsim.nn.product.sums import multiplied_by
-from qsim.nn.record import Rounding, record_of
+from qsim.nn.record import ProductRounding, record_of
 from qsim.random import seeds, streams
 from qsim.random.sources import Stream
 from qsim.random.streams import Source
@@ -44,7 +44,7 @@ class FivePointModule(RemembersAmaxes):
                 raise TypeError(f"{type(self).__name__}: points are given by their name, points={given!r}")
         super().__init__(*args, **options)
         source = streams.Drawn.of(seeds.fresh_seed()) if stream is None else stream
-        record_of(self).layer = Rounding(points_of(points), source)
+        record_of(self).layer = ProductRounding(points_of(points), source)
         for name in POINTS:
             if name not in self.point_names and getattr(self.points, name) not in (None, "same"):
                 raise ValueError(f"{type(self).__name__} has no point {name!r}; its points are {', '.join(self.point_names)}")
@@ -87,7 +87,7 @@ class FivePointModule(RemembersAmaxes):
 
     @stream_source.setter
     def stream_source(self, source: Source) -> None:
-        record_of(self).layer = Rounding(self.points, source)
+        record_of(self).layer = ProductRounding(self.points, source)
 
     @property
     def stream(self) -> int:

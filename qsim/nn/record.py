@@ -22,7 +22,7 @@ _NAME = "_qsim"
 
 
 @dataclass
-class Rounding:
+class ProductRounding:
     """The points of products, and the source of their random bits.
 
     Attributes:
@@ -45,10 +45,10 @@ class Rounding:
         self.__dict__.update(state)
         self.__post_init__()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Rounding:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProductRounding:
         """Copy the points; a copy draws random bits of its own, unless its stream was given."""
         source = Drawn.of(fresh_seed()) if isinstance(self.source, Drawn) else self.source
-        return Rounding(deepcopy(self.points, memo), source, self.of_activations)
+        return ProductRounding(deepcopy(self.points, memo), source, self.of_activations)
 
     def stream(self, training: bool, name: str = "") -> Stream:
         """The stream where something is drawn, of a weight by its name if there are several; in compiled code as an input of the graph."""
@@ -73,8 +73,8 @@ class Record:
         bypassing: Attributes of torch's that a conversion changed, with their former values.
     """
 
-    calls: Rounding | None = None
-    layer: Rounding | None = None
+    calls: ProductRounding | None = None
+    layer: ProductRounding | None = None
     classes: tuple[type[nn.Module], type[nn.Module]] | None = None
     recipe: str | None = None
     note: str = ""

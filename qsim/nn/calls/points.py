@@ -17,7 +17,7 @@ from qsim.nn.calls.weights import base_of_view, parameter_of
 from qsim.nn.histories import with_histories
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
-from qsim.nn.record import Rounding
+from qsim.nn.record import ProductRounding
 from qsim.random.sources import Stream, varied
 from qsim.random.streams import stream
 from qsim.recipes.five_point import FivePoint
@@ -67,7 +67,7 @@ def table_of(x: Tensor) -> Weight | None:
     return Weight(owner.points_in_use, owner.stream_in_use)
 
 
-def _points_in_use(owner: nn.Module, name: str, calls: Rounding) -> FivePoint | None:
+def _points_in_use(owner: nn.Module, name: str, calls: ProductRounding) -> FivePoint | None:
     """The points of products with a parameter, with their histories; `None` if scales are delayed and it is a vector, which has none."""
     if not calls.points.is_delayed:
         return calls.points

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from qsim.functional.quantizer import Quantizer
-from qsim.nn.record import Rounding, known
+from qsim.nn.record import ProductRounding, known
 from qsim.recipes.five_point import POINTS
 
 #: Which products outside of layers are rounded: those of a parameter, those of activations too, or none.
@@ -35,6 +35,6 @@ def own_matrices(module: nn.Module) -> list[str]:
     return [name for name, parameter in module.named_parameters(recurse=False) if not is_lazy(parameter) and parameter.dim() > 1]
 
 
-def call_points(module: object) -> Rounding | None:
+def call_points(module: object) -> ProductRounding | None:
     """The rounding of a module's calls, if it has any."""
     return known(module).calls

@@ -13,7 +13,7 @@ from qsim.nn.converting.classes import kind, with_ancestor_replaced
 from qsim.nn.converting.layers import ATTENTION, Layer, parts, target
 from qsim.nn.histories import keep_histories
 from qsim.nn.modules import FivePointModule
-from qsim.nn.record import Rounding, record_of
+from qsim.nn.record import ProductRounding, record_of
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
 
@@ -41,7 +41,7 @@ def callers(model: nn.Module, layers: Sequence[Layer], calls: Calls) -> list[Lay
 def set_call_points(layer: Layer, points: FivePoint, source: Drawn, *, of_activations: bool) -> None:
     """Round the products with a module's parameters and, perhaps, those of activations that it computes."""
     for i, part in enumerate((layer.module, *parts(layer.module))):
-        record_of(part).calls = Rounding(points, source._replace(name=f"{layer.names[0]}.{i}"), of_activations)
+        record_of(part).calls = ProductRounding(points, source._replace(name=f"{layer.names[0]}.{i}"), of_activations)
 
 
 def enter_calls(model: nn.Module) -> None:

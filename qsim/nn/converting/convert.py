@@ -25,7 +25,7 @@ from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, Layer, chec
 from qsim.nn.converting.table import changes, conversion
 from qsim.nn.histories import keep_histories, keep_modules
 from qsim.nn.modules import FivePointModule
-from qsim.nn.record import Rounding, forget_empty, known, record_of
+from qsim.nn.record import ProductRounding, forget_empty, known, record_of
 from qsim.random.seeds import fresh_seed
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
@@ -231,7 +231,7 @@ def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None,
         assert with_points is not None  # only such modules are chosen
         record.classes = (original, with_points)
         module.__class__ = with_ancestor_replaced(type(module), original, with_points)
-    record.layer, record.recipe, record.note = Rounding(module.own_points(points), source), recipe, note
+    record.layer, record.recipe, record.note = ProductRounding(module.own_points(points), source), recipe, note
     module.remember()
 
 

@@ -15,7 +15,7 @@ from qsim.nn.converting.defaults import fitted
 from qsim.nn.converting.description import VERSION, quantize_modules
 from qsim.nn.converting.layers import check_layer, layers as known_layers, target
 from qsim.nn.modules import FivePointModule
-from qsim.nn.record import Rounding, known, record_of
+from qsim.nn.record import ProductRounding, known, record_of
 from qsim.random.seeds import check_index
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
@@ -83,7 +83,7 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
     for name, facts in calls.items():
         source = _stream(facts["stream"], draws)
         assert isinstance(source, Drawn)  # calls have no given streams
-        record_of(model.get_submodule(name)).calls = Rounding(points[facts["points"]], source, facts["of_activations"])
+        record_of(model.get_submodule(name)).calls = ProductRounding(points[facts["points"]], source, facts["of_activations"])
     if layers:
         # The seed that convert draws is replaced below: the caller's generator is not advanced.
         with torch.random.fork_rng(devices=[]):
