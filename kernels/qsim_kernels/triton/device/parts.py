@@ -35,7 +35,7 @@ class TransposedTile(NamedTuple):
     whole: bool
 
 
-class Share(NamedTuple):
+class Blocks(NamedTuple):
     """The blocks that a program processes one after the other.
 
     Attributes:

@@ -137,7 +137,7 @@ class Noise(NamedTuple):
 
 
 class RuntimeRounding(NamedTuple):
-    """What a rounding reads: a grid in the carrier's bits, and the `Noise`."""
+    """The grid of a rounding in the carrier's bits, and the `Noise`."""
 
     grid: Any
     noise: Any
@@ -168,7 +168,7 @@ def used_in_carrier(used, WIDE: tl.constexpr):
 
 @triton.jit
 def rounding_of(seed_pointer, seed, stream, used, grid, WIDE: tl.constexpr):
-    """What a rounding reads, from a kernel's parameters: the seed by pointer or by value, and int64 numbers."""
+    """Gather what a rounding reads from a kernel's parameters: the seed by pointer or by value, and int64 numbers."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     return RuntimeRounding(in_carrier(grid, WIDE), Noise(seed, stream, used_in_carrier(used, WIDE)))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qsim_kernels.numbers.carrier import counts_wide
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
-from qsim_kernels.triton.device.parts import Share, TransposedTile
+from qsim_kernels.triton.device.parts import Blocks, TransposedTile
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
@@ -138,7 +138,7 @@ def _quantizer(
         registers = 32
     block = block or size
     options = {"maxnreg": registers} if registers else {}
-    constants = (variant, Share(block, steps, run, aligned), tile)
+    constants = (variant, Blocks(block, steps, run, aligned), tile)
     return launcher(quantize_kernel, (dtypes, unseeded), *numbers, *constants, share=steps * block, num_warps=warps, **options)
 
 
@@ -154,7 +154,7 @@ def _encoder(
     variants, numbers = encoding(*how, dtypes[0], may_draw_later=aligned and tile is None)
     block = block or 2048
     # Two blocks amortize a thread's fixed costs, which memory traffic would not hide.
-    constants = (*variants, Share(block, 2, run_length(*dtypes), aligned), tile)
+    constants = (*variants, Blocks(block, 2, run_length(*dtypes), aligned), tile)
     return launcher(encode_kernel, (dtypes, unseeded, checked), *numbers, *constants, share=2 * block)
 
 
@@ -180,7 +180,7 @@ def _both(
     (code_rounding, code_variant), code_numbers = encoding(*codes, source, may_draw_later=tile is None)
     are_fast = all(each.fast and each.saturates for each in (variant, code_rounding))
     one_grid = how[0] == codes[0] and are_fast and code_variant.nan
-    constants = (variant, code_rounding, code_variant, one_grid, Share(2048, 1, run_length(source, target), True), tile)
+    constants = (variant, code_rounding, code_variant, one_grid, Blocks(2048, 1, run_length(source, target), True), tile)
     # Two grids need so many registers that fewer threads fit.
     scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
     form = (dtypes, unseeded, misaligned)
