@@ -122,6 +122,14 @@ def _layer() -> None:
     layer(torch.ones(256, 512, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
 
 
+def _values_and_codes(x: torch.Tensor) -> None:
+    fmt = qsim.format("e4m3")
+    for rounding in ("nearest", "stochastic"):
+        how = qsim.rounding.resolve(rounding).spelling["saturate"]
+        numbers = fmt.spelling[0], how, 1, torch.bfloat16, fmt.spelling[0], how, fmt.spelling[1], 2
+        torch.ops.qsim.quantize_and_encode.default(x, torch.tensor(1), *numbers)
+
+
 #: Accumulators and formats of their operands: every kernel of sums, and every way through it.
 ACCUMULATORS = (
     ("h100_fp8", "e4m3"),
@@ -163,6 +171,10 @@ def works() -> dict[str, Callable[[], object]]:
     found: dict[str, Callable[[], object]] = {
         "decode": lambda: qsim.decode(torch.zeros(512, dtype=torch.uint8), "e4m3"),
         "float64": lambda: qsim.quantize(x.double(), "e4m3", rounding="stochastic", seed=1),
+        "transposed": lambda: qsim.quantize(x.t(), "e4m3", rounding="stochastic", seed=1),
+        "transposed codes": lambda: qsim.encode(x.bfloat16().t(), "e4m3", rounding="stochastic", seed=1),
+        "values and codes": lambda: _values_and_codes(x),
+        "values and codes of a transposed matrix": lambda: _values_and_codes(x.t()),
         "transform": lambda: qsim.transforms.Hadamard(16, seed=1)(x.bfloat16()),
         "layer": _layer,
         "checksum": lambda: torch.ops.qsim.checksum.default(x, 1, 3, 16, 32),

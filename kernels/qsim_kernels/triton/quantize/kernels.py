@@ -144,12 +144,12 @@ def quantize_and_encode_kernel(
             x, out, codes_out, part, rounding, code_rounding, coding, ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, SHARE, TILE
         )
     elif start + SHARE.block <= sizes.count:
-        part = block_part(start, sizes.count, SHARE.block, False, SHARE.run)
         quantize_and_encode_part(
-            x, out, codes_out, part, rounding, code_rounding, coding, ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, SHARE, TILE
-        )
+            x, out, codes_out, block_part(start, sizes.count, SHARE.block, False, SHARE.run), rounding, code_rounding, coding,
+            ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, SHARE, TILE,
+        )  # fmt: skip
     else:
-        part = block_part(start, sizes.count, SHARE.block, True, SHARE.run)
         quantize_and_encode_part(
-            x, out, codes_out, part, rounding, code_rounding, coding, ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, SHARE, TILE
-        )
+            x, out, codes_out, block_part(start, sizes.count, SHARE.block, True, SHARE.run), rounding, code_rounding, coding,
+            ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, SHARE, TILE,
+        )  # fmt: skip
