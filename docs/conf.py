@@ -28,6 +28,7 @@ extensions = [
     "sphinx_design",
     "claims",
     "drawn",
+    "explorer",
     "links_checked",
     "listed_studies",
     "printed",

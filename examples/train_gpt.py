@@ -4,7 +4,7 @@ The tokens are bytes. What it reads by default are the sources of Python's stand
 
     python examples/train_gpt.py --steps 200 --batch 8 --context 128
     python examples/train_gpt.py --size medium --vocabulary 50304 --compile --batch 64 --micro-batch 16 --compare stochastic,o1,nearest
-    python examples/train_gpt.py --size small --compile --steps 200 --recipe "fp8_hybrid(accumulate='h100_fp8')"
+    python examples/train_gpt.py --size small --compile --steps 200 --recipe "fp8_hybrid.with_(accumulate='h100_fp8')"
     torchrun --nproc-per-node 2 examples/train_gpt.py --size large --method stochastic --checkpoint run --save-every 500
 
 With torchrun the model is sharded (FSDP2). A saved run continues with --resume, on any number of processes, as if it had never

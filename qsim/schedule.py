@@ -14,13 +14,15 @@ from qsim.formats import Format
 from qsim.formats.base import check_integer
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import convert
-from qsim.nn.calls.settings import CallPoints, Calls, call_points
+from qsim.nn.calls.settings import Calls, call_points
 from qsim.nn.modules import FivePointModule
+from qsim.nn.record import ProductRounding
 from qsim.optim.base import LowPrecisionOptimizer
 from qsim.random.seeds import fresh_seed
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.points_of import is_recipe, points_of
 from qsim.scaling import Block
+from qsim.text.warning import warn
 
 
 class Schedule:
@@ -231,13 +233,26 @@ class _Model:
         self._convert(_NOTHING)
         # Equal points are one object, by which compiled code recognizes them.
         self._same: dict[FivePoint, FivePoint] = {}
+        self._parameters: list[list[str]] = []
         self._phases = [self._tried(points) for points in phases]
+        self._warn_of_parameters()
+
+    def _warn_of_parameters(self) -> None:
+        """Warn of parameters in the points of a later phase, which an optimizer of the first phase's parameters does not have."""
+        first, *later = self._parameters
+        added = [name for names in later for name in names if name not in first]
+        if added:
+            warn(
+                f"Schedule: a later phase adds parameters, such as {added[0]}, which an optimizer made before does not train: "
+                "give them to optimizer.add_param_group when the phase begins"
+            )
 
     def _tried(self, phase: Any) -> dict[str, FivePoint]:
         """The points of each layer, or of the products that it computes itself, after a conversion."""
         self._convert(phase)
+        self._parameters.append([name for name, _ in self.target.named_parameters()])
         own = {name: call_points(module) or module for name, module in self.target.named_modules()}
-        given = {name: each.points for name, each in own.items() if isinstance(each, (CallPoints, FivePointModule))}
+        given = {name: each.points for name, each in own.items() if isinstance(each, (ProductRounding, FivePointModule))}
         return {name: self._same.setdefault(points, points) for name, points in given.items()}
 
     def enter(self, phase: int) -> None:

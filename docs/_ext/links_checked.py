@@ -29,10 +29,10 @@ def check(app: Sphinx, exception: Exception | None) -> None:
 
 
 def leads_somewhere(page: Path, link: str) -> bool:
-    """Whether a page's link names a file that exists and, if it names a place in it, one that it has."""
+    """Whether a page's link names a file that exists and, if it names a place in it, one that it has; `x=1` is a page's state."""
     path, _, place = unquote(link).partition("#")
     target = (page.parent / path.partition("?")[0]).resolve() if path else page
-    return target.exists() and (not place or target.suffix != ".html" or place in _places(target))
+    return target.exists() and (not place or "=" in place or target.suffix != ".html" or place in _places(target))
 
 
 @cache

@@ -39,7 +39,7 @@ class BlockScaled(Accumulator):
         >>> import torch, qsim
         >>> qsim.accumulators.resolve("b200_nvfp4")
         BlockScaled(64, 35, 16, 'e4m3', exact=True, operands=('e2m1',))
-        >>> layer = qsim.nn.Linear(64, 8, points="nvfp4(accumulate='b200_nvfp4', last=0)")
+        >>> layer = qsim.nn.Linear(64, 8, points="nvfp4.with_(accumulate='b200_nvfp4', last=0)")
         >>> layer(torch.zeros(4, 64)).shape
         torch.Size([4, 8])
     """

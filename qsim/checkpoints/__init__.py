@@ -3,9 +3,9 @@
 Needs the extra `export`: `pip install 'qsim-torch[export]'`.
 """
 
-from qsim.checkpoints.dry_runs import DryRun
-from qsim.checkpoints.exporting import Export, export
+from qsim.checkpoints.exporting import export
+from qsim.checkpoints.outcomes import Export, ExportedLayer
 from qsim.checkpoints.reading import points
 from qsim.checkpoints.saving import load, save
 
-__all__ = ["DryRun", "Export", "export", "load", "points", "save"]
+__all__ = ["Export", "ExportedLayer", "export", "load", "points", "save"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from qsim.checkpoints.architectures import renamed
 from qsim.checkpoints.examples import input_amaxes
 from qsim.checkpoints.layouts.plans import LayerPlan
+from qsim.checkpoints.outcomes import Export, ExportedLayer
 from qsim.checkpoints.planning import Contents, check_any, chosen_layout, contents, notes, tried
 from qsim.checkpoints.states import check_state
 from qsim.checkpoints.unrounded import excluded_modules, unrounded_weights
@@ -21,43 +22,8 @@ from qsim.nn.converting.layers import ATTENTION, Layer, layers
 from qsim.nn.converting.table import reason_left
 from qsim.nn.histories import histories_of
 from qsim.nn.modules import FivePointModule
-from qsim.text.blocks import shared_names
-from qsim.text.columns import aligned
 
 LayerT = TypeVar("LayerT", bound=FivePointModule)
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """The outcome of an export that writes nothing; prints as a table.
-
-    Attributes:
-        layout: The layout.
-        layers: The name of each layer that would get low-precision weights, its numbers, and a note, if there is anything to know.
-        refused: The name of each layer that the layout cannot express, and the reason. If there are any, `qsim.export` raises an error.
-        kept: The name of each layer that would be written in high precision, and the reason.
-
-    Example:
-        >>> import torch, qsim
-        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 48), torch.nn.Conv1d(48, 32, 1), torch.nn.Linear(32, 2))
-        >>> print(qsim.export(qsim.convert(model, "fp8_hybrid", exclude=["2"]), "served", dry_run=True))
-        0  written         weight=e4m3 tensor, act=e4m3 tensor
-        1  refused         it is a Conv1d, and layouts hold linear layers
-        2  high precision  not chosen
-    """
-
-    layout: str
-    layers: tuple[tuple[str, str, str], ...]
-    refused: tuple[tuple[str, str], ...]
-    kept: tuple[tuple[str, str], ...]
-
-    def __str__(self) -> str:
-        """The table; layers of repeated blocks share a row, with `*` for the numbers of the blocks, if it is the same for all of them."""
-        facts: dict[str, tuple[str, ...]] = {name: ("written", *(part for part in rest if part)) for name, *rest in self.layers}
-        facts |= {name: ("refused", reason) for name, reason in self.refused}
-        facts |= {name: ("high precision", reason) for name, reason in self.kept}
-        shown = shared_names(facts)
-        return aligned([*dict.fromkeys((shown[name][0], *row) for name, row in facts.items())])
 
 
 def dry_run_of(
@@ -67,7 +33,7 @@ def dry_run_of(
     exclude: str | Iterable[str] | None = None,
     weight_only: bool = False,
     example: Any = None,
-) -> DryRun:
+) -> Export:
     """Find out what an export would write.
 
     Delayed scales without a history, as before training, count as if they had one.
@@ -93,12 +59,14 @@ def dry_run_of(
     refused |= unfit | renamed(model, [name for name in plans if name in parts.layers])
     plans = chosen.together({name: plan for name, plan in plans.items() if name not in refused})
     chosen.metadata(plans, [name for name in state if name.removesuffix(".weight") not in plans and name not in parts.parameters])
-    rows = tuple((name, plan.title, "; ".join(_notes(name, plan, parts))) for name, plan in plans.items())
+    rows = [ExportedLayer(name, "written", plan.title, "; ".join(_notes(name, plan, parts))) for name, plan in plans.items()]
+    rows += [ExportedLayer(name, "refused", note=reason) for name, reason in refused.items()]
     stacks = {name.rpartition(".")[0] for name in parts.parameters}
-    return DryRun(layout, rows, tuple(refused.items()), tuple(_kept(model, {*plans, *refused, *stacks}, excluded, outside).items()))
+    kept = _kept(model, {*plans, *refused, *stacks}, excluded, outside)
+    return Export((*rows, *(ExportedLayer(name, "high precision", note=reason) for name, reason in kept.items())), layout)
 
 
-def dry_runner(action: str, layout: str) -> Callable[[nn.Module, Any], DryRun]:
+def dry_runner(action: str, layout: str) -> Callable[[nn.Module, Any], Export]:
     """A function of a model and inputs that does a dry run.
 
     Args:

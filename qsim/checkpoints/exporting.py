@@ -4,85 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 from torch import Tensor, nn
 
 from qsim.checkpoints import architectures
-from qsim.checkpoints.dry_runs import DryRun, dry_run_of
+from qsim.checkpoints.dry_runs import dry_run_of
 from qsim.checkpoints.examples import input_amaxes
 from qsim.checkpoints.folders import DESCRIPTION, check_free, whole_folder
 from qsim.checkpoints.layouts.plans import CheckpointLayout, LayerPlan
+from qsim.checkpoints.outcomes import Export, ExportedLayer
 from qsim.checkpoints.planning import check_any, chosen_layout, contents, notes, placed
 from qsim.checkpoints.shards import ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_state, unshared
 from qsim.checkpoints.unrounded import check_unrounded_weights, excluded_modules
 from qsim.nn.converting.description import describe
 from qsim.nn.histories import RemembersAmaxes, histories_of
-from qsim.text.columns import aligned
-
-#: The number of an expert in the name of its layer.
-_EXPERT = re.compile(r"(?<=\.experts)\.\d+\.")
-
-
-@dataclass(frozen=True)
-class Export:
-    """An exported checkpoint; prints as a table.
-
-    Attributes:
-        folder: Its folder.
-        layout: Its layout.
-        layers: The name of each layer with low-precision weights, its numbers, and a note, if there is anything to know about them.
-
-    Example:
-        >>> import tempfile, torch, qsim
-        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 2)), "mxfp8", exclude=["1"])
-        >>> print(qsim.export(model, tempfile.mkdtemp()))
-        0  weight=e4m3 blocks(32, e8m0, ceil), act=e4m3 blocks(32, e8m0, ceil)
-    """
-
-    folder: Path
-    layout: str
-    layers: tuple[tuple[str, str, str], ...]
-
-    def __str__(self) -> str:
-        """The table, with one row for experts that differ in their number only."""
-        rows = dict.fromkeys((_EXPERT.sub(".*.", name), *rest) for name, *rest in self.layers)
-        return aligned([row if row[2] else row[:2] for row in rows])
-
-
-@overload
-def export(
-    model: nn.Module,
-    folder: str | os.PathLike[str],
-    layout: str = "compressed-tensors",
-    *,
-    exclude: str | Iterable[str] | None = None,
-    weight_only: bool = False,
-    example: Any = None,
-    overwrite: bool = False,
-    max_shard_size: int | str = "5GB",
-    dry_run: Literal[False] = False,
-) -> Export: ...
-
-
-@overload
-def export(
-    model: nn.Module,
-    folder: str | os.PathLike[str],
-    layout: str = "compressed-tensors",
-    *,
-    exclude: str | Iterable[str] | None = None,
-    weight_only: bool = False,
-    example: Any = None,
-    overwrite: bool = False,
-    max_shard_size: int | str = "5GB",
-    dry_run: Literal[True],
-) -> DryRun: ...
 
 
 def export(
@@ -96,7 +35,7 @@ def export(
     overwrite: bool = False,
     max_shard_size: int | str = "5GB",
     dry_run: bool = False,
-) -> Export | DryRun:
+) -> Export:
     """Write the weights of converted layers as real low-precision numbers, and all other tensors unchanged.
 
     The numbers are those that the forward pass multiplies: the layout's library decodes them to the same weights, bit for bit. Weights with
@@ -132,7 +71,7 @@ def export(
         >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(16, 4)), "fp8_hybrid")
         >>> folder = tempfile.mkdtemp()
         >>> print(qsim.export(model, folder, "compressed-tensors"))
-        0  weight=e4m3 tensor, act=e4m3 tensor
+        0  written  weight=e4m3 tensor, act=e4m3 tensor
     """
     largest, chosen = size_in_bytes("export", max_shard_size), chosen_layout("export", layout)
     safetensors("export")
@@ -159,7 +98,7 @@ def export(
         quantization = chosen.configuration(plans, _kept_matrices(model, tensors, plans))
         architectures.write_config(model, place, quantization, untied=bool(parts.ties))
         _write_description(place, model, layout, parts.parameters)
-    return Export(Path(folder), layout, rows)
+    return Export(rows, layout, Path(folder))
 
 
 def _write_description(folder: Path, model: nn.Module, layout: str, experts: Collection[str]) -> None:
@@ -169,15 +108,15 @@ def _write_description(folder: Path, model: nn.Module, layout: str, experts: Col
     (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
-def _write(writer: ShardWriter, layout: CheckpointLayout, name: str, plan: LayerPlan, tied_to: str | None) -> tuple[str, str, str]:
-    """Write one layer's weight; its row of the table."""
+def _write(writer: ShardWriter, layout: CheckpointLayout, name: str, plan: LayerPlan, tied_to: str | None) -> ExportedLayer:
+    """Write one layer's weight."""
     try:
         tensors, note = layout.tensors(name, plan, plan.coded())
     except ValueError as error:
         raise ValueError(f"export: {name} {error}") from error
     for tensor_name, tensor in tensors.items():
         writer.add(tensor_name, tensor)
-    return name, plan.title, "; ".join([*notes(plan, tied_to), *([note] if note else [])])
+    return ExportedLayer(name, "written", plan.title, "; ".join([*notes(plan, tied_to), *([note] if note else [])]))
 
 
 def _kept_matrices(model: nn.Module, tensors: Mapping[str, Tensor], plans: Mapping[str, LayerPlan]) -> list[str]:

@@ -16,6 +16,7 @@ examples:
   qsim emit systemverilog --format e4m3 --operation encode --source bf16 --stages 2
   qsim emit systemverilog --format e2m1 --rounding stochastic --generator
   qsim emit javascript --format "Float(3, 2, specials='fn')" -o own.mjs
+  qsim emit javascript --format any -o arithmetic.mjs            the arithmetic itself, with a format's numbers as parameters
 """
 
 

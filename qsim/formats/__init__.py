@@ -17,13 +17,13 @@ Example:
     >>> [fmt.bits for fmt in (formats.FP32, formats.TF32, formats.FP16, formats.BF16, formats.E8M0, formats.INT8, formats.INT4)]
     [32, 19, 16, 16, 8, 8, 4]
     >>> formats.NAMED["e5m2"] == formats.E5M2, typing.get_args(formats.Specials)
-    (True, ('ieee', 'fn', 'fnuz', 'none'))
+    (True, ('ieee', 'fn', 'fnuz', 'p3109', 'none'))
 """
 
 from qsim.formats.base import Format
 from qsim.formats.dtypes import contains, holders, holds
 from qsim.formats.fixed import Fixed, Int
-from qsim.formats.floating import Float, PowerOfTwo, Specials
+from qsim.formats.floating import P3109, Float, PowerOfTwo, Specials
 from qsim.formats.names import (
     BF16,
     E2M1,
@@ -64,6 +64,7 @@ __all__ = [
     "INT4",
     "INT8",
     "NAMED",
+    "P3109",
     "TF32",
     "Fixed",
     "Float",

@@ -12,7 +12,9 @@ from qsim.formats.base import BIAS_LIMIT, Format, check_flag, check_integer
 from qsim.text.warning import warn
 from qsim_kernels.numbers.grid import Coding, Grid
 
-Specials = Literal["ieee", "fn", "fnuz", "none"]
+Specials = Literal["ieee", "fn", "fnuz", "p3109", "none"]
+#: Those whose usual bias is half the number of exponents, so that 1 lies in the middle of the codes.
+_CENTERED = ("fnuz", "p3109")
 
 #: Sizes whose name means a format with special values, and that format's name and largest value.
 _OTHERWISE_NAMED = {(4, 3): ("e4m3", 448), (5, 2): ("e5m2", 57344), (3, 4): ("e3m4", 15.5)}
@@ -25,11 +27,12 @@ class Float(Format):
     Args:
         exponent: Exponent bits, 1 to 8.
         mantissa: Mantissa bits, 0 to 23.
-        bias: Subtracted from the exponent field; by default `2**(exponent-1) - 1`, one more for `"fnuz"`.
+        bias: Subtracted from the exponent field; by default `2**(exponent-1) - 1`, one more for `"fnuz"` and `"p3109"`.
         specials: Which codes are not finite values. `"ieee"`: the top exponent (infinities and NaN). `"fn"`: all ones (NaN). `"fnuz"`: the
-            code of negative zero (NaN). `"none"`: no code at all. OCP's E4M3 and E5M2 have special values: `"e4m3"` is
-            `Float(4, 3, specials="fn")`, `"e5m2"` is `Float(5, 2, specials="ieee")`. `Float(4, 3)` is neither, and warns once; write
-            `specials="none"` if you mean it, as QPyTorch does.
+            code of negative zero (NaN). `"p3109"`: that code, or all ones where there is no sign (NaN), and the code below (infinity); see
+            `P3109`. `"none"`: no code at all. OCP's E4M3 and E5M2 have special values: `"e4m3"` is `Float(4, 3, specials="fn")`, `"e5m2"`
+            is `Float(5, 2, specials="ieee")`. `Float(4, 3)` is neither, and warns once; write `specials="none"` if you mean it, as QPyTorch
+            does.
         subnormals: Whether there are values between zero and the smallest normal.
         signed: Whether there is a sign bit.
 
@@ -85,7 +88,7 @@ class Float(Format):
 
     @property
     def _usual_bias(self) -> int:
-        return (1 << (self.exponent - 1)) - (self.specials != "fnuz")
+        return (1 << (self.exponent - 1)) - (self.specials not in _CENTERED)
 
     @property
     def bits(self) -> int:  # type: ignore[override]
@@ -96,7 +99,15 @@ class Float(Format):
         width = self.exponent + self.mantissa
         ones = (1 << width) - 1
         # Codes of magnitudes count upwards from zero, so the largest finite one is the last before the reserved codes.
-        top = {"ieee": ones - (1 << self.mantissa), "fn": ones - 1, "fnuz": ones, "none": ones}[self.specials]
+        nan = {
+            "ieee": ones if self.mantissa else -1,
+            "fn": ones,
+            "fnuz": 1 << width,
+            "p3109": 1 << width if self.signed else ones,
+            "none": -1,
+        }
+        infinity = {"ieee": ones + 1 - (1 << self.mantissa), "p3109": min(nan["p3109"] - 1, ones)}.get(self.specials, -1)
+        top = infinity - 1 if infinity >= 0 else ones - (self.specials == "fn")
         field, fraction = divmod(top, 1 << self.mantissa)
         lowest = 1 - self.bias
         if top == 0 or (field == 0 and not self.subnormals):
@@ -105,13 +116,6 @@ class Float(Format):
             largest = math.ldexp(fraction, lowest - self.mantissa)
         else:
             largest = math.ldexp((1 << self.mantissa) + fraction, field - self.bias - self.mantissa)
-        infinity = top + 1 if self.specials == "ieee" else -1
-        nan = {
-            "ieee": ones if self.mantissa else -1,
-            "fn": ones,
-            "fnuz": 1 << width,
-            "none": -1,
-        }[self.specials]
         grid = Grid(
             mantissa=self.mantissa,
             exponent=lowest,
@@ -119,10 +123,10 @@ class Float(Format):
             max=largest,
             min=-largest if self.signed else 0.0,
             zero=True,
-            negative_zero=self.signed and self.specials != "fnuz",
+            negative_zero=self.signed and self.specials not in _CENTERED,
             infinity=infinity >= 0,
         )
-        return grid, Coding(bits=width + self.signed, twos_complement=False, nan=nan, infinity=infinity)
+        return grid, Coding(bits=width + self.signed, twos_complement=False, nan=nan[self.specials], infinity=infinity)
 
     def __repr__(self) -> str:
         options = [("bias", self.bias, self._usual_bias), ("specials", self.specials, "" if self._is_otherwise_named else "none")]
@@ -140,6 +144,7 @@ class Float(Format):
             "ieee": "the top exponent: infinities and NaN" if self.mantissa else "the top exponent: infinities",
             "fn": "all ones: NaN; no infinities",
             "fnuz": "the code of negative zero: NaN; no infinities",
+            "p3109": f"{'the code of negative zero' if self.signed else 'all ones'}: NaN; the largest magnitude below it: infinity",
             "none": "nothing: every code is a finite value",
         }[self.specials]
         return text if self.subnormals else text + "; exponent 0 is zero (no subnormals)"
@@ -147,6 +152,44 @@ class Float(Format):
 
 #: The sizes that a warning has been given for.
 _WARNED: set[tuple[int, int]] = set()
+
+
+def P3109(bits: int, precision: int, signed: bool = True, domain: Literal["extended", "finite"] = "extended") -> Float:  # noqa: N802
+    """A format of the IEEE's working group P3109, as its interim report of 2025 defines them.
+
+    One NaN, one zero, and 1 in the middle of the positive codes. NaN is the code that negative zero would have, or the last code where
+    there is no sign. Infinities, in the extended domain, are next to the largest values. The report's `SatFinite` is `overflow="saturate"`,
+    its `OvfInf` is `overflow="nonfinite"`.
+
+    Args:
+        bits: Width of a code, 2 to 32.
+        precision: Significant bits, the leading one included: 1 to `bits - 1`, or `bits` without a sign.
+        signed: Whether there are negative values.
+        domain: `"extended"` has infinities, `"finite"` has none.
+
+    Raises:
+        ValueError: If there is no such format, or its exponents are beyond those of float32.
+
+    Example:
+        >>> import qsim
+        >>> qsim.formats.P3109(8, 4), qsim.formats.P3109(8, 4).max
+        (Float(4, 3, specials='p3109'), 224.0)
+        >>> qsim.format("p3109_k8p3uf").max
+        3221225472.0
+    """
+    check_integer("P3109", "bits", bits, 2, 32)
+    check_integer("P3109", "precision", precision, 1, bits - signed)
+    check_flag("P3109", "signed", signed)
+    if domain not in ("extended", "finite"):
+        raise ValueError(f"P3109: domain must be 'extended' or 'finite', got {domain!r}")
+    exponent = bits - precision + (not signed)
+    if exponent > 8 or precision > 24:
+        raise ValueError(
+            f"P3109({bits}, {precision}) has {exponent} exponent and {precision - 1} mantissa bits: at most 8 and 23 are emulated"
+        )
+    bias = 1 << (exponent - 1)
+    specials: Specials = "p3109" if domain == "extended" else "fnuz" if signed else "fn"
+    return Float(exponent, precision - 1, bias, specials, signed=signed)
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,7 +11,7 @@ import torch
 
 from qsim.formats.base import Format
 from qsim.formats.fixed import Fixed, Int
-from qsim.formats.floating import Float, PowerOfTwo, Specials
+from qsim.formats.floating import P3109, Float, PowerOfTwo, Specials
 from qsim.text.parsing import read_call
 
 FP32 = Float(8, 23, specials="ieee")
@@ -109,6 +109,8 @@ _BLOCKS = re.compile(r"mxfp[468](_e\dm\d)?|mxint8|nvfp4|fp8_(1|128)x128")
 # Formats that users ask for and qsim does not have.
 _ABSENT = re.compile(r"(nf|posit)\d*\b")
 _FLOAT = re.compile(r"e(\d+)m(\d+)(?:b(\d+))?(ieee|fn|fnuz)?")
+# gfloat's names of the formats of P3109; the working group writes binary8p4se.
+_P3109 = re.compile(r"(?:p3109_k|binary)(\d+)p(\d+)([su])([ef])")
 _INTEGER = re.compile(r"(u?)int(\d+)")
 
 
@@ -116,7 +118,8 @@ def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word 
     """Resolve a name, a torch dtype or a format to a format.
 
     A bare `ExMy` that OCP defines means OCP's format; ml_dtypes' names mean ml_dtypes' formats; any other `ExMy` has no special values. A
-    bias and the special values can be appended: `e4m3b11fnuz`, `e5m7ieee`. A format's `repr` is accepted, too.
+    bias and the special values can be appended: `e4m3b11fnuz`, `e5m7ieee`. `binary8p4se` is `P3109(8, 4)`: signed, extended. A format's
+    `repr` is accepted, too.
 
     Args:
         spec: For example `"e4m3"`, `"bf16"`, `"int8"`, `torch.float8_e5m2`, `Float(6, 9)`. Names are case-insensitive.
@@ -167,7 +170,7 @@ def _by_name(spelling: str) -> Format:
     return found
 
 
-_MAKERS: dict[str, Callable[..., Format]] = {"Float": Float, "Fixed": Fixed, "Int": Int, "PowerOfTwo": PowerOfTwo}
+_MAKERS: dict[str, Callable[..., Format]] = {"Float": Float, "P3109": P3109, "Fixed": Fixed, "Int": Int, "PowerOfTwo": PowerOfTwo}
 
 
 def _parse(name: str) -> Format | None:
@@ -179,6 +182,8 @@ def _parse(name: str) -> Format | None:
             return Float(exponent, mantissa, bias, specials)  # type: ignore[arg-type]
         except ValueError:
             return None
+    if found := _P3109.fullmatch(name):
+        return P3109(int(found[1]), int(found[2]), found[3] == "s", "extended" if found[4] == "e" else "finite")
     if found := _INTEGER.fullmatch(name):
         return Int(int(found[2]), signed=not found[1]) if 1 <= int(found[2]) <= 32 else None
     return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.nn.dispatch import planned
+from qsim.nn.product.autograd import planned
 from qsim.nn.product.checks import check_bias, check_groups, rounds
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.plans import plan_for

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import Quantizer
 from qsim.functional.tracing import refuse_scripting
+from qsim.nn.record import known, record_of
 from qsim.random.shards import local
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import Delayed
@@ -163,25 +164,23 @@ def histories_of(module: nn.Module) -> dict[str, History]:
 
     Functions, because a module whose calls are rounded has its own methods, which may have any names.
     """
-    found: dict[str, History] = module.__dict__.get("_kept_histories", {})
-    return found
+    return known(module).histories
 
 
 def keep_histories(module: nn.Module, points: Mapping[str, Any]) -> None:
     """Create a history for each point with a delayed scale that lacks one of its length, and drop all others."""
     if torch.compiler.is_compiling():
         raise RuntimeError(_NOT_COMPILED)
-    known = histories_of(module)
+    had = histories_of(module)
     wanted = {name: point.scale.history for name, point in points.items() if _is_delayed(point)}
-    for name, history in known.items():
+    for name, history in had.items():
         if wanted.get(name) != history.length:
             for buffer in history.names:
                 delattr(module, buffer)
-    kept = {name: history for name, history in known.items() if wanted.get(name) == history.length}
+    kept = {name: history for name, history in had.items() if wanted.get(name) == history.length}
     found = {name: kept.get(name) or History(module, name, length) for name, length in wanted.items()}
-    module.__dict__.pop("_kept_histories", None)
-    if found:
-        module.__dict__["_kept_histories"] = found
+    if found or had:
+        record_of(module).histories = found
 
 
 def keep_modules(module: nn.Module, points: FivePoint | None) -> None:
@@ -202,10 +201,10 @@ def with_history(module: nn.Module, name: str, point: Quantizer) -> Quantizer:
     """A point with its history, if it has one."""
     if not isinstance(point.scale, Delayed):
         return point
-    known = histories_of(module)
-    if name not in known:
+    histories = histories_of(module)
+    if name not in histories:
         raise ValueError(f"{name} has a delayed scale, for which there is no history yet: recreate the module with it")
-    return replace(point, scale=Recorded(point.scale, known[name]))
+    return replace(point, scale=Recorded(point.scale, histories[name]))
 
 
 def with_histories(module: nn.Module, points: FivePoint, prefix: str = "") -> FivePoint:

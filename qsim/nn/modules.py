@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from qsim import recipes
@@ -17,8 +15,9 @@ from qsim.nn.calls.running import paused, running
 from qsim.nn.calls.settings import delayed_calls
 from qsim.nn.histories import RemembersAmaxes, keep_histories, keep_modules, with_histories
 from qsim.nn.product.sums import multiplied_by
-from qsim.random import seeds, sources, streams
-from qsim.random.sources import GraphStream, Stream
+from qsim.nn.record import ProductRounding, record_of
+from qsim.random import seeds, streams
+from qsim.random.sources import Stream
 from qsim.random.streams import Source
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.recipes.points_of import PointsLike, points_of
@@ -44,8 +43,8 @@ class FivePointModule(RemembersAmaxes):
             if isinstance(given, (FivePoint, Recipe)) or (isinstance(given, str) and given in recipes.NAMED):
                 raise TypeError(f"{type(self).__name__}: points are given by their name, points={given!r}")
         super().__init__(*args, **options)
-        self.points = points_of(points)
-        self.stream_source = streams.Drawn.of(seeds.fresh_seed()) if stream is None else stream
+        source = streams.Drawn.of(seeds.fresh_seed()) if stream is None else stream
+        record_of(self).layer = ProductRounding(points_of(points), source)
         for name in POINTS:
             if name not in self.point_names and getattr(self.points, name) not in (None, "same"):
                 raise ValueError(f"{type(self).__name__} has no point {name!r}; its points are {', '.join(self.point_names)}")
@@ -72,23 +71,23 @@ class FivePointModule(RemembersAmaxes):
     @property
     def points(self) -> FivePoint:
         """The points; modules in them are parts of the layer, named after their point."""
-        points: FivePoint = self.__dict__["_points"]
+        points: FivePoint = self.__dict__["_qsim"].layer.points
         return points
 
     @points.setter
     def points(self, points: FivePoint) -> None:
-        self.__dict__["_points"] = points
+        self.__dict__["_qsim"].layer.points = points
         keep_modules(self, points)
 
     @property
     def stream_source(self) -> Source:
         """The stream that the layer was given, or the source of the one that it draws."""
-        source: Source = self.__dict__["_stream_source"]
+        source: Source = self.__dict__["_qsim"].layer.source
         return source
 
     @stream_source.setter
     def stream_source(self, source: Source) -> None:
-        self.__dict__["_stream_source"], self.__dict__["_stream_numbers"] = source, sources.numbers_of(source)
+        record_of(self).layer = ProductRounding(self.points, source)
 
     @property
     def stream(self) -> int:
@@ -102,39 +101,24 @@ class FivePointModule(RemembersAmaxes):
     def stream(self, number: int) -> None:
         self.stream_source = number
 
-    def stream_in_use(self, points: FivePoint) -> Stream:
-        """The stream where something is drawn; in compiled code as an input of the graph."""
-        if not (points.is_stochastic or points.weight_is_stochastic):
-            return 0
-        if torch.compiler.is_compiling() and not sources.is_exporting():
-            numbers: Any = self._stream_numbers
-            return GraphStream(numbers, self.training)
-        return self.stream
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FivePointModule:
-        copied = self.__new__(type(self))
-        memo[id(self)] = copied
-        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
-        drawn = isinstance(self.stream_source, streams.Drawn)
-        copied.stream_source = streams.Drawn.of(seeds.fresh_seed()) if drawn else self.stream_source
-        return copied
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # Numbers of sources are those of a process.
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.stream_source = self.stream_source
+    @property
+    def stream_in_use(self) -> Stream:
+        """The stream where something is drawn; in compiled code an input of the graph."""
+        stream: Stream = self.__dict__["_qsim"].layer.stream(self.training)
+        return stream
 
     @property
     def points_in_use(self) -> FivePoint:
         """The points, with their histories if they have any."""
-        if not self.points.is_delayed:
-            return self.points
-        known = self.__dict__.get("_points_in_use")
-        if known is None or known[0] is not self.points:
+        points = self.points
+        if not points.is_delayed:
+            return points
+        in_use = self.__dict__["_qsim"].layer.in_use
+        if "" not in in_use or in_use[""][0] is not points:
             self.remember()
-            known = self.__dict__["_points_in_use"] = self.points, with_histories(self, self.points)
-        in_use: FivePoint = known[1]
-        return in_use
+            in_use[""] = points, with_histories(self, points)
+        found: FivePoint = in_use[""][1]
+        return found
 
     def remember(self) -> None:
         """Create the histories that the points need, and drop all others; make the modules in points parts of the layer."""
@@ -161,8 +145,7 @@ class Linear(FivePointModule, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded product."""
-        points = self.points_in_use if self.points.is_delayed else self.points
-        return functional.linear(input, self.weight, self.bias, points, stream=self.stream_in_use(points))
+        return functional.linear(input, self.weight, self.bias, self.points_in_use, stream=self.stream_in_use)
 
 
 class _ConvolutionModule(FivePointModule):
@@ -177,8 +160,7 @@ class _ConvolutionModule(FivePointModule):
             padding = 0
         convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[len(module.kernel_size) - 1]
         numbers = (module.stride, padding, module.dilation, module.groups)
-        stream = self.stream_in_use(self.points)
-        return convolve(padded, weight, bias, *numbers, self.points_in_use, stream=stream)
+        return convolve(padded, weight, bias, *numbers, self.points_in_use, stream=self.stream_in_use)
 
 
 class Conv1d(_ConvolutionModule, nn.Conv1d):
@@ -230,8 +212,7 @@ class _TransposedConvolution(FivePointModule):
         )
         convolve = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[dims - 1]
         numbers = (module.stride, module.padding, output_padding, module.groups, module.dilation)
-        stream = self.stream_in_use(self.points)
-        return convolve(input, module.weight, module.bias, *numbers, self.points_in_use, stream=stream)
+        return convolve(input, module.weight, module.bias, *numbers, self.points_in_use, stream=self.stream_in_use)
 
 
 class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
@@ -301,6 +282,5 @@ class Embedding(FivePointModule, nn.Embedding):
             return super().forward(input)
         if self.max_norm is not None or self.sparse:
             raise ValueError("Embedding: max_norm and sparse=True cannot be combined with points")
-        stream = self.stream_in_use(self.points)
-        options: dict[str, Any] = {"scale_grad_by_freq": self.scale_grad_by_freq, "stream": stream}
+        options: dict[str, Any] = {"scale_grad_by_freq": self.scale_grad_by_freq, "stream": self.stream_in_use}
         return functional.embedding(input, self.weight, self.padding_idx, self.points_in_use, **options)

@@ -19,8 +19,11 @@ class Outliers(PointModule):
 
     `split` clamps a tensor to two of its quantiles, `1 - quantile` and `quantile`, and returns the clamped tensor and the rest, which is
     zero except for outliers. The clamped tensor is rounded by a point; the rest is not rounded, and is an operand of a second product.
-    Called, the module returns the sum of the rounded tensor and the rest, which gives the same result with one product in high precision. A
-    quantile is an element of the tensor: number `floor(quantile * N)` of its `N` elements in order, counted from 0.
+    A quantile is an element of the tensor: number `floor(quantile * N)` of its `N` elements in order, counted from 0.
+
+    As `act`, `weight` or `grad` of a layer it makes two products of each that the tensor is in: that of the rounded tensor, by the layer's
+    accumulator, and that of the rest, which is added in float32. Elsewhere (at a backward point, for the inputs of a matrix product, or
+    called), it returns the sum of the rounded tensor and the rest, which gives the same result with one product in high precision.
 
     The gradient of a value is the point's where it was not clamped, and 1 where it was; the quantiles take none.
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from qsim import scaling
-from qsim.accumulators.chips import Chip
 from qsim.formats import E2M1, E4M3
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
-from qsim.recipes.five_point import Accumulate, FivePoint
+from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
 from qsim.scaling import PerTensor
 from qsim.scaling.block_formats import MXFP6_E3M2, NVFP4, Block
 
 
-def mxfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
+def mxfp8() -> Recipe:
     """E4M3 for everything, including gradients, in blocks of 32 with power-of-two scales that are rounded up.
 
     OCP's own rule takes the floor, so that the largest elements of a block may saturate: the paper saw training diverge that way. Every
     operand is rounded along the dimension that its product sums over, so each is rounded twice.
-
-    Args:
-        accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
-        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
@@ -30,11 +25,11 @@ def mxfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
         PerBlock(size=32, dim=-1, format='e8m0', rule='ceil')
     """
     block = Block(E4M3, 32, rule="ceil")
-    points = FivePoint(block, block, act_bwd=block, weight_bwd=block, grad=block, accumulate=accumulate, chip=chip)
+    points = FivePoint(block, block, act_bwd=block, weight_bwd=block, grad=block)
     return Recipe("mxfp8", points, source="Mishra et al., Recipes for Pre-training LLMs with MXFP8, arXiv 2506.08027")
 
 
-def mxfp6(forward: Spec | None = "mxfp6", *, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
+def mxfp6(forward: Spec | None = "mxfp6") -> Recipe:
     """E3M2 in blocks of 32 with OCP's rule for scales: the format that the name `"mxfp6"` means, too.
 
     OCP's other 6-bit format, E2M3, has more precision and less range: `mxfp6("mxfp6_e2m3")` rounds inputs and weights to it, and leaves
@@ -42,19 +37,17 @@ def mxfp6(forward: Spec | None = "mxfp6", *, accumulate: Accumulate = None, chip
 
     Args:
         forward: The format to which inputs and weights are rounded in the forward pass. `None` keeps them in high precision.
-        accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
-        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
         >>> print(qsim.recipes.mxfp6("mxfp6_e2m3"))
         mxfp6: act=mxfp6_e2m3, weight=mxfp6_e2m3, act_bwd=mxfp6, weight_bwd=mxfp6, grad=mxfp6
     """
-    points = FivePoint(forward, forward, act_bwd=MXFP6_E3M2, weight_bwd=MXFP6_E3M2, grad=MXFP6_E3M2, accumulate=accumulate, chip=chip)
+    points = FivePoint(forward, forward, act_bwd=MXFP6_E3M2, weight_bwd=MXFP6_E3M2, grad=MXFP6_E3M2)
     return Recipe("mxfp6", points, source="Rouhani et al., Microscaling Data Formats for Deep Learning, arXiv 2310.10537")
 
 
-def mxfp4(forward: Spec | None = "mxfp4", *, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
+def mxfp4(forward: Spec | None = "mxfp4") -> Recipe:
     """FP4 in blocks of 32, with unbiased gradients: both backward products stochastic, after a Hadamard transform of 32.
 
     The transform spreads outliers over their blocks, which keeps the noise of stochastic rounding small. Scales of stochastically rounded
@@ -64,8 +57,6 @@ def mxfp4(forward: Spec | None = "mxfp4", *, accumulate: Accumulate = None, chip
     Args:
         forward: The format to which inputs and weights are rounded in the forward pass, with round-to-nearest. `None` keeps them in high
             precision, as the paper does.
-        accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
-        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
@@ -73,11 +64,11 @@ def mxfp4(forward: Spec | None = "mxfp4", *, accumulate: Accumulate = None, chip
         True
     """
     noisy = Quantizer(Block(E2M1, 32, rule="ceil"), "stochastic", transform=Hadamard(32))
-    points = FivePoint(forward, forward, act_bwd=noisy, weight_bwd=noisy, grad=noisy, accumulate=accumulate, chip=chip)
+    points = FivePoint(forward, forward, act_bwd=noisy, weight_bwd=noisy, grad=noisy)
     return Recipe("mxfp4", points, source="Tseng et al., Training LLMs with MXFP4, arXiv 2502.20586")
 
 
-def nvfp4(last: int = 1, *, outer: PerTensor | str | None = None, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
+def nvfp4(last: int = 1, *, outer: PerTensor | str | None = None) -> Recipe:
     """FP4 in blocks of 16 with E4M3 scales and one scale per tensor; weights in tiles of 16 × 16, gradients stochastic.
 
     A square tile is the same in both directions, so that the backward pass reuses the rounded weight of the forward pass. Both operands of
@@ -91,8 +82,6 @@ def nvfp4(last: int = 1, *, outer: PerTensor | str | None = None, accumulate: Ac
         outer: The scale of each whole weight: `PerTensor()`, the default, or another `PerTensor`, or the `repr` of one. Servers compute
             several layers in one product, such as the projections of queries, keys and values, with one such scale for all of them.
             `PerTensor("e8m0", "ceil")` gives powers of two, which `qsim.export` can make equal without changing a weight.
-        accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
-        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
@@ -107,5 +96,5 @@ def nvfp4(last: int = 1, *, outer: PerTensor | str | None = None, accumulate: Ac
     unsaturated = Block(E2M1, 16, scale=E4M3, rule="ceil", outer=PerTensor(rule="ceil"))
     transformed = Quantizer(NVFP4, transform=Hadamard(16))
     grad, grad_w = (Quantizer(unsaturated, "stochastic", transform=transform) for transform in (None, Hadamard(16)))
-    points = FivePoint(NVFP4, weight, act_bwd=transformed, weight_bwd="same", grad=grad, grad_w=grad_w, accumulate=accumulate, chip=chip)
+    points = FivePoint(NVFP4, weight, act_bwd=transformed, weight_bwd="same", grad=grad, grad_w=grad_w)
     return Recipe("nvfp4", points, last=last, source="NVIDIA, Pretraining Large Language Models with NVFP4, arXiv 2509.25149")

@@ -43,20 +43,29 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
     """Return a recipe by its name, or by the call that creates it.
 
     Args:
-        name: For example `"mxfp4"` or `"nvfp4(last=4)"`; a name without arguments may be in capitals.
+        name: For example `"mxfp4"` or `"nvfp4(last=4)"`; a name without arguments may be in capitals. Options that all recipes share follow
+            as in Python: `"mxfp4.with_(accumulate='h100_bf16')"`.
         format: The format for a recipe for any format that is given by name only.
 
     Raises:
-        TypeError: If `name` is not a string.
+        TypeError: If `name` is not a string, or a recipe does not have an option.
         ValueError: If no recipe has that name, or it lacks its format.
 
     Example:
         >>> import qsim
         >>> qsim.recipes.resolve("nvfp4(last=4)").last
         4
+        >>> qsim.recipes.resolve("nvfp4.with_(first=1, last=4)").first
+        1
     """
     if not isinstance(name, str):
         raise TypeError(f"a recipe's name must be a string, got {name!r}")
+    recipe, dot, options = name.partition(".with_")
+    if dot:
+        changed: Recipe | None = read_call(f"with_{options}", {"with_": resolve(recipe, format).with_})
+        if changed is None:
+            raise ValueError(f"{name!r}: options follow a recipe as in 'nvfp4.with_(first=1, last=4)'")
+        return changed
     if name.lower() in NAMED:
         make = NAMED[name.lower()]
         if not _needs_format(make):
@@ -64,7 +73,10 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
         if format is None:
             raise ValueError(f"the recipe {name} is for any format: say which, as in {name}('e4m3')")
         return make(format)
-    found: Recipe | None = read_call(name, NAMED)
+    try:
+        found: Recipe | None = read_call(name, NAMED)
+    except TypeError as error:
+        raise TypeError(f"{name!r}: {error}. Options of all recipes follow as in 'nvfp4.with_(accumulate=…)'") from error
     if found is not None:
         return found
     close = [_FAMILIES[name]] if name in _FAMILIES else difflib.get_close_matches(name.partition("(")[0], NAMED, n=1, cutoff=0.8)

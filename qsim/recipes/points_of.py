@@ -60,7 +60,7 @@ def is_recipe(given: object) -> bool:
     """Whether a name is a recipe's, or not a format's either, so that the error is that of an unknown recipe."""
     if not isinstance(given, str):
         return False
-    if given.partition("(")[0].strip().lower() in NAMED:
+    if given.partition(".with_")[0].partition("(")[0].strip().lower() in NAMED:
         return True
     try:
         Quantizer(given)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qsim import scaling
-from qsim.accumulators.chips import Chip
 from qsim.formats import E4M3, E5M2, Float, Int
 from qsim.functional.quantizer import Quantizer
-from qsim.recipes.five_point import Accumulate, FivePoint
+from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
 from qsim.scaling import PerRow, PerTensor, Scaling
 from qsim.scaling.block_formats import FP8_1X128, FP8_128X128
 
 
-def fp8_hybrid(scale: Scaling | str | None = None, *, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
+def fp8_hybrid(scale: Scaling | str | None = None) -> Recipe:
     """E4M3 for inputs and weights, which need precision, and E5M2 for gradients, which need range.
 
     With one scale per tensor the backward pass reuses the tensors that the forward pass rounded. With one scale per row, `PerRow()`,
@@ -22,8 +21,6 @@ def fp8_hybrid(scale: Scaling | str | None = None, *, accumulate: Accumulate = N
 
     Args:
         scale: The scale of every point: `PerTensor()`, the default; `Delayed(…)`; `PerRow()`; or the `repr` of one.
-        accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
-        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
@@ -33,11 +30,11 @@ def fp8_hybrid(scale: Scaling | str | None = None, *, accumulate: Accumulate = N
     chosen = scaling.resolve(scale) or PerTensor()
     operand, gradient = Quantizer(E4M3, scale=chosen), Quantizer(E5M2, scale=chosen)
     back = operand if chosen.is_directed else "same"
-    points = FivePoint(operand, operand, act_bwd=back, weight_bwd=back, grad=gradient, accumulate=accumulate, chip=chip)
+    points = FivePoint(operand, operand, act_bwd=back, weight_bwd=back, grad=gradient)
     return Recipe("fp8_hybrid", points, source="Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433")
 
 
-def fp8_blockwise(last: int = 1, *, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
+def fp8_blockwise(last: int = 1) -> Recipe:
     """E4M3 everywhere: inputs and gradients in blocks of 128 along the summed dimension, weights in tiles of 128 × 128.
 
     A square tile is the same in both directions, so the backward pass reuses the forward pass's weight. Scales are powers of two, rounded
@@ -47,19 +44,17 @@ def fp8_blockwise(last: int = 1, *, accumulate: Accumulate = None, chip: Chip = 
     Args:
         last: Number of final layers left in high precision: the paper leaves out the output head, embeddings and the products of attention;
             the latter two are not converted anyway.
-        accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
-        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
         >>> print(qsim.recipes.fp8_blockwise())
         fp8_blockwise: act=fp8_1x128, weight=fp8_128x128, act_bwd=fp8_1x128, grad=fp8_1x128; high precision: the last layer
     """
-    points = FivePoint(FP8_1X128, FP8_128X128, act_bwd=FP8_1X128, weight_bwd="same", grad=FP8_1X128, accumulate=accumulate, chip=chip)
+    points = FivePoint(FP8_1X128, FP8_128X128, act_bwd=FP8_1X128, weight_bwd="same", grad=FP8_1X128)
     return Recipe("fp8_blockwise", points, last=last, source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437")
 
 
-def deepseek_v3(last: int = 1, *, accumulate: Accumulate = "h100_fp8_promoted", chip: Chip = "auto") -> Recipe:
+def deepseek_v3(last: int = 1) -> Recipe:
     """`fp8_blockwise` with the sums of the paper: an H100's, promoted every 128 products, where scales enter in float32.
 
     The sum of 128 products of E4M3 numbers comes from the matrix unit. It is multiplied by the scales of both operands, which do not
@@ -68,29 +63,22 @@ def deepseek_v3(last: int = 1, *, accumulate: Accumulate = "h100_fp8_promoted", 
 
     Args:
         last: See `fp8_blockwise`.
-        accumulate: The accumulator of all products, or three, as `FivePoint` takes them. Scales of blocks are part of the operands of sums
-            that are not promoted at multiples of the blocks' size.
-        chip: Whether an H100 or H200 may compute the short sums itself, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
         >>> print(qsim.recipes.deepseek_v3().points.accumulate)
         Promoted('h100_fp8', 128)
     """
-    recipe = fp8_blockwise(last, accumulate=accumulate, chip=chip)
+    recipe = fp8_blockwise(last).with_(accumulate="h100_fp8_promoted")
     return replace(recipe, name="deepseek_v3", source=f"{recipe.source}, section 3.3")
 
 
-def hfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
+def hfp8() -> Recipe:
     """IBM's hybrid: four exponent bits with a bias of 4 forward, five for gradients; the first and the last layer in high precision.
 
     There are no scales: the bias moves E4M3's range to the magnitudes of inputs and weights. Scale gradients with the loss, by hand or with
     a `torch.amp.GradScaler`, which notices when E5M2 overflows. The paper adds in FP16 with six exponent bits and in chunks of 64, which
     `accumulate="Rounded('e6m9', chunk=64)"` comes close to: within a chunk its sums are narrow, too.
-
-    Args:
-        accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
-        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
@@ -99,19 +87,15 @@ def hfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
         Float(4, 3, bias=4) 1 1
     """
     operand = Float(4, 3, bias=4)
-    points = FivePoint(operand, operand, act_bwd="same", weight_bwd="same", grad=E5M2, accumulate=accumulate, chip=chip)
+    points = FivePoint(operand, operand, act_bwd="same", weight_bwd="same", grad=E5M2)
     source = "Sun et al., Hybrid 8-bit Floating Point Training and Inference, NeurIPS 2019"
     return Recipe("hfp8", points, first=1, last=1, source=source)
 
 
-def int8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
+def int8() -> Recipe:
     """Integers from -127 to 127 with one scale per row, that is per sum of a product; gradients are rounded stochastically.
 
     -128 is left out: the largest magnitude of a row becomes 127 with either sign, and rounding is symmetric about zero.
-
-    Args:
-        accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
-        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
@@ -121,6 +105,6 @@ def int8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """
     integers = Int(8, symmetric=True)
     nearest, noisy = Quantizer(integers, scale=PerRow()), Quantizer(integers, "stochastic", scale=PerRow())
-    points = FivePoint(nearest, nearest, act_bwd=nearest, weight_bwd=nearest, grad=noisy, accumulate=accumulate, chip=chip)
+    points = FivePoint(nearest, nearest, act_bwd=nearest, weight_bwd=nearest, grad=noisy)
     source = "after Chen et al., A Statistical Framework for Low-bitwidth Training of Deep Neural Networks, arXiv 2010.14298"
     return Recipe("int8", points, source=source)

@@ -12,9 +12,12 @@ from qsim.rounding import Overflow, Rounding
 from qsim.silicon.circuits import Circuit, Operation
 from qsim.silicon.dots import Dot
 from qsim.silicon.graphs import AnyCircuit, routine
-from qsim_kernels.meanings import c, javascript, systemverilog
+from qsim_kernels.meanings import c, javascript, systemverilog, transcription
 
 Language = Literal["c", "systemverilog", "javascript"]
+#: In place of a format: its numbers are parameters of the code.
+ANY = "any"
+_COMMENT = ("Written by `qsim emit`: the arithmetic of https://pypi.org/project/qsim-torch, to the bit.",)
 
 
 def emit(
@@ -34,7 +37,8 @@ def emit(
     Args:
         language: `"c"` gives a header that is also C++ and code for CUDA devices, `"systemverilog"` one module for each circuit,
             `"javascript"` a module of functions.
-        format: The format that is rounded to.
+        format: The format that is rounded to. `"any"`, in JavaScript, writes the arithmetic itself, with all roundings, operations and
+            scales: a format's numbers are its parameters.
         rounding: A rounding or several.
         operations: `"round"`, `"encode"` and `"decode"`; see `Circuit`.
         overflow: See `quantize`.
@@ -57,6 +61,10 @@ def emit(
     _check(language, stages, generator)
     if not operations:
         raise ValueError("operations must name at least one of 'round', 'encode', 'decode'")
+    if format == ANY:
+        if language != "javascript":
+            raise ValueError(f"format='any' is for JavaScript, got language={language!r}")
+        return transcription.module(_COMMENT)
     chosen = [rounding] if isinstance(rounding, (str, Rounding)) else rounding
     circuits = [Circuit(format, operation, how, overflow, source) for operation in operations if operation != "decode" for how in chosen]
     circuits += [Circuit(format, "decode")] if "decode" in operations else []
@@ -91,12 +99,11 @@ def emit_circuits(
     for circuit in circuits:
         if generator and isinstance(circuit, Dot) and circuit.draws > 1:
             raise ValueError(f"generator makes one random integer, but {circuit.name} reads {circuit.draws}: leave it out for a port")
-    comment = ("Written by `qsim emit`: the arithmetic of https://pypi.org/project/qsim-torch, to the bit.",)
     routines = [routine(circuit) for circuit in circuits]
     if language == "c":
-        return c.header(name, comment, routines)
+        return c.header(name, _COMMENT, routines)
     if language == "javascript":
-        return javascript.module(comment, routines)
+        return javascript.module(_COMMENT, routines)
     return "\n".join(
         systemverilog.module(each, stages, generator and circuit.random_bits > 0) for circuit, each in zip(circuits, routines, strict=True)
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from types import SimpleNamespace
 
+from qsim.rounding import Rounding
 from qsim.silicon.circuits import Circuit
 from qsim.silicon.dots import Dot
 from qsim.silicon.generators import Philox
@@ -13,7 +15,7 @@ from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
 from qsim_kernels.meanings.printing import Routine
-from qsim_kernels.numbers.carrier import rounding_bits, used_bits, variant_of
+from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits, variant_of
 
 #: What can be printed and synthesized.
 AnyCircuit = Circuit | Dot | Philox
@@ -44,3 +46,22 @@ def _rounded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
     functions = symbols.meaning(arithmetic.rounding, how.carrier)
     drawn = functions.random_bits(random << 32 - rule.bits, used_bits(how.carrier, rule.bits, rule.correction))
     return as_single(functions.round_bits(in_carrier(x, how), drawn, how, variant_of(how, rule)), how)
+
+
+def significand(kept: int, dropped: int, rounding: Rounding) -> Routine:
+    """The step of the definition that rounds a significand, without exponents, signs, overflow and NaN.
+
+    Args:
+        kept: The bits that the result has, before a carry.
+        dropped: The bits that are rounded away.
+        rounding: How; stochastic rounding reads as many random bits.
+    """
+    rule = rounding.rule("saturate")
+    functions = symbols.meaning(arithmetic.rounding, SINGLE)
+    x: Operand = word("x", kept + dropped)
+    random: tuple[Operand, ...] = (word("random", dropped),) if rule.bits else ()
+    drawn = functions.random_bits(random[0] << 32 - dropped, used_bits(SINGLE, rule.bits, rule.correction)) if random else 0
+    grid, variant = SimpleNamespace(parity=0), SimpleNamespace(mode=rule.mode)
+    result = (x + functions.raised_by(x, x, dropped, drawn, grid, variant)) >> dropped
+    comment = (f"Rounds a significand of {kept + dropped} bits to {kept}, and a carry. Rounding: {rounding}.",)
+    return Routine(f"qsim_significand_{rounding.mode.name.lower()}", comment, (x, *random), result, kept + 1)

@@ -49,6 +49,7 @@ _STUDIES = {
     "cancelled-updates": "cancelled_updates.CancelledUpdatesStudy",
     "formats": "formats.FormatsStudy",
     "gradient-variance": "gradient_variance.GradientVarianceStudy",
+    "hardware-cost": "hardware_cost.HardwareCostStudy",
     "learning-rate": "learning_rate.LearningRateStudy",
     "llm": "llm.LLMStudy",
     "points": "points.PointsStudy",

@@ -218,6 +218,8 @@ def plain(value: Any) -> Any:
     """
     if hasattr(value, "to_dict"):
         return value.to_dict()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):

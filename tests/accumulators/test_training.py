@@ -83,7 +83,7 @@ def gpt_losses(device: torch.device, accumulator: str, chip: Chip) -> list[float
     """The losses of a GPT in ten steps."""
     torch.manual_seed(0)
     model = GPT(size("mini"), 256, 128).to(device, torch.bfloat16)
-    qsim.convert(model, qsim.recipes.fp8_hybrid(accumulate=accumulator, chip=chip), exclude=["head"])
+    qsim.convert(model, qsim.recipes.fp8_hybrid().with_(accumulate=accumulator, chip=chip), exclude=["head"])
     tokens = torch.randint(256, (16, 129), generator=torch.Generator().manual_seed(0)).to(device)
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     for _ in range(STEPS):

@@ -1,5 +1,6 @@
 """A dry run says what an export would write, and what it cannot, before training and without writing anything."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,18 @@ def test_a_dry_run_lists_every_layer_and_writes_nothing(tmp_path: Path) -> None:
     assert all(map(torch.equal, before.values(), model.state_dict().values()))
     with pytest.raises(ValueError, match=r"export: layout 'compressed-tensors' cannot express 2: its weight, e4m3 blocks"):
         qsim.export(model, tmp_path / "out", exclude="1")
+
+
+def test_exports_are_records(tmp_path: Path) -> None:
+    model = qsim.convert(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 2)), "mxfp8", exclude=["1"])
+    found, written = (qsim.export(model, tmp_path / "out", dry_run=dry_run) for dry_run in (True, False))
+    assert isinstance(found, qsim.diagnostics.Records)
+    assert [layer.outcome for layer in found] == ["written", "high precision"]
+    assert found["1",].note == "not chosen"
+    assert (found.folder, written.folder) == (None, tmp_path / "out")
+    assert json.loads(written.to_json())["folder"] == str(tmp_path / "out")
+    assert written.rows()[0]["layer"] == "0"
+    assert str(written) == "0  written  weight=e4m3 blocks(32, e8m0, ceil), act=e4m3 blocks(32, e8m0, ceil)"
 
 
 @pytest.mark.parametrize("layout", ["compressed-tensors", "torchao"])

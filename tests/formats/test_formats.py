@@ -179,7 +179,7 @@ def test_holds(fmt: Format) -> None:
 @given(
     st.integers(1, 8),
     st.integers(0, 10),
-    st.sampled_from(["none", "fn", "fnuz", "ieee"]),
+    st.sampled_from(["none", "fn", "fnuz", "p3109", "ieee"]),
     st.booleans(),
     st.booleans(),
     st.none() | st.integers(-400, 400),
@@ -203,10 +203,10 @@ def test_any_float(exponent: int, mantissa: int, specials: str, subnormals: bool
         ((0, 3), "Float: exponent must be in 1…8, got 0"),
         ((9, 3), "Float: exponent must be in 1…8, got 9"),
         ((4, 3, 1000), "Float: bias must be in"),
-        ((4, 3, None, "inf"), "Float: specials must be one of 'ieee', 'fn', 'fnuz', 'none', got 'inf'"),
+        ((4, 3, None, "inf"), "Float: specials must be one of 'ieee', 'fn', 'fnuz', 'p3109', 'none', got 'inf'"),
         ((1, 0, None, "ieee"), "no value but zero"),
         ((4, 3, None, "fnuz", True, False), "which an unsigned format lacks"),
-        ((4, 3, None, ["fn"]), "Float: specials must be one of 'ieee', 'fn', 'fnuz', 'none', got ['fn']"),
+        ((4, 3, None, ["fn"]), "Float: specials must be one of 'ieee', 'fn', 'fnuz', 'p3109', 'none', got ['fn']"),
     ],
 )
 def test_impossible_floats(arguments: tuple[object, ...], message: str) -> None:

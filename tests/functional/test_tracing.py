@@ -125,7 +125,7 @@ def test_layers_without_points_can_be_traced() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("recipe", ["fp8_hybrid()", "nvfp4()", "fp8_hybrid(accumulate='h100_fp8')"])
+@pytest.mark.parametrize("recipe", ["fp8_hybrid()", "nvfp4()", "fp8_hybrid.with_(accumulate='h100_fp8')"])
 def test_exported_layers_with_scales_or_sums_add_their_bias(recipe: str, dtype: torch.dtype) -> None:
     """An exported program calls operators on parameters, outside of an autograd function."""
     module, x = qsim.nn.Linear(32, 16, points=recipe, dtype=dtype), torch.randn(4, 32, dtype=dtype)

@@ -48,10 +48,10 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 def test_each_form_goes_through_triton_once(kernel: Kernel) -> None:
-    run, x = host.launcher(kernel, (), 5, "constant", num_warps=2), torch.zeros(64)
+    x, launch = torch.zeros(64), host.Launch(host.launcher(kernel, (), 5, "constant", num_warps=2), 3, (7,))
     odd = x[1:]
     for source in (x, odd, x, x, odd):
-        run(3, source, x, None, 7)
+        launch(source, x, None)
     assert kernel.by_triton == [(3, None, 7, 5, "constant", {"num_warps": 2})] * 2
     head = (3, 1, 1, 23, 17, 0, 0, None, None, "metadata", None, None, None)
     tail = (x.data_ptr(), None, 7, 5, "constant")
@@ -59,21 +59,21 @@ def test_each_form_goes_through_triton_once(kernel: Kernel) -> None:
 
 
 def test_hooks_see_every_launch(kernel: Kernel) -> None:
-    run, x = host.launcher(kernel, ()), torch.zeros(64)
-    run(1, x, x)
+    x, launch = torch.zeros(64), host.Launch(host.launcher(kernel, ()), 1)
+    launch(x, x)
     hook = triton.knobs.runtime.launch_enter_hook
     hook.add(print)
     try:
-        run(1, x, x)
+        launch(x, x)
     finally:
         hook.remove(print)
-    run(1, x, x)
+    launch(x, x)
     assert (len(kernel.by_triton), len(kernel.direct)) == (2, 1)
 
 
 def test_nothing_is_launched_for_no_programs(kernel: Kernel) -> None:
     x = torch.zeros(0)
-    host.launcher(kernel, ())(0, x, x)
+    host.Launch(host.launcher(kernel, ()), 0)(x, x)
     assert not kernel.by_triton
 
 

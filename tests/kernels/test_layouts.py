@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels import triton as kernels
-from qsim_kernels.triton.device.transposed import places_of
+from qsim_kernels.triton.device.parts import places_of
 from qsim_kernels.triton.host import layouts
 from qsim_kernels.triton.host.layouts import ElementOrder, Transposed, launch_layout, memory_of, tile_of
 

@@ -142,6 +142,61 @@ def test_an_interrupted_run_goes_on_to_the_bit_in_each_phase(stop: int) -> None:
     assert resumed.points.state_dict() == whole.points.state_dict()
 
 
+LEARNED = FivePoint(act=qsim.points.LSQ("int4"), weight=qsim.points.LSQ("int4"), output=qsim.points.Noise(0.01))
+
+
+class LearnedRun:
+    """A loop whose second phase has parameters of its own, for a model and the state of another run, if any."""
+
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
+        self.model, self.schedule = net(), Schedule({0: "bf16", 2: LEARNED, 6: "bf16"})
+        if state is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        with pytest.warns(UserWarning, match=r"a later phase adds parameters, such as 0\.act_point\.change, which an optimizer"):
+            self.schedule.start(self.model)
+        steps = self.added()
+        self.optimizer = torch.optim.Adam([p for p in self.model.parameters() if all(p is not step for step in steps)], 1e-2)
+        self.has_steps = False
+        self.add()
+        if state is not None:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+
+    def added(self) -> list[Tensor]:
+        return [parameter for name, parameter in self.model.named_parameters() if "_point." in name]
+
+    def add(self) -> None:
+        if self.schedule.phase is LEARNED and not self.has_steps:
+            self.optimizer.add_param_group({"params": self.added(), "lr": 1e-3})
+            self.has_steps = True
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            torch.manual_seed(self.schedule.steps)
+            self.optimizer.zero_grad()
+            self.model(torch.randn(16, 32)).square().mean().backward()
+            self.optimizer.step()
+            self.schedule.step()
+            self.add()
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self, name).state_dict() for name in ("schedule", "model", "optimizer")}
+
+
+@pytest.mark.parametrize("stop", [1, 2, 4])
+def test_a_phase_of_learned_points_trains_and_goes_on_to_the_bit(stop: int) -> None:
+    whole, first = LearnedRun(), LearnedRun()
+    whole.train(5)
+    assert len(whole.added()) == 6
+    assert all(change.item() for change in whole.added())
+    first.train(stop)
+    resumed = LearnedRun(first.state())
+    resumed.train(5 - stop)
+    assert all(map(same_bits, whole.model.state_dict().values(), resumed.model.state_dict().values()))
+    whole.train(2)
+    assert whole.added() == []
+
+
 def test_a_state_may_be_loaded_before_the_start() -> None:
     schedule = Schedule({0: "bf16", 5: "mxfp8"})
     schedule.load_state_dict({"step": 6, "seed": 3})

@@ -139,7 +139,7 @@ def test_train_gpt_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_train_gpt_with_a_recipe_writes_its_losses(main: Any, tmp_path: Path) -> None:
-    for name, options in (("bf16", []), ("fp8", ["--recipe", "fp8_hybrid(accumulate='h100_fp8')"])):
+    for name, options in (("bf16", []), ("fp8", ["--recipe", "fp8_hybrid.with_(accumulate='h100_fp8')"])):
         main(*options, "--steps", 3, "--losses", tmp_path / name, "--json", tmp_path / "lines")
     losses = [[float(line) for line in (tmp_path / name).read_text().splitlines()] for name in ("bf16", "fp8")]
     assert [(result["recipe"] is not None, result["training_loss"]) for result in lines(tmp_path / "lines")] == [

@@ -3,6 +3,7 @@
 PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py c --random 24    every named format and rounding, gcc and clang, sanitized
 PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py systemverilog   five formats, all roundings, all bfloat16 inputs, two simulators
 PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py javascript      10^6 inputs in Node
+PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py explorer        10^6 inputs to the format explorer, in Node and Chromium
 PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py mutations       200 faults in emitted modules, against golden vectors
 PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py cost            lookup tables of formats and roundings
 """
@@ -24,7 +25,8 @@ from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
 from qsim.silicon.synthesis import fpga
 from qsim_kernels.torch import ElementNoise, random_bits
-from support import emitted, mutations
+from support import emitted, explorer, mutations
+from support.chromium import Chromium
 
 SEED, STREAM = 5, 7
 SIMULATED = ("e5m2", "e4m3", "e2m1", "Float(3, 2, specials='fn')", "Float(2, 5, bias=3)")
@@ -103,6 +105,22 @@ def check_javascript(folder: Path) -> None:
         print(f"JavaScript, {fmt}: {len(circuits)} functions, {len(x)} inputs each, {differing} differ", flush=True)
 
 
+def check_explorer(folder: Path) -> None:
+    """The script of the site's explorer for 10^6 inputs, with every rounding."""
+    x = torch.randint(0, 1 << 32, (1_000_000,), generator=torch.Generator().manual_seed(1))
+    browser = Chromium(folder / "profile")
+    for fmt in ("e4m3", "e2m1", "bf16", "e8m0", "int8", "Float(3, 2, bias=4, specials='fn')"):
+        hows = [explorer.How(fmt, rule, "saturate") for rule in qsim.rounding.NAMED] + [explorer.How(fmt, "nearest", "nonfinite")]
+        expected = [explorer.quantized(how, x) for how in hows]
+        for place, found in (
+            ("Node", explorer.in_node(hows, x, folder)),
+            ("Chromium", explorer.in_chromium(hows, x, browser, folder)),
+        ):
+            differing = sum(int((y != right).sum()) for y, right in zip(found, expected, strict=True))
+            print(f"explorer in {place}, {fmt}: {len(hows)} roundings, {len(x)} inputs each, {differing} differ", flush=True)
+    browser.close()
+
+
 def check_mutations(count: int) -> None:
     """Faults of one operator each; those that change a result must be found by golden vectors."""
     outcome = mutations.survey(count, seed=3)
@@ -126,7 +144,7 @@ def print_costs() -> None:
 def main() -> None:
     """Run one of the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("c", "systemverilog", "javascript", "mutations", "cost"))
+    parser.add_argument("what", choices=("c", "systemverilog", "javascript", "explorer", "mutations", "cost"))
     parser.add_argument("--random", type=int, default=24, help="log2 of the number of random inputs")
     parser.add_argument("--formats", default=",".join(qsim.formats.NAMED))
     parser.add_argument("--compilers", default="gcc,clang")
@@ -140,6 +158,8 @@ def main() -> None:
             check_systemverilog(folder, args.simulators.split(","))
         elif args.what == "javascript":
             check_javascript(folder)
+        elif args.what == "explorer":
+            check_explorer(folder)
         elif args.what == "mutations":
             check_mutations(200)
         else:

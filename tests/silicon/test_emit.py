@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,16 @@ endmodule
     x = torch.full((100,), 0x3F808000)
     assert [int(line, 16) for line in lines] == results(circuit, x, torch.tensor(words)).tolist()
     assert len(set(lines)) == 2
+
+
+def test_code_does_not_depend_on_what_was_emitted_before() -> None:
+    """Graphs share symbols: those that another graph made first must not be printed first."""
+    emitting = "from qsim.silicon import emit\n{}print(emit('systemverilog', 'e4m3', operations=['encode']))"
+    alone, later = (
+        emitted.run(sys.executable, "-c", emitting.format(before))
+        for before in ("", "kept = emit('c', 'e3m2', ['nearest', 'odd'], operations=['encode', 'decode'])\n")
+    )
+    assert alone == later
 
 
 def test_comments_specify_the_unit() -> None:

@@ -25,25 +25,33 @@ def commands() -> Iterator[tuple[str, list[str]]]:
                 yield command, [line.removeprefix("# ") for line in shown]
 
 
-@pytest.mark.parametrize("section", ["vectors", "gcc", "iverilog", pytest.param("yosys", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "section", ["vectors", "gcc", "iverilog", *(pytest.param(name, marks=pytest.mark.slow) for name in ("yosys", "study"))]
+)
 def test_commands_print_what_the_guide_shows(
     section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One tool's commands, and those of qsim before them."""
     monkeypatch.chdir(tmp_path)
     if section != "vectors":
-        tool(section)
+        tool("yosys" if section == "study" else section)
     ran = 0
     for command, shown in commands():
         words = shlex.split(command)
-        if words[:2] == ["qsim", "cost"]:
+        if words[:2] == ["qsim", "study"]:
+            if section == "study":
+                main(words[1:])
+                assert shown[0] in capsys.readouterr().out
+                assert "| e3m2b4fn | 6 |" in (tmp_path / "study" / "report.md").read_text()
+                ran += 1
+        elif words[:2] == ["qsim", "cost"]:
             if section == "yosys":
                 main(words[1:])
                 rows = [line.split() for line in capsys.readouterr().out.splitlines()]
                 assert [row[0] for row in rows] == [line.split()[0] for line in shown]
                 assert all(int(cell) >= 0 for row in rows[1:] for cell in row[1:])
                 ran += 1
-        elif section == "yosys" or not is_run(words, section):
+        elif section in ("yosys", "study") or not is_run(words, section):
             continue
         elif words[0] == "qsim":
             code = main(words[1:])
@@ -56,7 +64,7 @@ def test_commands_print_what_the_guide_shows(
             assert done.returncode == 0, (command, done.stderr)
             assert done.stdout.splitlines()[: len(shown)] == shown, command
             ran += 1
-    assert ran == {"vectors": 1, "gcc": 4, "iverilog": 9, "yosys": 1}[section]
+    assert ran == {"vectors": 1, "gcc": 4, "iverilog": 9, "yosys": 1, "study": 1}[section]
 
 
 def is_run(words: list[str], section: str) -> bool:

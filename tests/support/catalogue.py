@@ -25,6 +25,7 @@ from qsim.formats import (
     FP16,
     FP32,
     NAMED as _NAMED,
+    P3109,
     Fixed,
     Float,
     Format,
@@ -54,6 +55,10 @@ VARIETY: tuple[Format, ...] = (
     Float(4, 0, signed=False, specials="fn"),
     Float(5, 3, specials="ieee", signed=False),
     Float(2, 2, signed=False, subnormals=False),
+    P3109(8, 4),
+    P3109(6, 1),
+    P3109(7, 3, signed=False),
+    P3109(5, 5, signed=False, domain="finite"),
     Int(1),
     Int(2, symmetric=True),
     Int(8, signed=False),
@@ -74,9 +79,9 @@ def sweep() -> list[Format]:
     """Float(1…8, 0…10) in all specials, with and without subnormals, if a value other than zero remains."""
     found: list[Format] = []
     for exponent, mantissa, specials, subnormals in itertools.product(
-        range(1, 9), range(11), ("ieee", "fn", "fnuz", "none"), (True, False)
+        range(1, 9), range(11), ("ieee", "fn", "fnuz", "p3109", "none"), (True, False)
     ):
-        reserved = {"ieee": 2**mantissa, "fn": 1, "fnuz": 0, "none": 0}[specials]
+        reserved = {"ieee": 2**mantissa, "fn": 1, "fnuz": 0, "p3109": 1, "none": 0}[specials]
         top = 2 ** (exponent + mantissa) - reserved - 1
         if top > (0 if subnormals else 2**mantissa - 1):
             found.append(Float(exponent, mantissa, specials=specials, subnormals=subnormals))  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """The machine code of the kernels for an H200, on any machine: instructions and registers, by operator and kernel.
 
 `PYTHONPATH=kernels:tests python tests/support/compiled_offline.py` prints a table, with which commits can be compared without a GPU: equal
-numbers nearly always mean the same machine code. It runs in a process of its own, because it takes the place of the driver.
+numbers nearly always mean the same machine code. Words behind it choose the rows that contain one of them. It runs in a process of its own,
+because it takes the place of the driver.
 
 Releases of Triton accept different code: `pip install --no-deps --target DIR triton==3.6.0` installs another one next to torch's own, which
 `PYTHONPATH=DIR:kernels:tests python tests/support/compiled_offline.py` then uses.
@@ -30,7 +31,7 @@ from triton.runtime.jit import JITFunction
 
 import qsim
 from qsim_kernels.ops.backend import library
-from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.launcher import Launch
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _compile = JITFunction.run
@@ -90,11 +91,11 @@ def compiled(works: dict[str, Callable[[], object]]) -> dict[str, dict[str, list
             found[name].setdefault(self.fn.__name__, []).append(_measured(kernel.asm["cubin"]))
         return kernel
 
-    def launch(self: Launcher, programs: int, *arguments: Any) -> None:
-        self._kernel.run(*arguments, *self._tail, grid=(programs, 1, 1), **self._options)
+    def launch(self: Launch, *arguments: Any) -> None:
+        self.launcher.kernel.run(*arguments, *self._tail, grid=(self.programs, 1, 1), **self.launcher.options)
 
     driver.set_active(_H200())
-    JITFunction.run, Launcher.__call__ = run, launch  # type: ignore[method-assign]
+    JITFunction.run, Launch.__call__ = run, launch  # type: ignore[method-assign]
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[misc, assignment]
     torch.cuda.get_device_properties = lambda *_: _Properties()  # type: ignore[assignment]
     torch.cuda.get_device_capability = lambda *_: (9, 0)
@@ -119,6 +120,14 @@ def _layer() -> None:
         torch.nn.Linear(512, 256), qsim.FivePoint("e4m3", "e4m3", grad=qsim.Quantizer("e5m2", "stochastic"), act_bwd=None, weight_bwd=None)
     ).bfloat16()
     layer(torch.ones(256, 512, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+
+
+def _values_and_codes(x: torch.Tensor) -> None:
+    fmt = qsim.format("e4m3")
+    for rounding in ("nearest", "stochastic"):
+        how = qsim.rounding.resolve(rounding).spelling["saturate"]
+        numbers = fmt.spelling[0], how, 1, torch.bfloat16, fmt.spelling[0], how, fmt.spelling[1], 2
+        torch.ops.qsim.quantize_and_encode.default(x, torch.tensor(1), *numbers)
 
 
 #: Accumulators and formats of their operands: every kernel of sums, and every way through it.
@@ -162,6 +171,10 @@ def works() -> dict[str, Callable[[], object]]:
     found: dict[str, Callable[[], object]] = {
         "decode": lambda: qsim.decode(torch.zeros(512, dtype=torch.uint8), "e4m3"),
         "float64": lambda: qsim.quantize(x.double(), "e4m3", rounding="stochastic", seed=1),
+        "transposed": lambda: qsim.quantize(x.t(), "e4m3", rounding="stochastic", seed=1),
+        "transposed codes": lambda: qsim.encode(x.bfloat16().t(), "e4m3", rounding="stochastic", seed=1),
+        "values and codes": lambda: _values_and_codes(x),
+        "values and codes of a transposed matrix": lambda: _values_and_codes(x.t()),
         "transform": lambda: qsim.transforms.Hadamard(16, seed=1)(x.bfloat16()),
         "layer": _layer,
         "checksum": lambda: torch.ops.qsim.checksum.default(x, 1, 3, 16, 32),
@@ -187,7 +200,8 @@ def works() -> dict[str, Callable[[], object]]:
 
 
 if __name__ == "__main__":
-    results = compiled(works())
+    words = [word for word in sys.argv[1:] if word != "--json"]
+    results = compiled({name: work for name, work in works().items() if not words or any(word in name for word in words)})
     if "--json" in sys.argv:
         print(json.dumps(results))
     else:

@@ -45,7 +45,7 @@ def top(fmt: Format) -> int:
         return 2**fmt.exponent - 2
     assert isinstance(fmt, Float)
     codes = 2 ** (fmt.exponent + fmt.mantissa)
-    reserved = {"ieee": 2**fmt.mantissa, "fn": 1, "fnuz": 0, "none": 0}[fmt.specials]
+    reserved = {"ieee": 2**fmt.mantissa, "fn": 1, "fnuz": 0, "p3109": 1 if fmt.signed else 2, "none": 0}[fmt.specials]
     return codes - reserved - 1
 
 
@@ -63,19 +63,19 @@ def gap(fmt: Format) -> int:
 
 def has_infinity(fmt: Format) -> bool:
     """Whether the format has a code for infinity."""
-    return isinstance(fmt, Float) and fmt.specials == "ieee"
+    return isinstance(fmt, Float) and fmt.specials in ("ieee", "p3109")
 
 
 def has_nan(fmt: Format) -> bool:
     """Whether the format has a code for NaN: the top exponent of an IEEE format without mantissa only encodes infinity."""
     if isinstance(fmt, Float):
-        return fmt.specials in ("fn", "fnuz") or (fmt.specials == "ieee" and fmt.mantissa > 0)
+        return fmt.specials in ("fn", "fnuz", "p3109") or (fmt.specials == "ieee" and fmt.mantissa > 0)
     return isinstance(fmt, PowerOfTwo)
 
 
 def has_negative_zero(fmt: Format) -> bool:
     """Whether zero keeps its sign."""
-    return isinstance(fmt, Float) and fmt.signed and fmt.specials != "fnuz"
+    return isinstance(fmt, Float) and fmt.signed and fmt.specials not in ("fnuz", "p3109")
 
 
 def neighbours(fmt: Format, value: Fraction) -> tuple[int, int]:
@@ -181,10 +181,10 @@ def decode_exact(code: int, fmt: Format) -> float | None:
         return math.nan if code > top(fmt) else _signed(fmt, code, False)
     assert isinstance(fmt, Float)
     sign, unsigned = divmod(code, 2 ** (fmt.exponent + fmt.mantissa))
-    if fmt.specials == "fnuz" and sign and unsigned == 0:
+    if fmt.specials in ("fnuz", "p3109") and sign and unsigned == 0:
         return math.nan
     if unsigned > top(fmt):
-        infinite = fmt.specials == "ieee" and unsigned == top(fmt) + 1
+        infinite = has_infinity(fmt) and unsigned == top(fmt) + 1
         return (-math.inf if sign else math.inf) if infinite else math.nan
     if 1 <= unsigned <= gap(fmt):
         return None

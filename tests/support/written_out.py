@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from qsim import FivePoint, Fixed, Float, Int, Quantizer, Stochastic
 from qsim.formats import Format
-from qsim.nn.product.autograd import planned_product
+from qsim.nn.product.autograd import planned
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct, Product
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.plans import ProductPlan, plan_for
@@ -71,7 +71,7 @@ class ProductSetting(NamedTuple):
 
 def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductSetting, stream: int = 0) -> Tensor:
     """A product of a configuration, whose operands are rounded forward and backward."""
-    return planned_product(a, w, bias, setting.plan(a, w, bias), stream)
+    return planned(a, w, bias, setting.plan(a, w, bias), stream)
 
 
 class ProductCase(NamedTuple):

@@ -149,12 +149,15 @@ def operands(symbol: Symbol) -> tuple[Symbol, ...]:
 
 
 def needed(results: Iterable[Operand]) -> list[Symbol]:
-    """The symbols that results depend on, operands first."""
-    waiting = [x for x in results if isinstance(x, Symbol)]
+    """The symbols that results depend on, operands first, in an order that depends on nothing else."""
+    # Symbols that another graph has made before have smaller numbers: sorted by them, the same code would be printed in another order.
+    waiting = [(x, False) for x in results if isinstance(x, Symbol)][::-1]
     reached: dict[int, Symbol] = {}
     while waiting:
-        symbol = waiting.pop()
-        if symbol.order not in reached:
+        symbol, has_operands = waiting.pop()
+        if has_operands:
             reached[symbol.order] = symbol
-            waiting += operands(symbol)
-    return [reached[order] for order in sorted(reached)]
+        elif symbol.order not in reached:
+            waiting.append((symbol, True))
+            waiting += [(x, False) for x in reversed(operands(symbol))]
+    return list(reached.values())

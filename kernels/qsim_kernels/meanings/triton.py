@@ -126,8 +126,9 @@ _COMMON = {
 _SINGLE = {**_COMMON, "to_word": to_uint32, "to_int": to_int32, "carries": carries_single, **words.constants(SINGLE)}
 _DOUBLE = {**_COMMON, "to_word": to_int64, "to_int": to_int64, "carries": carries_double, **words.constants(DOUBLE)}
 
-_round_single = _bound(arithmetic.rounding, _SINGLE).round_bits
-_round_double = _bound(arithmetic.rounding, _DOUBLE).round_bits
+_single_rounding, _double_rounding = _bound(arithmetic.rounding, _SINGLE), _bound(arithmetic.rounding, _DOUBLE)
+_round_single, _round_double = _single_rounding.round_bits, _double_rounding.round_bits
+_random_single, _random_double = _single_rounding.random_bits, _double_rounding.random_bits
 #: The functions of `arithmetic.scales` for float32 elements, and the one that computes scales.
 elements = _bound(arithmetic.scales, _SINGLE)
 scale_of = _bound(arithmetic.scales, _DOUBLE | {"round_bits": _round_double}).scale_of
@@ -169,4 +170,14 @@ def round_bits(bits, drawn, grid, V: tl.constexpr):
         result = _round_double(bits, drawn, grid, V)
     else:
         result = _round_single(bits, drawn, grid, V)
+    return result
+
+
+@triton.jit
+def random_bits(words, used, V: tl.constexpr):
+    """`arithmetic.rounding.random_bits` for words of 32 bits, in float32's or, if `V.wide`, in float64's arithmetic."""
+    if V.wide:
+        result = _random_double(words.to(tl.int64), used)
+    else:
+        result = _random_single(words, used)
     return result

@@ -283,8 +283,8 @@ class UsedBits(NamedTuple):
         correction: Half the weight of the last of them, if the rule has a correction.
     """
 
-    keep: int
-    correction: int
+    keep: Any
+    correction: Any
 
 
 @lru_cache(maxsize=4096)

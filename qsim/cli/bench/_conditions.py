@@ -78,7 +78,7 @@ def _points(args: argparse.Namespace) -> FivePoint:
         if args.peers:
             raise ValueError("--peers: QPyTorch has no scales; omit --recipe or --peers")
         if args.accumulate is not None:
-            raise ValueError("--accumulate: a recipe takes it as an argument, as in --recipe \"fp8_hybrid(accumulate='h100_fp8')\"")
+            raise ValueError("--accumulate: an option of the recipe, as in --recipe \"fp8_hybrid.with_(accumulate='h100_fp8')\"")
         return recipes.resolve(args.recipe, args.format).points
     if args.peers and (args.accumulate is not None or args.backward == "same"):
         raise ValueError("--peers: QPyTorch has no accumulators and rounds five times; omit --accumulate, --backward same or --peers")

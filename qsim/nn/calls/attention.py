@@ -76,7 +76,7 @@ def _product(module: nn.Module, a: Tensor, b: Tensor, points: FivePoint | None, 
         return a @ b
     observers.enter_call(module, "")
     calls = call_points(module)
-    stream = 0 if calls is None else calls.stream(name, module.training)
+    stream = 0 if calls is None else calls.stream(module.training, name)
     product: Tensor = without_inner_rounding(functional.matmul, a, b, points, stream=stream)
     return product
 

@@ -37,9 +37,9 @@ def _rounds(tensors: Sequence[Tensor]) -> bool:
     return any(weight_of(x) is not None for x in tensors) or of_activations(tensors[0], tensors[1]) is not None
 
 
-def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor | None:
-    """`torch.tensordot`, whose dimensions are a number or two lists."""
-    given = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2, dims_other: Sequence[int] | None = None) -> Tensor | None:
+    """`torch.tensordot`, whose dimensions are a number or two lists, or its operator, which takes the lists one by one."""
+    given = (dims, dims_other) if dims_other is not None else (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
     of_a, of_b = ascii_letters[: a.dim()], list(ascii_letters[a.dim() : a.dim() + b.dim()])
     for i, j in zip(*given, strict=True):
         of_b[j] = of_a[i]

@@ -11,9 +11,9 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch.nn import functional as F
 
 from qsim.functional.bodies import body
-from qsim.nn.calls.functions import PRODUCTS, add_those_of_others
 from qsim.nn.calls.running import PausedInLayers, running, without_inner_rounding
 from qsim.nn.calls.weights import follow
+from qsim.nn.registry import PRODUCTS, add_those_of_others
 
 
 def know_others() -> None:

@@ -12,11 +12,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.calls.running import running
-from qsim.nn.calls.settings import CallPoints, call_points
+from qsim.nn.calls.settings import call_points
 from qsim.nn.calls.weights import base_of_view, parameter_of
 from qsim.nn.histories import with_histories
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
+from qsim.nn.record import ProductRounding
 from qsim.random.sources import Stream, varied
 from qsim.random.streams import stream
 from qsim.recipes.five_point import FivePoint
@@ -39,7 +40,7 @@ def weight_of(x: Any) -> Weight | None:
     parameter = _parameter(x)
     if parameter is None or parameter.dtype not in FLOATS:
         return None
-    found = _searched(parameter) if torch.compiler.is_compiling() else _known(parameter)
+    found = _owner(parameter)
     if found is None:
         return None
     owner, name = found
@@ -49,22 +50,31 @@ def weight_of(x: Any) -> Weight | None:
     observers.enter_call(owner, name)
     if calls is not None:
         points = _points_in_use(owner, name, calls)
-        return None if points is None else Weight(points, calls.stream(name, owner.training))
+        return None if points is None else Weight(points, calls.stream(owner.training, name))
     if isinstance(owner, FivePointModule) and not owner.points.is_identity:
-        own = owner.stream_in_use(owner.points)
+        own = owner.stream_in_use
         return Weight(owner.points_in_use, varied(own, stream("attention", name)) if owner is innermost else own)
     return None
 
 
-def _points_in_use(owner: nn.Module, name: str, calls: CallPoints) -> FivePoint | None:
+def table_of(x: Tensor) -> Weight | None:
+    """How the table of an embedding with points is rounded in lookups, as by the layer; `None` for other tensors."""
+    parameter = _parameter(x)
+    owner, name = (None if parameter is None else _owner(parameter)) or (None, "")
+    if not isinstance(owner, FivePointModule) or not isinstance(owner, nn.Embedding) or owner.points.is_identity:
+        return None
+    observers.enter_call(owner, name)
+    return Weight(owner.points_in_use, owner.stream_in_use)
+
+
+def _points_in_use(owner: nn.Module, name: str, calls: ProductRounding) -> FivePoint | None:
     """The points of products with a parameter, with their histories; `None` if scales are delayed and it is a vector, which has none."""
     if not calls.points.is_delayed:
         return calls.points
-    known: dict[str, FivePoint | None] = owner.__dict__.setdefault("_call_points_in_use", {})
-    if name not in known:
+    if name not in calls.in_use:
         found = with_histories(owner, calls.points, f"{name}_")
-        known[name] = None if found.is_delayed else found
-    return known[name]
+        calls.in_use[name] = calls.points, None if found.is_delayed else found
+    return calls.in_use[name][1]
 
 
 def of_activations(a: Tensor, b: Tensor) -> Weight | None:
@@ -84,9 +94,9 @@ def of_activations(a: Tensor, b: Tensor) -> Weight | None:
         return None
     observers.enter_call(module, "")
     if isinstance(module, FivePointModule):  # attention
-        return Weight(module.points_in_use, varied(module.stream_in_use(module.points), stream("attention", "activations")))
+        return Weight(module.points_in_use, varied(module.stream_in_use, stream("attention", "activations")))
     assert calls is not None
-    return Weight(calls.points, calls.stream("activations", module.training))
+    return Weight(calls.points, calls.stream(module.training, "activations"))
 
 
 def _parameter(x: Any) -> Tensor | None:
@@ -127,6 +137,10 @@ def _searched(parameter: Tensor) -> tuple[nn.Module, str] | None:
                 if own is parameter:
                     return owner, name
     return None
+
+
+def _owner(parameter: Tensor) -> tuple[nn.Module, str] | None:
+    return _searched(parameter) if torch.compiler.is_compiling() else _known(parameter)
 
 
 #: Owners found before. A checkpoint recomputes a module without those around it, which may have the parameter.

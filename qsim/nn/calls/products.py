@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import functional
-from qsim.nn.calls.points import Weight, of_activations, weight_of
-from qsim.nn.dispatch import planned
+from qsim.nn.calls.points import Weight, of_activations, table_of, weight_of
 from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
 from qsim.nn.product.autocast import autocasts
+from qsim.nn.product.autograd import planned
 from qsim.nn.product.grouped import GROUPED, GROUPED_LINEAR
 from qsim.nn.product.plans import plan_for
 from qsim.random.shards import is_distributed
@@ -66,6 +66,11 @@ def matmul(input: Tensor, other: Tensor, out_dtype: torch.dtype | None = None) -
     if found is not None and input.dim() == 1:
         found = found.squeeze(-2)
     return found.squeeze(-1) if found is not None and other.dim() == 1 else found
+
+
+def reflected_matmul(input: Tensor, other: Tensor) -> Tensor | None:
+    """`other @ input`."""
+    return matmul(other, input)
 
 
 def multiply(a: Tensor, b: Tensor, of_a: Weight | None, of_b: Weight | None) -> Tensor | None:
@@ -212,6 +217,22 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: 
     if own is None:
         return None
     return functional.scaled_dot_product_attention(query, key, value, *args, **{**options, "points": own.points, "stream": own.stream})
+
+
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor | None:
+    """`torch.nn.functional.embedding`, in the table of a layer with points."""
+    own = table_of(weight)
+    if own is None or max_norm is not None or sparse:
+        return None
+    return functional.embedding(input, weight, padding_idx, own.points, scale_grad_by_freq=scale_grad_by_freq, stream=own.stream)
 
 
 def convolution(convolve: Callable[..., Tensor]) -> Callable[..., Tensor | None]:

@@ -8,11 +8,12 @@ from torch import jit, nn
 
 from qsim.nn.calls.mode import know_others
 from qsim.nn.calls.modules import RoundsCalls, with_calls
-from qsim.nn.calls.settings import CallPoints, Calls, call_points, delayed_calls
+from qsim.nn.calls.settings import Calls, call_points, delayed_calls
 from qsim.nn.converting.classes import kind, with_ancestor_replaced
 from qsim.nn.converting.layers import ATTENTION, Layer, parts, target
 from qsim.nn.histories import keep_histories
 from qsim.nn.modules import FivePointModule
+from qsim.nn.record import ProductRounding, record_of
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
 
@@ -40,8 +41,7 @@ def callers(model: nn.Module, layers: Sequence[Layer], calls: Calls) -> list[Lay
 def set_call_points(layer: Layer, points: FivePoint, source: Drawn, *, of_activations: bool) -> None:
     """Round the products with a module's parameters and, perhaps, those of activations that it computes."""
     for i, part in enumerate((layer.module, *parts(layer.module))):
-        part.__dict__.pop("_call_points_in_use", None)
-        part.__dict__["_call_points"] = CallPoints(points, source._replace(name=f"{layer.names[0]}.{i}"), of_activations=of_activations)
+        record_of(part).calls = ProductRounding(points, source._replace(name=f"{layer.names[0]}.{i}"), of_activations)
 
 
 def enter_calls(model: nn.Module) -> None:
@@ -57,8 +57,8 @@ def enter_calls(model: nn.Module) -> None:
 
 def leave_calls(module: nn.Module) -> None:
     """Undo both."""
-    module.__dict__.pop("_call_points", None)
-    module.__dict__.pop("_call_points_in_use", None)
+    if call_points(module) is not None:
+        record_of(module).calls = None
     _remember(module)
     if isinstance(module, RoundsCalls):
         own = module.without_calls

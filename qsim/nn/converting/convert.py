@@ -25,6 +25,7 @@ from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, Layer, chec
 from qsim.nn.converting.table import changes, conversion
 from qsim.nn.histories import keep_histories, keep_modules
 from qsim.nn.modules import FivePointModule
+from qsim.nn.record import ProductRounding, forget_empty, known, record_of
 from qsim.random.seeds import fresh_seed
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
@@ -192,9 +193,11 @@ def revert(model: Model) -> Model:
     remove_from_configs(model)
     for module in model.modules():
         leave_calls(module)
-        for name, value in module.__dict__.pop("_kept_from_bypassing", {}).items():
-            setattr(module, name, value)
+        bypassing = known(module).bypassing
+        while bypassing:
+            setattr(module, *bypassing.popitem())
         _leave_class(module)
+        forget_empty(module)
     return model
 
 
@@ -210,31 +213,25 @@ def _clear(module: nn.Module) -> None:
 
 def _leave_class(module: nn.Module) -> None:
     """Give a converted layer its own class again."""
-    classes = module.__dict__.pop("_converted", None)
-    if classes is not None:
-        original, with_points = classes
+    record = known(module)
+    if record.classes is not None:
+        original, with_points = record.classes
         assert isinstance(module, FivePointModule)  # made so by convert
         keep_histories(module, {})
         keep_modules(module, None)
         module.__class__ = with_ancestor_replaced(type(module), with_points, original)
-        del module.__dict__["_points"], module.__dict__["_stream_source"], module.__dict__["_stream_numbers"]
-        for name in ("_recipe", "_without", "_points_in_use"):
-            module.__dict__.pop(name, None)
+        record.layer, record.classes, record.recipe, record.note = None, None, None, ""
 
 
 def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None, note: str) -> None:
     module: Any = layer.module
+    record = record_of(module)
     if not isinstance(module, FivePointModule):
         original, with_points = kind(module), target(module)
         assert with_points is not None  # only such modules are chosen
-        module.__dict__["_converted"] = (original, with_points)
+        record.classes = (original, with_points)
         module.__class__ = with_ancestor_replaced(type(module), original, with_points)
-    module.stream_source = source
-    module.points = module.own_points(points)
-    module.__dict__["_recipe"] = recipe
-    module.__dict__.pop("_without", None)
-    if note:
-        module.__dict__["_without"] = note
+    record.layer, record.recipe, record.note = ProductRounding(module.own_points(points), source), recipe, note
     module.remember()
 
 
@@ -242,5 +239,5 @@ def _keep_from_bypassing(module: nn.Module) -> None:
     """Keep torch's encoder layers, in evaluation, from fused operators that read the weights of inner layers without calling these."""
     for bypassing, (name, value) in _BYPASSES.items():
         if isinstance(module, bypassing) and any(isinstance(inner, FivePointModule) for inner in module.modules()):
-            module.__dict__.setdefault("_kept_from_bypassing", {}).setdefault(name, getattr(module, name))
+            record_of(module).bypassing.setdefault(name, getattr(module, name))
             setattr(module, name, value)

@@ -13,6 +13,7 @@ from qsim.nn.calls.settings import call_points
 from qsim.nn.converting.classes import kind
 from qsim.nn.modules import FivePointModule
 from qsim.nn.quantize import Quantize
+from qsim.nn.record import known
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
 
@@ -44,7 +45,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
             called[name] = {"points": index(name, calls.points), "stream": _stream(calls.source), "of_activations": calls.of_activations}
         if isinstance(layer, FivePointModule):
             facts = {"class": kind(layer).__name__, "points": index(name, layer.points), "stream": _stream(layer.stream_source)}
-            others = {"recipe": layer.__dict__.get("_recipe"), "note": layer.__dict__.get("_without")}
+            others = {"recipe": known(layer).recipe, "note": known(layer).note}
             found[name] = facts | {name: value for name, value in others.items() if value}
     return {
         "version": VERSION,

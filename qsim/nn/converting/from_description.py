@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from qsim.nn.calls.settings import CallPoints
 from qsim.nn.converting.calls import enter_calls
 from qsim.nn.converting.classes import kind
 from qsim.nn.converting.convert import convert, revert
@@ -16,6 +15,7 @@ from qsim.nn.converting.defaults import fitted
 from qsim.nn.converting.description import VERSION, quantize_modules
 from qsim.nn.converting.layers import check_layer, layers as known_layers, target
 from qsim.nn.modules import FivePointModule
+from qsim.nn.record import ProductRounding, known, record_of
 from qsim.random.seeds import check_index
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
@@ -83,8 +83,7 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
     for name, facts in calls.items():
         source = _stream(facts["stream"], draws)
         assert isinstance(source, Drawn)  # calls have no given streams
-        own = CallPoints(points[facts["points"]], source, facts["of_activations"])
-        model.get_submodule(name).__dict__["_call_points"] = own
+        record_of(model.get_submodule(name)).calls = ProductRounding(points[facts["points"]], source, facts["of_activations"])
     if layers:
         # The seed that convert draws is replaced below: the caller's generator is not advanced.
         with torch.random.fork_rng(devices=[]):
@@ -100,9 +99,8 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
     for name, facts in layers.items():
         layer: Any = model.get_submodule(name)
         layer.stream_source = _stream(facts["stream"], draws)
-        layer.__dict__["_recipe"] = facts.get("recipe")
-        if "note" in facts:
-            layer.__dict__["_without"] = facts["note"]
+        record = record_of(layer)
+        record.recipe, record.note = facts.get("recipe"), facts.get("note", record.note)
 
 
 def _stream(saved: int | Mapping[str, Any], draws: dict[int, Drawn]) -> int | Drawn:
@@ -125,7 +123,7 @@ def _check_same_layers(model: nn.Module, layers: Mapping[str, Any]) -> None:
             has = "does not exist in the model" if module is None else f"is a {type(module).__name__} in the model"
             raise ValueError(f"{name or 'the saved model'}, a converted {facts['class']}, {has}: the saved model had another architecture")
     for name, module in modules.items():
-        built = isinstance(module, FivePointModule) and "_converted" not in module.__dict__
+        built = isinstance(module, FivePointModule) and known(module).classes is None
         if built and name not in layers:
             raise ValueError(f"{name or 'the model'} was built with points, and the saved model had none there")
 

@@ -16,20 +16,13 @@ from qsim.nn.converting.classes import kind
 from qsim.nn.converting.interfaces import check_attention, check_experts
 from qsim.nn.converting.sums import check_sums
 from qsim.nn.product.checks import check_groups
+from qsim.nn.registry import LAYERS
 from qsim.recipes.five_point import FivePoint
 
+#: Torch's layers, with their classes with points.
 TARGETS: dict[type[nn.Module], type[modules.FivePointModule]] = {
-    nn.Linear: modules.Linear,
-    nn.Conv1d: modules.Conv1d,
-    nn.Conv2d: modules.Conv2d,
-    nn.Conv3d: modules.Conv3d,
-    nn.ConvTranspose1d: modules.ConvTranspose1d,
-    nn.ConvTranspose2d: modules.ConvTranspose2d,
-    nn.ConvTranspose3d: modules.ConvTranspose3d,
-    nn.MultiheadAttention: MultiheadAttention,
-    nn.Embedding: modules.Embedding,
+    layer: (vars(modules) | {"MultiheadAttention": MultiheadAttention})[layer.__name__] for layer in LAYERS
 }
-
 
 ATTENTION = "multiplies queries, keys and values by itself"
 EMBEDDING = "an embedding: embeddings=True converts it"

@@ -14,7 +14,7 @@ from qsim.text.warning import warn
 
 
 class Refusals(Protocol):
-    """The parts of a dry run that a conversion needs; see `qsim.checkpoints.DryRun`."""
+    """The parts of a dry run that a conversion needs; see `qsim.checkpoints.Export`."""
 
     @property
     def refused(self) -> Sequence[tuple[str, str]]:

@@ -11,6 +11,7 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import call_points
 from qsim.nn.converting.layers import Layer, is_conv1d, layers
 from qsim.nn.modules import FivePointModule, Linear
+from qsim.nn.record import known
 from qsim.recipes.five_point import FivePoint
 from qsim.scaling import PerBlock, PerTile
 from qsim.text.records import Records, Values
@@ -159,7 +160,7 @@ def conversion(model: nn.Module) -> Conversion:
         else:
             assert isinstance(layer.module, FivePointModule)  # only these round
             changed.append(LayerState(layer.title, type(layer.module).__name__, layer.module.points))
-            remarks = (vars(layer.module).get("_without"), uneven_blocks(layer.module))
+            remarks = (known(layer.module).note, uneven_blocks(layer.module))
             notes += [LayerState(layer.title, "note", None, remark) for remark in remarks if remark]
     return Conversion((*changed, *calls, *left, *notes))
 
@@ -181,6 +182,6 @@ def uneven_blocks(module: Any) -> str:
 def reason_left(layer: Layer) -> str | None:
     """Why a layer was left alone; `None` if it rounds."""
     if isinstance(layer.module, FivePointModule):
-        recipe = layer.module.__dict__.get("_recipe")
+        recipe = known(layer.module).recipe
         return None if not layer.module.points.is_identity else _KEPT_BY.format(recipe) if recipe else _KEPT
     return layer.obstacle or layer.by_default or "not chosen"

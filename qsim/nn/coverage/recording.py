@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from qsim.nn.converting.layers import layers, target
 from qsim.nn.converting.table import reason_left
-from qsim.nn.coverage.formulas import multiplier, multiply_adds, products_of
+from qsim.nn.coverage.counting import multiplier, multiply_adds, products_of
 from qsim.nn.coverage.origins import Origins
 from qsim.nn.coverage.paths import Paths, recorded_node, running_node, running_operation
 from qsim.nn.coverage.report import CountedProduct, Coverage

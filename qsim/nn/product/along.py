@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from torch import Tensor
 
@@ -101,7 +100,6 @@ class Along:
         return range(dims - 1) if merges else [dims - 2], [dims - 1]
 
 
-@lru_cache(maxsize=64)
 def along(equation: str) -> dict[str, Along]:
     """By the names of the points, the dimensions of the six operands of an operation.
 

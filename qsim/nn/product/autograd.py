@@ -1,7 +1,7 @@
 """Algorithms 1 and 2 of *Training with Fewer Bits*: a product whose operands and gradients are rounded at five points.
 
-Three products of two rounded operands are computed by one function, `multiply`: forward, for the gradient of the first operand, and for
-that of the second.
+Three products of two rounded operands are computed by one method, `Multiplication.multiply`: forward, for the gradient of the first
+operand, and for that of the second.
 """
 
 from __future__ import annotations
@@ -9,48 +9,94 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.overrides import handle_torch_function, has_torch_function
 
 from qsim.functional.applying import applied, changeable, not_a_view
-from qsim.nn.product import observers
+from qsim.nn.product import observers, outside
 from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.double_backward import refuses_double_backward
-from qsim.nn.product.plans import ProductPlan
+from qsim.nn.product.functorch import transformed_product
+from qsim.nn.product.plans import ProductPlan, SplitProduct
 from qsim.nn.product.sites import RoundedOperand
 from qsim.random import seeds
+from qsim.random.shards import is_distributed
 from qsim.random.sources import Stream
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
-#: The operands before callables outside of the product rounded them; `None` for others.
-Raw = tuple[Tensor | None, Tensor | None]
 
-
-def planned_product(
-    a: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    plan: ProductPlan,
-    stream: Stream = 0,
-    ends: Tensor | None = None,
-    raw: Raw = (None, None),
-) -> Tensor:
+def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream = 0, ends: Tensor | None = None) -> Tensor:
     """A product whose operands are rounded forward and backward.
 
     Args:
         a: An input.
         w: A weight, or another input.
-        bias: Added to the result, not rounded.
+        bias: Added to the result.
         plan: The plan for such operands.
         stream: Distinguishes weights that have the same values.
         ends: The ends of the groups of rows, in a grouped product.
-        raw: The operands before they were rounded, if that was before the product.
     """
+    if plan.casts is not None:
+        a, w, bias = plan.cast(a, w, bias)
+    if not plan.points.wraps:
+        return _product(a, w, bias, plan, stream, ends)
+    if _are_distributed(a, w, bias):
+        raise ValueError(
+            "the points output and bias, and callables with a gradient of their own, do not take distributed tensors (DTensor)"
+        )
+    split = plan.split
+    if split is not None and split.tensor < 2:
+        bias = None if bias is None else outside.rounded("bias", bias, plan)
+        result = _split_product((a, w), bias, split, stream, ends)
+    else:
+        a, w, bias, raw = outside.operands(a, w, bias, plan)
+        result = _product(a, w, bias, plan, stream, ends, raw)
+    return outside.rounded("output", result, plan)
+
+
+def _split_product(
+    operands: tuple[Tensor, Tensor], bias: Tensor | None, split: SplitProduct, stream: Stream, ends: Tensor | None
+) -> Tensor:
+    """The product of what is rounded of an operand, and that of its outliers."""
+    rounded, rest = split.parts(operands[split.tensor])
+    a, w = operands
+    if split.tensor == 0:
+        return planned(rounded, w, bias, split.rounded, stream, ends) + planned(rest, w, None, split.rest, stream, ends)
+    return planned(a, rounded, bias, split.rounded, stream, ends) + planned(a, rest, None, split.rest, stream, ends)
+
+
+def _product(
+    a: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    plan: ProductPlan,
+    stream: Stream,
+    ends: Tensor | None,
+    raw: outside.Raw = (None, None),
+) -> Tensor:
+    """The product of whole tensors or of distributed ones, of plain code or under the transforms of `torch.func`."""
+    is_direct = plan.ops is not DISPATCHED
+    if not is_direct and _are_distributed(a, w, bias):
+        if plan.split is not None:
+            raise ValueError("grad: Outliers would get the shard of a distributed tensor: give a format or a Quantizer")
+        from qsim.nn.sharded.embedding import sharded_lookup
+        from qsim.nn.sharded.product import sharded_product
+
+        return sharded_lookup(a, w, plan, stream) if plan.product.is_lookup else sharded_product(a, w, bias, plan, stream)
+    if not is_direct and torch._C._are_functorch_transforms_active():
+        return transformed_product(a, w, bias, plan)
     seed = seeds.drawn(w.device, plan.ops, stream) if plan.draws else None
     weight_seed = seeds.weight_seed(w, stream, ops=plan.ops, redraws=plan.points.redraws_weight) if plan.weight_draws else None
-    if plan.ops is DISPATCHED or torch.is_autocast_enabled(w.device.type):
+    if not is_direct or torch.is_autocast_enabled(w.device.type):
         return product_with_seeds(a, w, bias, seed, weight_seed, plan, ends, raw)
     return _apply(a, w, bias, seed, weight_seed, ends, *raw, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _are_distributed(a: Tensor, w: Tensor, bias: Tensor | None) -> bool:
+    """Whether one of the operands is a distributed tensor, which exist only in distributed runs."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return False
+    return any(x is not None and is_distributed(x) for x in (a, w, bias))
 
 
 def product_with_seeds(
@@ -61,9 +107,9 @@ def product_with_seeds(
     weight_seed: Tensor | None,
     plan: ProductPlan,
     ends: Tensor | None = None,
-    raw: Raw = (None, None),
+    raw: outside.Raw = (None, None),
 ) -> Tensor:
-    """`planned_product` with given seeds, each needed only for stochastic rounding.
+    """`planned` with given seeds, each needed only for stochastic rounding.
 
     Torch's function modes see it as one function of its operands, like torch's own functions.
     """
@@ -72,33 +118,6 @@ def product_with_seeds(
         return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, plan, ends, raw)
     with without_autocast(w.device):
         return changeable(applied(FivePointProduct, plan.ops)(a, w, bias, seed, weight_seed, ends, *raw, plan, torch.is_grad_enabled()))
-
-
-def multiply(
-    plan: ProductPlan,
-    index: int,
-    ops: Operators,
-    x: RoundedOperand,
-    y: RoundedOperand,
-    last: Any,
-    seed: Tensor | None,
-    ends: Tensor | None = None,
-) -> Tensor:
-    """One of the three products of two rounded operands.
-
-    Args:
-        plan: The plan.
-        index: 0 for the forward product; 1 and 2 for the gradients of the first and the second operand.
-        ops: The operators.
-        x: The first operand, or the gradient of the result.
-        y: The second operand, or the one whose gradient is not computed.
-        last: The bias, or the shape of the gradient.
-        seed: Needed only for stochastic sums.
-        ends: The ends of the groups.
-    """
-    product = plan.product
-    compute: Any = (product.forward, product.grad_a, product.grad_w)[index]
-    return compute(x.values, y.values, last, plan.products[index].of(ops, x, y, seed, ends))  # type: ignore[no-any-return]
 
 
 class FivePointProduct(torch.autograd.Function):
@@ -142,7 +161,7 @@ class FivePointProduct(torch.autograd.Function):
             first.forward.saturates(a) if first.clips and needs_a else None,
             second.forward.saturates(w) if second.clips and needs_w else None,
         )
-        return not_a_view(multiply(plan, 0, ops, x, y, bias if plan.adds_bias else None, seed, ends))
+        return not_a_view(plan.products[0].multiply(ops, x, y, bias if plan.adds_bias else None, seed, ends))
 
     @staticmethod
     @refuses_double_backward
@@ -158,11 +177,23 @@ _apply = super(torch.autograd.Function, FivePointProduct).apply
 
 def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of both operands and of the bias, where they are needed."""
+    sums = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
+    split = ctx.plan.split
+    if split is None:
+        return _gradients_by(ctx, ctx.plan, g, sums=sums)
+    rounded, rest = split.parts(g)
+    one, other = _gradients_by(ctx, split.rounded, rounded, sums=False), _gradients_by(ctx, split.rest, rest, sums=False)
+    of_a, of_w = (None if x is None or y is None else x + y for x, y in zip(one[:2], other[:2], strict=True))
+    return of_a, of_w, ctx.plan.product.grad_bias(g).to(ctx.bias_dtype) if sums else None
+
+
+def _gradients_by(ctx: Any, plan: ProductPlan, g: Tensor, *, sums: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients by a plan: the product's own, or that of a part of the gradient."""
     seed, weight_seed, ends, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w = ctx.saved_tensors
-    plan: ProductPlan = ctx.plan if ends is None else ctx.plan.in_groups(ends, is_observed=ctx.observer is not None)
+    plan = plan if ends is None else plan.in_groups(ends, is_observed=ctx.observer is not None)
     # What was kept of operands with direct operators is like them.
     ops = operators(g, kept_a, kept_w) if plan.ops is DISPATCHED else operators(g)
-    sums, needs_both = ctx.bias_dtype is not None and ctx.needs_input_grad[2], kept_a is not None and kept_w is not None
+    needs_both = kept_a is not None and kept_w is not None
     run = _BackwardPass(plan, ops, g, seed, weight_seed, ends, ctx.observer, ctx.noted if ctx.observer is not None else (None, None))
     of_a = of_w = of_bias = total = z = None
     if needs_both and plan.joins_gradients:
@@ -220,7 +251,7 @@ class _BackwardPass(NamedTuple):
     def product(self, index: int, x: RoundedOperand, y: RoundedOperand, shape: torch.Size) -> Tensor:
         """The gradient of an operand."""
         self._announce(index)
-        return multiply(self.plan, index, self.ops, x, y, shape, self.seed, self.ends)
+        return self.plan.products[index].multiply(self.ops, x, y, shape, self.seed, self.ends)
 
     def joint_products(self, x: RoundedOperand, y: RoundedOperand, a: RoundedOperand) -> tuple[Tensor, Tensor]:
         """The gradients of both operands from one operator."""

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.nn.product.arithmetic import Arithmetic, multiply, rescaled, rows
+from qsim.accumulators.chips import Chip
+from qsim.nn.product.arithmetic import Adder, Arithmetic, multiply, rescaled, rows
 from qsim.nn.product.carriers import ProductCarrier, Values, product_carrier
+from qsim.nn.product.sites import RoundedOperand
+from qsim_kernels.ops.direct import Operators
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +73,52 @@ class Product:
         raise NotImplementedError
 
 
+class Multiplication(NamedTuple):
+    """One of a layer's three products, as far as it is known before its operands.
+
+    Attributes:
+        product: The operation.
+        number: 0 for the forward product; 1 and 2 for the gradients of the first and the second operand.
+        carrier: The dtype of both operands.
+        plain: Its arithmetic where nothing is left to multiply by and no accumulator adds.
+        sum: The emulated accumulator, spelled as for the operator; `None` for torch's own.
+        sum_stream: Its stream of random bits.
+        chip: Whether the chip may multiply, if it adds like this.
+        is_turned: Whether the gradient of the result is the right operand.
+    """
+
+    product: Product
+    number: int
+    carrier: torch.dtype
+    plain: Arithmetic
+    sum: str | None
+    sum_stream: int
+    chip: Chip
+    is_turned: bool
+
+    def of(self, ops: Operators, x: RoundedOperand, y: RoundedOperand, seed: Tensor | None, ends: Tensor | None) -> Arithmetic:
+        """Its arithmetic for two rounded operands.
+
+        Args:
+            ops: The operators.
+            x: The first operand forward, and the result's gradient backward.
+            y: The other operand.
+            seed: Needed only for stochastic sums.
+            ends: The ends of the groups, in a grouped product.
+        """
+        if x.factor is None and y.factor is None and self.sum is None and ends is None:
+            return self.plain
+        left, right = (y, x) if self.is_turned else (x, y)
+        adder = None if self.sum is None else Adder(self.sum, seed, self.sum_stream, self.chip, (left.chains, right.chains))
+        factors = tuple(factor for factor in (x.factor, y.factor) if factor is not None)
+        return Arithmetic(self.plain.dtype, ops, self.plain.exact, factors, adder, ends)
+
+    def multiply(self, ops: Operators, x: RoundedOperand, y: RoundedOperand, last: Any, seed: Tensor | None, ends: Tensor | None) -> Tensor:
+        """The product; arguments are those of `of`, and the bias, or the shape of the gradient."""
+        compute: Any = (self.product.forward, self.product.grad_a, self.product.grad_w)[self.number]
+        return compute(x.values, y.values, last, self.of(ops, x, y, seed, ends))  # type: ignore[no-any-return]
+
+
 def _is_torchs(x: Tensor, how: Arithmetic) -> bool:
     """Whether torch's own function of operands like this one gives the result."""
     return x.dtype == how.dtype and how.adder is None and not how.exact and len(how.factors) == 0
@@ -89,18 +138,22 @@ class LinearProduct(Product):
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if _is_torchs(a, how):
             return F.linear(a, w, bias)
+        if a.dim() == 2:
+            return multiply(a, w.t(), how, bias)
         return multiply(rows(a), w.t(), how, bias).view(*a.shape[:-1], w.shape[0])
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        gradient = torch.matmul(rows(g), w) if _is_torchs(g, how) else multiply(rows(g), w, how)
+        g = g if g.dim() == 2 else rows(g)
+        gradient = torch.matmul(g, w) if _is_torchs(g, how) else multiply(g, w, how)
         return gradient if len(a_shape) == 2 else gradient.view(a_shape)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        g, a = rows(g), rows(a)
+        if g.dim() != 2:
+            g, a = rows(g), rows(a)
         return torch.matmul(g.t(), a) if _is_torchs(g, how) else multiply(g.t(), a, how)
 
     def grad_bias(self, g: Tensor) -> Tensor:  # noqa: D102 (documented above)
-        return rows(g).sum(0)
+        return (g if g.dim() == 2 else rows(g)).sum(0)
 
 
 LINEAR = LinearProduct()

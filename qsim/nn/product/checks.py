@@ -16,39 +16,32 @@ from qsim.nn.product.bilinear import Product
 from qsim.nn.product.carriers import can_hold
 from qsim.recipes.five_point import FivePoint
 from qsim.scaling.tiling import PerSlice
-from qsim_kernels.ops.direct import DISPATCHED, Operators
 
 _HELP = "Give this layer other points, or exclude it"
 _INSTEAD = "use backward() or torch.autograd.grad, or take the points away with qsim.revert(model)"
 
 
-def rounds(points: object, a: Tensor, w: Tensor, ops: Operators = DISPATCHED) -> TypeGuard[FivePoint]:
-    """Whether there is anything to round; raise an error where autograd functions do not work.
+def rounds(points: FivePoint | None, a: Tensor, w: Tensor) -> TypeGuard[FivePoint]:
+    """Whether there is anything to round; raise an error where autograd functions do not work."""
+    if points is None or points.is_identity:
+        return False
+    check_context(points, a, w)
+    return True
 
-    Args:
-        points: Where to round.
-        a: The first operand.
-        w: The second one.
-        ops: The operators for them: only dispatched ones may be under a transform or traced.
-    """
-    if points is None:
-        return False
-    assert isinstance(points, FivePoint)
-    if points.is_identity:
-        return False
+
+def check_context(points: FivePoint, a: Tensor, w: Tensor) -> None:
+    """Raise an error where autograd functions do not work."""
+    if torch._C._are_functorch_transforms_active():
+        _check_transforms(points)
+    refuse_tracing("layers with points", a, w, has_points=True)
+
+
+def check_operands(points: FivePoint, product: Product, a: Tensor, w: Tensor, bias: Tensor | None, *, two_inputs: bool) -> None:
+    """Raise an error for operands that cannot be rounded or multiplied, and for points that do not fit them."""
     if points.is_delayed:
         raise ValueError(
             "delayed scales live in a module, which keeps their history: give the points to a layer of qsim.nn, or to qsim.convert"
         )
-    if ops is DISPATCHED:
-        if torch._C._are_functorch_transforms_active():
-            _check_transforms(points)
-        refuse_tracing("layers with points", a, w, has_points=True)
-    return True
-
-
-def check_operands(points: FivePoint, product: Product, a: Tensor, w: Tensor, bias: Tensor | None, *, two_inputs: bool) -> None:
-    """Raise an error for operands that cannot be rounded or multiplied, and for points that do not fit two inputs."""
     if two_inputs and points.is_scaled:
         _check_two_inputs(points)
     if product.is_lookup:

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch._C._functorch import TransformType
 
 from qsim.nn.product.autocast import without_autocast
-from qsim.nn.product.autograd import multiply
 from qsim.nn.product.checks import refuse_transforms
 from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.plans import ProductPlan
@@ -17,7 +16,7 @@ from qsim_kernels.ops.direct import DISPATCHED
 
 
 def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> Tensor:
-    """`planned_product` under a transform: the same roundings and products."""
+    """`planned` under a transform: the same roundings and products."""
     if torch.compiler.is_compiling():
         raise RuntimeError(
             "compiled code cannot apply the transforms of torch.func (grad, vmap, …) to layers with points: call torch.compiler.disable on "
@@ -25,6 +24,8 @@ def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: Product
         )
     if plan.product.is_lookup:
         refuse_transforms("embeddings with points")
+    if plan.split is not None:
+        refuse_transforms("layers with Outliers at grad")
     _check_levels(plan)
     with without_autocast(a.device):
         return _ProductUnderTransform.apply(a, w, bias, plan)  # type: ignore[no-any-return,no-untyped-call]
@@ -48,7 +49,7 @@ class _ProductUnderTransform(torch.autograd.Function):
     def forward(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> Tensor:
         carrier = plan.carriers[0]
         x, y = (operand.forward.round(DISPATCHED, own, None, carrier) for operand, own in ((plan.first, a), (plan.second, w)))
-        return multiply(plan, 0, DISPATCHED, x, y, bias, None)
+        return plan.products[0].multiply(DISPATCHED, x, y, bias, None, None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -80,5 +81,5 @@ def _gradient(plan: ProductPlan, index: int, g: Tensor, other: Tensor, own: Tens
     carrier = plan.carriers[index]
     kept = given.forward.restored(DISPATCHED, other, None) if given.is_requantized else other
     x, y = site.round(DISPATCHED, g, None, carrier), given.backward.round(DISPATCHED, kept, None, carrier)
-    gradient = multiply(plan, index, DISPATCHED, x, y, own.shape, None)
+    gradient = plan.products[index].multiply(DISPATCHED, x, y, own.shape, None, None)
     return torch.where(wanted.forward.saturates(own), 0.0, gradient) if wanted.clips else gradient

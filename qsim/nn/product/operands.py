@@ -79,7 +79,7 @@ class Operand:
             assert self.backward.quantizer is not None
             return RoundedOperand(ops.decode(kept, self.backward.quantizer.spelt.grid, self.coding, dtype))
         if self.is_reused and self.forward.call is not None:
-            return RoundedOperand(kept).held(dtype)
+            return RoundedOperand(kept if kept.dtype == dtype else kept.to(dtype))
         if ops is DISPATCHED and self.forward.name == "weight" and torch.compiler.is_compiling():
             kept = self._unlike_forward(kept)
         return self.backward.round(ops, kept, seed, dtype, scales)
@@ -162,4 +162,7 @@ class Gradient:
             rounded, total = site.round_and_sum(ops, g, seed, carriers[index])
         else:
             rounded, total = site.round(ops, g, seed, carriers[index]), None
-        return rounded, rounded.held(carriers[2]) if needs_both and self.is_rounded_once else None, total
+        if not needs_both or not self.is_rounded_once:
+            return rounded, None, total
+        is_held = carriers[index] == carriers[2]
+        return rounded, rounded if is_held else rounded._replace(values=rounded.values.to(carriers[2])), total

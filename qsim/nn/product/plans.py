@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -9,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from qsim.accumulators.chips import Chip
-from qsim.nn.product.arithmetic import Adder, Arithmetic
+from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.autocast import autocasts
-from qsim.nn.product.bilinear import Product
-from qsim.nn.product.checks import check_operands, check_table, rounds
+from qsim.nn.product.bilinear import Multiplication, Product
+from qsim.nn.product.checks import check_context, check_operands, check_table
 from qsim.nn.product.codes import takes_codes
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.groups import Groups
 from qsim.nn.product.operands import Gradient, Operand
-from qsim.nn.product.sites import RoundedOperand, Site
+from qsim.nn.product.outliers import split_of
+from qsim.nn.product.sites import Site
 from qsim.nn.product.sums import spelled_lookup, spelled_sum
 from qsim.nn.product.tensors import OperandShards, Tensors
 from qsim.random.streams import own_rank, rank_stream, stream
@@ -32,41 +33,20 @@ from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 SUMS = tuple(stream("accumulate", name) for name in ("forward", "grad_a", "grad_w"))
 
 
-class Multiplication(NamedTuple):
-    """One of a layer's three products, as far as it is known before its operands.
+class SplitProduct(NamedTuple):
+    """Two products in place of one: one tensor is the sum of a part that is rounded and of its outliers.
 
     Attributes:
-        carrier: The dtype of both operands.
-        plain: Its arithmetic where nothing is left to multiply by and no accumulator adds.
-        sum: The emulated accumulator, spelled as for the operator; `None` for torch's own.
-        sum_stream: Its stream of random bits.
-        chip: Whether the chip may multiply, if it adds like this.
-        is_turned: Whether the gradient of the result is the right operand.
+        tensor: Which tensor it is: 0 for the first operand, 1 for the second, 2 for the gradient of the result.
+        parts: Returns the part that is rounded and the rest.
+        rounded: The plan of the product of the former.
+        rest: The plan of the product of the latter.
     """
 
-    carrier: torch.dtype
-    plain: Arithmetic
-    sum: str | None
-    sum_stream: int
-    chip: Chip
-    is_turned: bool
-
-    def of(self, ops: Operators, x: RoundedOperand, y: RoundedOperand, seed: Tensor | None, ends: Tensor | None) -> Arithmetic:
-        """Its arithmetic for two rounded operands.
-
-        Args:
-            ops: The operators.
-            x: The first operand forward, and the result's gradient backward.
-            y: The other operand.
-            seed: Needed only for stochastic sums.
-            ends: The ends of the groups, in a grouped product.
-        """
-        if x.factor is None and y.factor is None and self.sum is None and ends is None:
-            return self.plain
-        left, right = (y, x) if self.is_turned else (x, y)
-        adder = None if self.sum is None else Adder(self.sum, seed, self.sum_stream, self.chip, (left.chains, right.chains))
-        factors = tuple(factor for factor in (x.factor, y.factor) if factor is not None)
-        return Arithmetic(self.plain.dtype, ops, self.plain.exact, factors, adder, ends)
+    tensor: int
+    parts: Callable[[Tensor], tuple[Tensor, Tensor]]
+    rounded: ProductPlan
+    rest: ProductPlan
 
 
 @dataclass(frozen=True)
@@ -88,6 +68,7 @@ class ProductPlan:
         joins_gradients: Whether the gradients of both operands come from one operator, if both are needed.
         adds_bias: Whether the bias is added here.
         casts: The dtypes to which autocast casts the operands and the bias first; `None` where it is off.
+        split: The two products in place of this one, if the outliers of a tensor are apart.
     """
 
     points: FivePoint
@@ -104,6 +85,7 @@ class ProductPlan:
     joins_gradients: bool
     adds_bias: bool
     casts: tuple[torch.dtype, torch.dtype, torch.dtype] | None
+    split: SplitProduct | None = None
 
     @property
     def pairs(self) -> tuple[tuple[Site, Site], tuple[Site, Site], tuple[Site, Site]]:
@@ -159,8 +141,10 @@ def plan_for(
     if points is not None and type(points) is not FivePoint:
         points = points_of(points)
     ops, device = operators(a, w, bias), a.device
-    if not rounds(points, a, w, ops):
+    if points is None or points.is_identity:
         return None
+    if ops is DISPATCHED:
+        check_context(points, a, w)
     key = (
         ops,
         product,
@@ -221,7 +205,22 @@ def _attribute_of_plan(points: FivePoint, constant: Any, *kind: Any) -> str:
 _attribute_of_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _plan(
+def _plan(points: FivePoint, ops: Operators, product: Product, two_inputs: bool, *kind: Any, compiles: bool | None = None) -> ProductPlan:
+    split = split_of(points, two_inputs=two_inputs)
+    if split is None:
+        return _whole_plan(points, ops, product, two_inputs, *kind, compiles=compiles)
+    *kind_, _, shards = kind
+    ranks = [own_rank() if given.is_stochastic else 0 for given in (split.rounded, split.rest)]
+    rounded, rest = (
+        _plan(given, ops, product, two_inputs, *kind_, rank, shards, compiles=compiles)
+        for given, rank in zip((split.rounded, split.rest), ranks, strict=True)
+    )
+    if split.tensor == 2:  # both products get the operands of the same forward pass
+        rest = replace(rest, first=rounded.first, second=rounded.second)
+    return replace(rounded, points=points, split=SplitProduct(split.tensor, split.parts, rounded, rest))
+
+
+def _whole_plan(
     points: FivePoint,
     ops: Operators,
     product: Product,
@@ -301,7 +300,7 @@ def _multiplication(
         how = spelled_sum(points.sums[index], index, *((other, one) if is_turned else (one, other)))
     carrier = product.carrier(index, one[0].values(one[1]), other[0].values(other[1]), wide, device)
     return Multiplication(
-        carrier.dtype, Arithmetic(result, ops, carrier.exact), how, rank_stream(SUMS[index], number), points.chip, is_turned
+        product, index, carrier.dtype, Arithmetic(result, ops, carrier.exact), how, rank_stream(SUMS[index], number), points.chip, is_turned
     )
 
 

@@ -62,10 +62,6 @@ class RoundedOperand(NamedTuple):
     chains: ChainScales | None = None
     kept: Tensor | None = None
 
-    def held(self, dtype: torch.dtype) -> RoundedOperand:
-        """The same with values in another carrier."""
-        return self if self.values.dtype == dtype else self._replace(values=self.values.to(dtype))
-
 
 @dataclass(frozen=True)
 class Site:

@@ -227,7 +227,7 @@ def test_compiled_models_go_through_torch_compile(capsys: pytest.CaptureFixture[
         (["linear", "--format", "e4m33"], "unknown format 'e4m33': did you mean 'e4m3'?"),
         (["linear", "--backward", "neerest"], "unknown rounding 'neerest': did you mean 'nearest'?"),
         (["linear", "--accumulate", "h100_fp9"], "FivePoint: accumulate: unknown accumulator 'h100_fp9'"),
-        (["linear", "--accumulate", "h100_fp8", "--recipe", "mxfp8"], "--accumulate: a recipe takes it as an argument, as in --recipe "),
+        (["linear", "--accumulate", "h100_fp8", "--recipe", "mxfp8"], "--accumulate: an option of the recipe, as in --recipe "),
         (["linear", "--recipe", "mxfp8", "--peers"], "--peers: QPyTorch has no scales; omit --recipe or --peers"),
         (["linear", "--backward", "same", "--peers"], "--peers: QPyTorch has no accumulators and rounds five times; omit"),
         (["linear", "--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),

@@ -22,8 +22,8 @@ from support.roundings import nearest
 RECIPES = {
     **{name: nearest(qsim.recipes.resolve(name).points) for name in ("fp8_hybrid", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4", "int8")},
     "rows": qsim.recipes.fp8_hybrid(PerRow()).points,
-    "accumulated": qsim.recipes.fp8_hybrid(accumulate="h100_fp8").points,
-    "accumulated, rows": qsim.recipes.fp8_hybrid(PerRow(), accumulate="h100_fp8").points,
+    "accumulated": qsim.recipes.fp8_hybrid().with_(accumulate="h100_fp8").points,
+    "accumulated, rows": qsim.recipes.fp8_hybrid(PerRow()).with_(accumulate="h100_fp8").points,
     "accumulated, blocks": nearest(qsim.recipes.deepseek_v3().points),
     "accumulated, plain": FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e5m2", accumulate="h100_fp8"),
 }
@@ -97,7 +97,7 @@ def test_random_sums_of_groups_differ() -> None:
 
 @pytest.mark.parametrize("accumulate", [None, "h100_fp8"])
 def test_delayed_scales_record_a_product_once(accumulate: str | None) -> None:
-    model: Any = qsim.convert(Experts(as_layers=True), qsim.recipes.fp8_hybrid(Delayed(4), accumulate=accumulate))
+    model: Any = qsim.convert(Experts(as_layers=True), qsim.recipes.fp8_hybrid(Delayed(4)).with_(accumulate=accumulate))
     for i in range(2):
         x = torch.full((70, 32), 3.0 + i)
         x[66:] = 1e9  # in no group

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qsim
 from qsim import FivePoint
-from qsim.nn.coverage.formulas import multiply_adds, operands
+from qsim.nn.coverage.counting import multiply_adds, operands
 from support import multiplying
 from support.multiplying_models import ALL, EXACT, MODELS, Calls, counted_by_torch, made
 

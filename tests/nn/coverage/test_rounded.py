@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import qsim
 from qsim import FivePoint
-from qsim.nn.coverage.formulas import multiply_adds, operands
+from qsim.nn.coverage.counting import multiply_adds, operands
 from qsim.nn.coverage.report import Coverage
 from support.multiplying_models import ALL, MODELS, Calls, counted_by_torch, made, mlp, tokens
 

@@ -181,11 +181,11 @@ def test_attention_and_models_take_accumulators() -> None:
 def test_recipes_take_accumulators() -> None:
     for name, make in recipes.NAMED.items():
         needs = name in ("stochastic_backward", "weight_only", "nearest_everywhere")
-        recipe = make(*(["e4m3"] if needs else []), accumulate=FP16, chip="never")
+        recipe = make(*(["e4m3"] if needs else [])).with_(accumulate=FP16, chip="never")
         assert (recipe.points.accumulate, recipe.points.chip) == (FP16, "never")
         assert qsim.recipes.Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
         assert "sums: Rounded('fp16'); chip: never" in recipe.describe()
-    recipe = recipes.resolve("fp8_hybrid(accumulate='h100_fp8_promoted')")
+    recipe = recipes.resolve("fp8_hybrid.with_(accumulate='h100_fp8_promoted')")
     assert "chip" not in json.dumps(recipe.to_dict())
     model = qsim.convert(nn.Sequential(nn.Linear(40, 8), nn.ReLU(), nn.Linear(8, 2)), recipe)
     assert "accumulate=h100_fp8_promoted" in str(qsim.nn.conversion(model))

@@ -142,7 +142,7 @@ def test_modules_take_accumulators() -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ConvTranspose2d(4, 2, 2, stride=2))
     x = torch.randn(2, 3, 6, 5)
     plain = model(x)
-    qsim.convert(model, "fp8_hybrid(accumulate='h100_fp8_promoted')")
+    qsim.convert(model, "fp8_hybrid.with_(accumulate='h100_fp8_promoted')")
     y = model(x)
     y.square().sum().backward()
     assert torch.allclose(y, plain, atol=0.2)

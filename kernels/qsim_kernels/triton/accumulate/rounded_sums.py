@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.meanings.triton import round_bits, sums
-from qsim_kernels.numbers.carrier import GridNumbers
+from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.triton.accumulate.aligned import store_sums, zeros
 from qsim_kernels.triton.device.directed import (
     NEAREST,
@@ -24,7 +24,7 @@ from qsim_kernels.triton.device.directed import (
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, STOCHASTIC, as_added, words
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import SIGN, end_of_additions, round_magnitude
-from qsim_kernels.triton.device.values import KernelVariant, UsedNumbers, in_carrier, noise_of
+from qsim_kernels.triton.device.values import KernelVariant, rounding_of
 
 INFINITY_DOUBLE: tl.constexpr = tl.constexpr(0x7FF00000)
 
@@ -85,19 +85,6 @@ class RoundedVariant(NamedTuple):
     unroll: int = 4
 
 
-class GridNoise(NamedTuple):
-    """A grid in the carrier's bits, and the `Noise` with which numbers are rounded onto it."""
-
-    grid: Any
-    noise: Any
-
-
-@triton.jit
-def grid_noise(seed, stream, used, grid, WIDE: tl.constexpr):
-    """The `GridNoise` of a kernel's parameters."""
-    return GridNoise(in_carrier(grid, WIDE), noise_of(seed, stream, used))
-
-
 @triton.jit
 def round_step(x, drawn, onto, rounding: tl.constexpr):
     """Round values that were rounded to odd (for stochastic rounding, in float64, toward zero) to a grid.
@@ -105,7 +92,7 @@ def round_step(x, drawn, onto, rounding: tl.constexpr):
     Args:
         x: Values of the carrier.
         drawn: 32 random bits for each.
-        onto: A `GridNoise`.
+        onto: A `RuntimeRounding`.
         rounding: A `StepRounding`.
     """
     V: tl.constexpr = rounding.variant
@@ -157,10 +144,9 @@ def _stochastic(x, drawn, noise, grid, V: tl.constexpr):
     upper = upper_bits(x)
     power = tl.maximum(upper & INFINITY_DOUBLE, grid.low.to(tl.int32) << 20)
     spacing, magic = power + ((grid.shift.to(tl.int32) - 52) << 20), power + (grid.shift.to(tl.int32) << 20)
-    WIDTH: tl.constexpr = 16 if V.halves else 32
-    below = noise.correction.to(tl.uint32) << (32 - WIDTH) | (noise.late >> 1).to(tl.uint32)
-    kept = (drawn & (noise.keep.to(tl.uint32) << (32 - WIDTH))) | below
-    first, last = spacing | (kept >> 12).to(tl.int32), kept << 20 | ((noise.late & 1) << 19).to(tl.uint32)
+    # The correction has 53 bits, of which only the first 33 are not zero.
+    kept = (drawn & noise.used.keep.to(tl.uint32)) | (noise.used.correction >> 21).to(tl.uint32)
+    first, last = spacing | (kept >> 12).to(tl.int32), kept << 20 | ((noise.used.correction >> 1).to(tl.uint32) & 0x80000)
     raised = add_double_toward_zero(tl.abs(x), from_halves(first, last))
     truncated = add_double_toward_zero(raised, from_halves(magic, tl.zeros(magic.shape, tl.uint32)))
     found = upper_bits(truncated - from_halves(magic, tl.full(magic.shape, 1, tl.uint32)))
@@ -224,7 +210,7 @@ def add_term(total, lost, term, drawn, grid, adder: tl.constexpr):
         lost: What earlier additions lost, in a compensated sum.
         term: Two factors.
         drawn: The random bits of the step's roundings.
-        grid: A `GridNoise`.
+        grid: A `RuntimeRounding`.
         adder: A `RoundedVariant`.
     """
     if adder.kahan:
@@ -324,7 +310,7 @@ def sum_of_products(planes, terms, blocks, grid, product_grid, adder: tl.constex
         planes: Where they begin.
         terms: How many products.
         blocks: The number of the first Philox block of each element of the tile.
-        grid: A `GridNoise`.
+        grid: A `RuntimeRounding`.
         product_grid: The same for products.
         adder: A `RoundedVariant`.
     """
@@ -362,7 +348,7 @@ def first_blocks(rows, columns, random, tile: tl.constexpr):
 @kernel(do_not_specialize=["length", "every"])
 def rounded_kernel(
     a, b, out, seed_pointer, random: RandomNumbers, rows: tl.int64, columns: tl.int64, rows_a, rows_b, length, every,
-    used: UsedNumbers, grid: GridNumbers, product_used: UsedNumbers, product_grid: GridNumbers,
+    used: UsedBits, grid: GridNumbers, product_used: UsedBits, product_grid: GridNumbers,
     adder: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product.
@@ -386,9 +372,8 @@ def rounded_kernel(
         adder: A `RoundedVariant`.
         tile: A `ResultTile`.
     """
-    seed = random.seed if seed_pointer is None else tl.load(seed_pointer)
-    onto = grid_noise(seed, random.stream, used, grid, adder.wide)
-    products_onto = grid_noise(seed, random.stream, product_used, product_grid, adder.wide)
+    onto = rounding_of(seed_pointer, random.seed, random.stream, used, grid, adder.wide)
+    products_onto = rounding_of(seed_pointer, random.seed, random.stream, product_used, product_grid, adder.wide)
     batch = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
     column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)

@@ -51,7 +51,7 @@ def aligned(how: AlignedSum, single: bool, launches: int, promoted: bool, dpx: b
         unroll=8 if single else 4,
         dpx=dpx,
     )
-    return unit, numbers[3:]
+    return unit, numbers[2:]
 
 
 def two_step(how: TwoStepSum, wide: bool) -> TwoStepVariant:

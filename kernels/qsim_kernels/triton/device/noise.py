@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.meanings.triton import philox
+from qsim_kernels.meanings.triton import philox, random_bits
 from qsim_kernels.numbers.grid import Mode
 
 STOCHASTIC: tl.constexpr = tl.constexpr(int(Mode.STOCHASTIC))
@@ -187,11 +187,16 @@ def integers_at(noise, index, V: tl.constexpr):
 
 @triton.jit
 def as_added(bits, noise, V: tl.constexpr):
-    """Random bits as a rounding adds them."""
-    if not V.whole:
-        bits = (bits & noise.keep.to(tl.uint32)) | noise.correction.to(tl.uint32)
-    if V.halves and not V.fast:
-        bits <<= 16
-    if V.wide:
-        bits = ((bits.to(tl.int64) << 1) | noise.late) << 20
+    """Random bits as a rounding adds them: as 16 bits where these are enough and the rounding is fast, otherwise as `random_bits`."""
+    used = noise.used
+    if V.halves and V.fast:
+        if not V.whole:
+            bits = (bits & (used.keep >> 16)) | (used.correction >> 16)
+    else:
+        if V.halves:
+            bits <<= 16
+        if not V.whole:
+            bits = random_bits(bits, used, V)
+        elif V.wide:
+            bits = bits.to(tl.int64) << 21
     return bits

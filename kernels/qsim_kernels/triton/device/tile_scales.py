@@ -175,8 +175,7 @@ def scales_kernel(
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
     """Write the scales that result from float32 magnitudes; see `reference.scaling.scales_into`."""
-    run, programs, sizes = _prepared(scales, 0 if under is None else under.numel(), out.shape)
-    run(programs, amaxes.contiguous(), out, under, *sizes)
+    _prepared(scales, 0 if under is None else under.numel(), out.shape)(amaxes.contiguous(), out, under)
 
 
 @lru_cache(maxsize=4096)
@@ -197,7 +196,7 @@ def making_of(scales: Scales, is_under: bool) -> tuple[tuple[ScaleVariant, Kerne
     """
     rule = rounding_of_scales(scales.rule)
     ratios = is_under and _is_of_ratios(scales, rule)
-    rounding, (_, _, _, *grid) = arguments.rounding(scales.grid, rule, not ratios)
+    rounding, (_, _, *grid) = arguments.rounding(scales.grid, rule, not ratios)
     *numbers, _ = numbers_of(scales)
     return (ScaleVariant(scales.rule, not is_under and _is_of_powers(scales), ratios), rounding), (*numbers, *grid)
 

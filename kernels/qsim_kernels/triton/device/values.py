@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.carrier import GridNumbers
+from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.grid import Overflow
 
 
@@ -26,7 +26,7 @@ class KernelVariant(NamedTuple):
         fast: Whether `round_single` supports the grid and the rounding.
         wide: Whether the carrier is float64; otherwise float32.
         halves: Whether 16 random bits are drawn per element; otherwise 32.
-        whole: Whether all of those are used, without a correction below them.
+        whole: Whether all of those are used, without a correction.
         binary: Whether the grid holds only powers of two, and ties occur.
         later: Whether the last 16 of 32 random bits are drawn only by threads that may need them; see `later`.
         few: Whether values have so few significant bits that the first 16 decide above the grid's smallest value.
@@ -128,30 +128,19 @@ class CodeNumbers(NamedTuple):
     nan: Any
 
 
-class UsedNumbers(NamedTuple):
-    """How a rounding uses random words; see `Noise`."""
-
-    keep: Any
-    correction: Any
-    late: Any
-
-
 class Noise(NamedTuple):
-    """The source of random bits and how they are used.
-
-    Attributes:
-        seed: 64 bits.
-        stream: 64 bits.
-        keep: Mask of the random bits that the rounding uses.
-        correction: The correction below the last of them.
-        late: The correction below 32 of them, in float64 arithmetic.
-    """
+    """The source of random bits, and the `UsedBits` of a rounding: of 32 bits, and of float64's width its correction."""
 
     seed: Any
     stream: Any
-    keep: Any
-    correction: Any
-    late: Any
+    used: Any
+
+
+class RuntimeRounding(NamedTuple):
+    """The grid of a rounding in the carrier's bits, and the `Noise`."""
+
+    grid: Any
+    noise: Any
 
 
 @triton.jit
@@ -171,9 +160,18 @@ def in_carrier(grid, WIDE: tl.constexpr):
 
 
 @triton.jit
-def noise_of(seed, stream, used):
-    """The source of random bits of which a rounding uses some."""
-    return Noise(seed, stream, used.keep, used.correction, used.late)
+def used_in_carrier(used, WIDE: tl.constexpr):
+    """Convert `UsedBits` to words of the carrier's arithmetic."""
+    WORD: tl.constexpr = tl.int64 if WIDE else tl.uint32
+    return UsedBits(used.keep.to(WORD), used.correction.to(WORD))
+
+
+@triton.jit
+def rounding_of(seed_pointer, seed, stream, used, grid, WIDE: tl.constexpr):
+    """Gather what a rounding reads from a kernel's parameters: the seed by pointer or by value, and int64 numbers."""
+    if seed_pointer is not None:
+        seed = tl.load(seed_pointer)
+    return RuntimeRounding(in_carrier(grid, WIDE), Noise(seed, stream, used_in_carrier(used, WIDE)))
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 
 from qsim_kernels.meanings.triton import INTERPRETED
-from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, variant_of
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import largest_code
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
@@ -16,39 +16,35 @@ _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHAST
 
 @lru_cache(maxsize=4096)
 def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[KernelVariant, tuple[int, ...]]:
-    """The variant and the numbers of a rounding, those of `values.UsedNumbers` and `GridNumbers`.
+    """The variant and the numbers of a rounding, those of `UsedBits` and `GridNumbers`.
 
     Args:
         grid: The values to choose from.
         rule: How to choose.
         wide: Use float64 even if float32 is enough.
     """
-    behind = rule.correction and rule.bits in (16, 32)
-    bits = grid_bits(grid, wide or behind)
+    bits = rounding_bits(grid, rule, wide)
     rule = rule._replace(bits=bits_that_matter(bits, rule))
     halves = 0 < rule.bits <= 16
-    width = 16 if halves else 32
     variant = KernelVariant(
         *variant_of(bits, rule),
         fast=_is_fast(bits, rule),
         wide=bits.carrier == DOUBLE,
         halves=halves,
-        whole=rule.bits == width,
+        whole=rule.bits == (16 if halves else 32) and not rule.correction,
         binary=grid.mantissa == 0 and rule.mode == Mode.NEAREST,
     )
-    keep = ((1 << rule.bits) - 1) << (width - rule.bits)
-    # Half of the last random bit's weight, where there is room for it; below 32 bits there is room in float64's arithmetic.
-    correction = 1 << (width - 1 - rule.bits) if rule.correction and rule.bits < width else 0
-    noise = (keep, correction, 1 << (32 - rule.bits) if behind else 0)
-    return variant, (*noise, *bits.numbers)
+    return variant, (*used_bits(bits.carrier, rule.bits, rule.correction), *bits.numbers)
 
 
 def _is_fast(bits: GridBits, rule: Rule) -> bool:
     """Whether adding and subtracting a power of two rounds: the power must exist, and leave room for a carry."""
     room = 2 <= bits.shift <= 23 and (bits.top >> 23) + 1 + bits.shift < 254
     # Where numbers overflow, they do so from the value on that would follow the largest.
+    # Half of the weight of a 16th random bit takes a 17th.
+    fits = not (rule.correction and rule.bits == 16)
     ends = rule.overflow == Overflow.SATURATE or (rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and bits.top == bits.bottom)
-    return bits.carrier == SINGLE and bits.low > 0 and bits.zero and room and ends and rule.mode in _FAST_MODES
+    return bits.carrier == SINGLE and bits.low > 0 and bits.zero and room and ends and fits and rule.mode in _FAST_MODES
 
 
 def drawn_later(variant: KernelVariant, grid: Grid, few: bool) -> KernelVariant:

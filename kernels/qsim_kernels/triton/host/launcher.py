@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -20,10 +20,6 @@ _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawSt
 class Launcher:
     """A kernel with its arguments that follow from what it computes, for tensors of any shape.
 
-    Triton finds the compiled form of a kernel by inspecting every argument, which takes longer than launching it. Here the form depends
-    only on the device and on the alignment of two pointers, and the driver launches it directly. So whatever else it depends on must be the
-    same in all launches: see `launcher`.
-
     Args:
         kernel: The kernel.
         tail: See `launcher`.
@@ -32,43 +28,58 @@ class Launcher:
     """
 
     def __init__(self, kernel: Any, tail: tuple[Any, ...], share: int, options: dict[str, int]) -> None:
-        self._kernel, self._tail, self.share = kernel, tail, share
-        self._options = {} if _INTERPRETED else options
-        self._compiled: dict[tuple[int, int, int], Any] = {}
+        self.kernel, self.tail, self.share = kernel, tail, share
+        self.options = {} if _INTERPRETED else options
+        #: The compiled forms of the kernel, by the device and the alignment of two pointers.
+        self.compiled: dict[tuple[int, int, int], Any] = {}
 
-    def __call__(self, programs: int, x: Tensor, out: Tensor, *others: Any) -> None:
+    def run(self, programs: int, *arguments: Any) -> Any:
+        """Launch by way of Triton, which compiles the kernel if necessary and calls the hooks of profilers."""
+        return self.kernel[programs, 1, 1](*arguments, **self.options)
+
+
+class Launch:
+    """A prepared launch: everything that does not change between calls on tensors of the same shapes, strides and dtypes.
+
+    Triton finds the compiled form of a kernel by inspecting every argument, which takes longer than launching it. Here the form depends
+    only on the device and on the alignment of two pointers, and the driver launches it directly. So whatever else it depends on must be the
+    same in all launches: see `launcher`.
+
+    Args:
+        launcher: The kernel.
+        programs: Number of programs; none are launched for zero.
+        sizes: The kernel's arguments that follow from the shapes, the last ones before the launcher's own.
+    """
+
+    def __init__(self, launcher: Launcher, programs: int, sizes: tuple[int, ...] = ()) -> None:
+        self.launcher, self.programs = launcher, programs
+        self._tail, self._compiled = (*sizes, *launcher.tail), launcher.compiled
+
+    def __call__(self, x: Tensor, out: Tensor, *others: Any) -> None:
         """Launch the kernel on the current stream of `x`'s device.
 
         Args:
-            programs: Number of programs; none are launched for zero.
             x: The tensor that is read.
             out: The tensor that is written.
-            *others: The arguments between these and the tail.
+            *others: The arguments between these and the sizes.
         """
-        if not programs:
+        if not self.programs:
             return
         source, target, device = x.data_ptr(), out.data_ptr(), x.get_device()
         known = self._compiled.get((device, source % 16, target % 16))
         is_watched = _RUNTIME.launch_enter_hook.calls or _RUNTIME.launch_exit_hook.calls
-        if known is None or is_watched:
-            self._compile(programs, x, out, *others)
+        if _INTERPRETED:
+            self.launcher.run(self.programs, x, out, *others, *self._tail)
+        elif known is None or is_watched:
+            with torch.cuda.device(device):
+                compiled = self.launcher.run(self.programs, x, out, *others, *self._tail)
+            self._compiled[device, source % 16, target % 16] = _entry(compiled)
         elif device != _current_device():
             with torch.cuda.device(device):
-                self(programs, x, out, *others)
+                self(x, out, *others)
         else:
             run, function, head = known
-            run(programs, 1, 1, _current_stream(device), function, *head, source, target, *others, *self._tail)
-
-    def _compile(self, programs: int, x: Tensor, out: Tensor, *others: Any) -> None:
-        """Launch by way of Triton, which compiles the kernel if necessary and calls the hooks of profilers."""
-        if _INTERPRETED:
-            self._kernel[programs, 1, 1](x, out, *others, *self._tail)
-            return
-        device = x.get_device()
-        with torch.cuda.device(device):
-            compiled = self._kernel[programs, 1, 1](x, out, *others, *self._tail, **self._options)
-        form = device, x.data_ptr() % 16, out.data_ptr() % 16
-        self._compiled[form] = _entry(compiled)
+            run(self.programs, 1, 1, _current_stream(device), function, *head, source, target, *others, *self._tail)
 
 
 @lru_cache(maxsize=4096)
@@ -92,17 +103,3 @@ def _entry(compiled: Any) -> tuple[Callable[..., None], int, tuple[Any, ...]]:
         # Triton's Python function would only look for the memory that kernels of ours do not need.
         return run.launch, function, (run.launch_cooperative_grid, run.launch_pdl, None, None, *hooks)
     return run, function, hooks
-
-
-class Launch(NamedTuple):
-    """A prepared launch: everything that does not change between calls on tensors of the same shapes, strides and dtypes.
-
-    Attributes:
-        launcher: The kernel.
-        programs: Number of programs.
-        sizes: The kernel's arguments that follow from the shapes, the last ones before the launcher's own.
-    """
-
-    launcher: Launcher
-    programs: int
-    sizes: tuple[int, ...]

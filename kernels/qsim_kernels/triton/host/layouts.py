@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from qsim_kernels.triton.device.transposed import TransposedTile
+from qsim_kernels.triton.device.parts import TransposedTile
 from qsim_kernels.triton.host.launcher import Launch, Launcher
 
 T = TypeVar("T")

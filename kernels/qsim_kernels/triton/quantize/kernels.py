@@ -1,180 +1,155 @@
-"""The kernels: one per operator, over flat or transposed tensors. Formats and roundings are runtime arguments: a sweep compiles each once.
-
-Full blocks are read and written without a mask, because masks depend on runtime values, which would prevent wide accesses.
-"""
+"""The kernels: one per operator. Formats and roundings are runtime arguments, so that a sweep compiles each once."""
 
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.carrier import GridNumbers
-from qsim_kernels.triton.device.blocks import as_dtype, as_single, encoded, load, note_lost, rounded, store
+from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.triton.device.blocks import as_dtype, as_single, encoded, note_lost, rounded
 from qsim_kernels.triton.device.codes import values_of
-from qsim_kernels.triton.device.noise import random_integers
+from qsim_kernels.triton.device.parts import Sizes, block_part, drawn_for, load_part, store_part, tile_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import clamp
-from qsim_kernels.triton.device.transposed import encode_tile, quantize_and_encode_tile, quantize_tile
-from qsim_kernels.triton.device.values import CodeNumbers, UsedNumbers, codes_in_carrier, in_carrier, noise_of
+from qsim_kernels.triton.device.values import CodeNumbers, codes_in_carrier, rounding_of
 
 
 @triton.jit
-def quantize_block(
-    x, out, start, count, offset, noise, grid,
-    ROUNDING: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Round one block of values."""
-    place = tl.arange(0, BLOCK)
-    values = load(x + start, place, count - start, MASKED)
+def quantize_part(x, out, part, offset, rounding, ROUNDING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr):
+    """Round some values."""
+    values = load_part(x, part)
+    drawn = drawn_for(part, offset, rounding.noise, ROUNDING, SHARE, TILE)
     # A conversion to 16 bits already makes every NaN the same.
-    drawn = random_integers(noise, offset + start, ROUNDING, RUN, ALIGNED, BLOCK)
-    values = rounded(as_single(values), drawn, grid, ROUNDING, out.dtype.element_ty == tl.float32)
-    store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
+    values = rounded(as_single(values), drawn, rounding.grid, ROUNDING, out.dtype.element_ty == tl.float32)
+    store_part(out, as_dtype(values, out.dtype.element_ty), part)
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_kernel(
-    x, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    count: tl.int64, rows: tl.int64, columns: tl.int64,
-    used: UsedNumbers, grid: GridNumbers,
-    ROUNDING: tl.constexpr, TILE: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+    x, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64, sizes: Sizes, used: UsedBits, grid: GridNumbers,
+    ROUNDING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Round `count` values, of matrices of `rows` and `columns` if there is a `TransposedTile`."""
-    if seed_pointer is not None:
-        seed = tl.load(seed_pointer)
-    noise = noise_of(seed, noise_stream, used)
-    grid = in_carrier(grid, ROUNDING.wide)
-    start = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
+    """Round values, of transposed matrices if there is a `TransposedTile`."""
+    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
+    start = tl.program_id(0).to(tl.int64) * (SHARE.steps * SHARE.block)
     if TILE is not None:
-        quantize_tile(x, out, rows, columns, offset, noise, grid, ROUNDING, TILE)
-    elif start + STEPS * BLOCK <= count:
-        for step in range(STEPS):
-            quantize_block(x, out, start + step * BLOCK, count, offset, noise, grid, ROUNDING, RUN, ALIGNED, BLOCK, False)
+        quantize_part(x, out, tile_part(sizes.rows, sizes.columns, TILE), offset, rounding, ROUNDING, SHARE, TILE)
+    elif start + SHARE.steps * SHARE.block <= sizes.count:
+        for step in range(SHARE.steps):
+            part = block_part(start + step * SHARE.block, sizes.count, SHARE.block, False)
+            quantize_part(x, out, part, offset, rounding, ROUNDING, SHARE, TILE)
     else:
-        for step in range(STEPS):
-            quantize_block(x, out, start + step * BLOCK, count, offset, noise, grid, ROUNDING, RUN, ALIGNED, BLOCK, True)
+        for step in range(SHARE.steps):
+            part = block_part(start + step * SHARE.block, sizes.count, SHARE.block, True)
+            quantize_part(x, out, part, offset, rounding, ROUNDING, SHARE, TILE)
 
 
 @triton.jit
-def encode_block(
-    x, out, lost, start, count, offset, noise, grid, coding,
-    ROUNDING: tl.constexpr, CODING: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+def encode_part(
+    x, out, lost, part, offset, rounding, coding,
+    ROUNDING: tl.constexpr, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Round one block of values and write their codes."""
-    place = tl.arange(0, BLOCK)
-    values = as_single(load(x + start, place, count - start, MASKED))
-    drawn = random_integers(noise, offset + start, ROUNDING, RUN, ALIGNED, BLOCK)
-    codes = encoded(values, drawn, grid, coding, ROUNDING, CODING, out.dtype.element_ty != tl.int32)
-    store(out + start, codes.to(out.dtype.element_ty), place, count - start, MASKED)
+    """Round some values and write their codes."""
+    values = as_single(load_part(x, part))
+    drawn = drawn_for(part, offset, rounding.noise, ROUNDING, SHARE, TILE)
+    codes = encoded(values, drawn, rounding.grid, coding, ROUNDING, CODING, out.dtype.element_ty != tl.int32)
+    store_part(out, codes.to(out.dtype.element_ty), part)
     if lost is not None:
         if not (ROUNDING.fast and ROUNDING.saturates):
-            values = rounded(values, drawn, grid, ROUNDING, True)
-        # Each thread adds up its own.
-        note_lost(lost, tl.reshape(values, (BLOCK // RUN, RUN)))
+            values = rounded(values, drawn, rounding.grid, ROUNDING, True)
+        if TILE is None:
+            # Each thread adds up its own.
+            values = tl.reshape(values, (SHARE.block // SHARE.run, SHARE.run))
+        note_lost(lost, values)
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "lost"])
 def encode_kernel(
     x, out, lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    count: tl.int64, rows: tl.int64, columns: tl.int64,
-    used: UsedNumbers, grid: GridNumbers, coding: CodeNumbers,
-    ROUNDING: tl.constexpr, CODING: tl.constexpr, TILE: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    sizes: Sizes, used: UsedBits, grid: GridNumbers, coding: CodeNumbers,
+    ROUNDING: tl.constexpr, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Round `count` values and write their codes; set `lost`, if given, where a NaN has no code."""
-    if seed_pointer is not None:
-        seed = tl.load(seed_pointer)
-    noise = noise_of(seed, noise_stream, used)
-    grid = in_carrier(grid, ROUNDING.wide)
-    coding = codes_in_carrier(coding, grid.shift, ROUNDING.wide)
-    # Two blocks amortize a thread's fixed costs, which memory traffic would not hide.
-    start = tl.program_id(0).to(tl.int64) * (2 * BLOCK)
+    """Round values and write their codes; set `lost`, if given, where a NaN has no code."""
+    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
+    coding = codes_in_carrier(coding, rounding.grid.shift, ROUNDING.wide)
+    start = tl.program_id(0).to(tl.int64) * (SHARE.steps * SHARE.block)
     if TILE is not None:
-        encode_tile(x, out, lost, rows, columns, offset, noise, grid, coding, ROUNDING, CODING, TILE)
-    elif start + 2 * BLOCK <= count:
-        for step in range(2):
-            at = start + step * BLOCK
-            encode_block(x, out, lost, at, count, offset, noise, grid, coding, ROUNDING, CODING, RUN, ALIGNED, BLOCK, False)
+        part = tile_part(sizes.rows, sizes.columns, TILE)
+        encode_part(x, out, lost, part, offset, rounding, coding, ROUNDING, CODING, SHARE, TILE)
+    elif start + SHARE.steps * SHARE.block <= sizes.count:
+        for step in range(SHARE.steps):
+            part = block_part(start + step * SHARE.block, sizes.count, SHARE.block, False)
+            encode_part(x, out, lost, part, offset, rounding, coding, ROUNDING, CODING, SHARE, TILE)
     else:
-        for step in range(2):
-            at = start + step * BLOCK
-            encode_block(x, out, lost, at, count, offset, noise, grid, coding, ROUNDING, CODING, RUN, ALIGNED, BLOCK, True)
+        for step in range(SHARE.steps):
+            part = block_part(start + step * SHARE.block, sizes.count, SHARE.block, True)
+            encode_part(x, out, lost, part, offset, rounding, coding, ROUNDING, CODING, SHARE, TILE)
 
 
 @triton.jit
-def decode_block(codes, out, start, count, coding, CODING: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """Write the values of one block of codes."""
-    place = tl.arange(0, BLOCK)
-    read = load(codes + start, place, count - start, MASKED).to(tl.int32)
+def decode_part(codes, out, part, coding, CODING: tl.constexpr):
+    """Write the values of some codes."""
+    read = load_part(codes, part).to(tl.int32)
     # A conversion to 16 bits already makes every NaN the same.
     values = values_of(read.to(tl.uint32, bitcast=True), coding, CODING, CODING.wide or out.dtype.element_ty == tl.float32)
-    store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
+    store_part(out, as_dtype(values, out.dtype.element_ty), part)
 
 
 @kernel()
-def decode_kernel(
-    codes, out, count: tl.int64,
-    shift: tl.int64, coding: CodeNumbers,
-    CODING: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write the values of `count` codes."""
+def decode_kernel(codes, out, sizes: Sizes, shift: tl.int64, coding: CodeNumbers, CODING: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the values of codes."""
     coding = codes_in_carrier(coding, shift, CODING.wide)
     start = tl.program_id(0).to(tl.int64) * BLOCK
-    if start + BLOCK <= count:
-        decode_block(codes, out, start, count, coding, CODING, BLOCK, False)
+    if start + BLOCK <= sizes.count:
+        decode_part(codes, out, block_part(start, sizes.count, BLOCK, False), coding, CODING)
     else:
-        decode_block(codes, out, start, count, coding, CODING, BLOCK, True)
+        decode_part(codes, out, block_part(start, sizes.count, BLOCK, True), coding, CODING)
 
 
 @triton.jit
-def quantize_and_encode_block(
-    x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding,
-    ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr, ONE_GRID: tl.constexpr,
-    RUN: tl.constexpr, BLOCK: tl.constexpr,
-    MASKED: tl.constexpr,
+def quantize_and_encode_part(
+    x, out, codes_out, part, rounding, code_rounding, coding,
+    ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr,
+    ONE_GRID: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Round one block of values to two grids."""
-    # A thread holds as many neighbours for the narrow codes as for the values; otherwise one of them would go through shared memory.
-    place = tl.max_contiguous(tl.arange(0, BLOCK), RUN)
-    values = as_single(load(x + start, place, count - start, MASKED))
-    drawn = random_integers(noise, start, ROUNDING, RUN, True, BLOCK)
-    code_drawn = random_integers(code_noise, start, CODE_ROUNDING, RUN, True, BLOCK)
+    """Round some values to two grids."""
+    values = as_single(load_part(x, part))
+    drawn = drawn_for(part, 0, rounding.noise, ROUNDING, SHARE, TILE)
+    code_drawn = drawn_for(part, 0, code_rounding.noise, CODE_ROUNDING, SHARE, TILE)
     # Steps shared by both are done once if the grid is the same.
-    if ONE_GRID:
-        values = clamp(values, grid, True)
-    result = rounded(values, drawn, grid, ROUNDING, out.dtype.element_ty == tl.float32, ONE_GRID)
-    store(out + start, as_dtype(result, out.dtype.element_ty), place, count - start, MASKED)
-    codes = encoded(values, code_drawn, code_grid, coding, CODE_ROUNDING, CODING, codes_out.dtype.element_ty != tl.int32, ONE_GRID)
-    store(codes_out + start, codes.to(codes_out.dtype.element_ty), place, count - start, MASKED)
+    CLAMPED: tl.constexpr = ONE_GRID and TILE is None
+    if CLAMPED:
+        values = clamp(values, rounding.grid, True)
+    result = rounded(values, drawn, rounding.grid, ROUNDING, out.dtype.element_ty == tl.float32, CLAMPED)
+    store_part(out, as_dtype(result, out.dtype.element_ty), part)
+    grid = rounding.grid if ONE_GRID else code_rounding.grid
+    codes = encoded(values, code_drawn, grid, coding, CODE_ROUNDING, CODING, codes_out.dtype.element_ty != tl.int32, CLAMPED)
+    store_part(codes_out, codes.to(codes_out.dtype.element_ty), part)
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_encode_kernel(
-    x, out, codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64,
-    count: tl.int64, rows: tl.int64, columns: tl.int64,
-    used: UsedNumbers, grid: GridNumbers,
-    code_used: UsedNumbers, code_grid: GridNumbers, coding: CodeNumbers,
-    ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr, TILE: tl.constexpr,
-    ONE_GRID: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+    x, out, codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64, sizes: Sizes,
+    used: UsedBits, grid: GridNumbers, code_used: UsedBits, code_grid: GridNumbers, coding: CodeNumbers,
+    ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr,
+    ONE_GRID: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Round `count` values to one grid, and to another whose codes are written: both that a layer needs of its input, in one read."""
-    if seed_pointer is not None:
-        seed = tl.load(seed_pointer)
-    noise = noise_of(seed, noise_stream, used)
-    grid = in_carrier(grid, ROUNDING.wide)
-    code_noise = noise_of(seed, code_stream, code_used)
+    """Round values to one grid, and to another whose codes are written: both that a layer needs of its input, in one read."""
+    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
+    code_rounding = rounding_of(seed_pointer, seed, code_stream, code_used, code_grid, CODE_ROUNDING.wide)
     coding = codes_in_carrier(coding, code_grid.shift, CODE_ROUNDING.wide)
-    code_grid = grid if ONE_GRID else in_carrier(code_grid, CODE_ROUNDING.wide)
-    start = tl.program_id(0).to(tl.int64) * BLOCK
+    start = tl.program_id(0).to(tl.int64) * SHARE.block
+    # A thread holds as many neighbours for the narrow codes as for the values; otherwise one of them would go through shared memory.
     if TILE is not None:
-        quantize_and_encode_tile(
-            x, out, codes_out, rows, columns, noise, grid, code_noise, code_grid, coding,
-            ROUNDING, CODE_ROUNDING, CODING, TILE,
-        )  # fmt: skip
-    elif start + BLOCK <= count:
-        quantize_and_encode_block(
-            x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding,
-            ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, RUN, BLOCK, False,
+        part = tile_part(sizes.rows, sizes.columns, TILE)
+        quantize_and_encode_part(
+            x, out, codes_out, part, rounding, code_rounding, coding, ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, SHARE, TILE
+        )
+    elif start + SHARE.block <= sizes.count:
+        quantize_and_encode_part(
+            x, out, codes_out, block_part(start, sizes.count, SHARE.block, False, SHARE.run), rounding, code_rounding, coding,
+            ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, SHARE, TILE,
         )  # fmt: skip
     else:
-        quantize_and_encode_block(
-            x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding,
-            ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, RUN, BLOCK, True,
+        quantize_and_encode_part(
+            x, out, codes_out, block_part(start, sizes.count, SHARE.block, True, SHARE.run), rounding, code_rounding, coding,
+            ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, SHARE, TILE,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qsim_kernels.numbers.carrier import counts_wide
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
-from qsim_kernels.triton.device.transposed import TransposedTile
+from qsim_kernels.triton.device.parts import Blocks, TransposedTile
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
@@ -40,8 +40,7 @@ def quantize_into(
     if launch is None:
         in_order(lambda source, target: quantize_into(target, source, seed, grid, rule, stream, offset, block), x, out)
         return
-    run, programs, sizes = launch
-    run(programs, x, out, pointer, number, stream, offset, *sizes)
+    launch(x, out, pointer, number, stream, offset)
 
 
 def encode_into(
@@ -69,9 +68,8 @@ def encode_into(
     if launch is None:
         others = (seed, grid, rule, coding, stream, offset, check, block)
         return in_order(lambda source, target: encode_into(target, source, *others), x, out)
-    run, programs, sizes = launch
     lost = torch.zeros((), dtype=torch.int32, device=x.device) if check else None
-    run(programs, x, out, lost, pointer, number, stream, offset, *sizes)
+    launch(x, out, lost, pointer, number, stream, offset)
     return False if lost is None else lost
 
 
@@ -82,8 +80,7 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: i
     if launch is None:
         in_order(lambda source, target: decode_into(target, source, grid, coding, block), codes, out)
         return
-    run, programs, sizes = launch
-    run(programs, codes, out, sizes[0])
+    launch(codes, out)
 
 
 def quantize_and_encode_into(
@@ -108,8 +105,7 @@ def quantize_and_encode_into(
         others = (seed, grid, rule, stream, code_grid, code_rule, coding, code_stream)
         in_order(lambda source, target, written: quantize_and_encode_into(target, written, source, *others), x, out, codes)
         return
-    run, programs, sizes = launch
-    run(programs, x, out, codes, pointer, number, stream, code_stream, *sizes)
+    launch(x, out, codes, pointer, number, stream, code_stream)
 
 
 def _order(rule: Rule, aligned: bool) -> ElementOrder:
@@ -142,7 +138,7 @@ def _quantizer(
         registers = 32
     block = block or size
     options = {"maxnreg": registers} if registers else {}
-    constants = (variant, tile, run, aligned, block, steps)
+    constants = (variant, Blocks(block, steps, run, aligned), tile)
     return launcher(quantize_kernel, (dtypes, unseeded), *numbers, *constants, share=steps * block, num_warps=warps, **options)
 
 
@@ -157,7 +153,8 @@ def _encoder(
 ) -> Launcher:
     variants, numbers = encoding(*how, dtypes[0], may_draw_later=aligned and tile is None)
     block = block or 2048
-    constants = (*variants, tile, run_length(*dtypes), aligned, block)
+    # Two blocks amortize a thread's fixed costs, which memory traffic would not hide.
+    constants = (*variants, Blocks(block, 2, run_length(*dtypes), aligned), tile)
     return launcher(encode_kernel, (dtypes, unseeded, checked), *numbers, *constants, share=2 * block)
 
 
@@ -183,7 +180,7 @@ def _both(
     (code_rounding, code_variant), code_numbers = encoding(*codes, source, may_draw_later=tile is None)
     are_fast = all(each.fast and each.saturates for each in (variant, code_rounding))
     one_grid = how[0] == codes[0] and are_fast and code_variant.nan
-    constants = (variant, code_rounding, code_variant, tile, one_grid, run_length(source, target), 2048)
+    constants = (variant, code_rounding, code_variant, one_grid, Blocks(2048, 1, run_length(source, target), True), tile)
     # Two grids need so many registers that fewer threads fit.
     scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
     form = (dtypes, unseeded, misaligned)

@@ -10,19 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import GridNumbers
+from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.encoding import code_dtype, read_encoding
 from qsim_kernels.triton.device.blocks import as_single, encoded
 from qsim_kernels.triton.device.noise import integers_of_rows
+from qsim_kernels.triton.device.parts import Part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.values import (
-    CodeNumbers,
-    UsedNumbers,
-    codes_in_carrier,
-    in_carrier,
-    noise_of,
-)
-from qsim_kernels.triton.host.launcher import Launcher, launcher
+from qsim_kernels.triton.device.values import CodeNumbers, codes_in_carrier, rounding_of
+from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.launch import encoding
 
@@ -48,26 +43,17 @@ class Square(NamedTuple):
 
 
 @triton.jit
-def tile_of_codes(values, first, noise, grid, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr, SQUARE: tl.constexpr):
+def tile_of_codes(values, first, rounding, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr, SQUARE: tl.constexpr):
     """The codes of a tile's values, given the logical index of each row's first element."""
-    drawn = integers_of_rows(noise, first, ROUNDING, SQUARE.run, SQUARE.aligned, SQUARE.columns)
-    return encoded(values, drawn, grid, coding, ROUNDING, CODING, True)
-
-
-@triton.jit
-def store_inside(out, places, codes, inside, WHOLE: tl.constexpr):
-    """Write the part of a tile that is inside the matrix: all of it if tiles fill the matrix."""
-    if WHOLE:
-        tl.store(out + places, codes)
-    else:
-        tl.store(out + places, codes, mask=inside)
+    drawn = integers_of_rows(rounding.noise, first, ROUNDING, SQUARE.run, SQUARE.aligned, SQUARE.columns)
+    return encoded(values, drawn, rounding.grid, codes_in_carrier(coding, rounding.grid.shift, ROUNDING.wide), ROUNDING, CODING, True)
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def both_ways_kernel(
     x, turned_out, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64, rows: tl.int64, columns: tl.int64,
-    used: UsedNumbers, grid: GridNumbers, coding: CodeNumbers,
-    turned_used: UsedNumbers, turned_grid: GridNumbers, turned_coding: CodeNumbers,
+    used: UsedBits, grid: GridNumbers, coding: CodeNumbers,
+    turned_used: UsedBits, turned_grid: GridNumbers, turned_coding: CodeNumbers,
     ROUNDING: tl.constexpr, CODING: tl.constexpr, TURNED_ROUNDING: tl.constexpr, TURNED_CODING: tl.constexpr, SQUARE: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix onto two grids, and write the codes of one rounding in place, if wanted, and of the other transposed.
@@ -82,8 +68,6 @@ def both_ways_kernel(
         TURNED_ROUNDING: The same for the transposed codes, and `TURNED_CODING`.
         SQUARE: The `Square`.
     """
-    if seed_pointer is not None:
-        seed = tl.load(seed_pointer)
     across = tl.cdiv(columns, SQUARE.columns).to(tl.int32)
     row = (tl.program_id(0) // across).to(tl.int64) * SQUARE.rows + tl.arange(0, SQUARE.rows)
     column = (tl.program_id(0) % across).to(tl.int64) * SQUARE.columns + tl.arange(0, SQUARE.columns)
@@ -94,26 +78,23 @@ def both_ways_kernel(
         starts, turned_starts = tl.multiple_of(starts, [16]), tl.multiple_of(turned_starts, [16])
     places = starts[:, None] + column[None, :]
     turned_places = turned_starts[:, None] + row[None, :]
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    turned_inside = (column < columns)[:, None] & (row < rows)[None, :]
     if SQUARE.whole:
-        values = as_single(tl.load(x + places))
+        part, turned_part = Part(0, places, True, first), Part(0, turned_places, True, first)
     else:
-        values = as_single(tl.load(x + places, mask=inside, other=0))
-    turned_noise = noise_of(seed, turned_stream, turned_used)
-    turned_coding = codes_in_carrier(turned_coding, turned_grid.shift, TURNED_ROUNDING.wide)
-    turned_grid = in_carrier(turned_grid, TURNED_ROUNDING.wide)
-    turned = tile_of_codes(values, first, turned_noise, turned_grid, turned_coding, TURNED_ROUNDING, TURNED_CODING, SQUARE)
+        part = Part(0, places, (row < rows)[:, None] & (column < columns)[None, :], first)
+        turned_part = Part(0, turned_places, (column < columns)[:, None] & (row < rows)[None, :], first)
+    values = as_single(load_part(x, part))
+    turned_rounding = rounding_of(seed_pointer, seed, turned_stream, turned_used, turned_grid, TURNED_ROUNDING.wide)
+    turned = tile_of_codes(values, first, turned_rounding, turned_coding, TURNED_ROUNDING, TURNED_CODING, SQUARE)
     turned = turned.to(turned_out.dtype.element_ty)
     if out is not None:
         if SQUARE.alike:
             codes = turned
         else:
-            noise, coding = noise_of(seed, noise_stream, used), codes_in_carrier(coding, grid.shift, ROUNDING.wide)
-            grid = in_carrier(grid, ROUNDING.wide)
-            codes = tile_of_codes(values, first, noise, grid, coding, ROUNDING, CODING, SQUARE).to(out.dtype.element_ty)
-        store_inside(out, places, codes, inside, SQUARE.whole)
-    store_inside(turned_out, turned_places, tl.trans(turned), turned_inside, SQUARE.whole)
+            rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
+            codes = tile_of_codes(values, first, rounding, coding, ROUNDING, CODING, SQUARE).to(out.dtype.element_ty)
+        store_part(out, codes, part)
+    store_part(turned_out, tl.trans(turned), turned_part)
 
 
 def encode_both_ways(
@@ -146,7 +127,7 @@ def encode_both_ways(
     lines = x.contiguous()
     out = None if form.codes is None else lines.new_empty((rows, columns), dtype=form.codes)
     out_turned = lines.new_empty((columns, rows), dtype=form.turned_codes)
-    form.launcher(form.programs, lines, out_turned, out, pointer, number, stream, turned_stream, rows, columns)
+    form.launch(lines, out_turned, out, pointer, number, stream, turned_stream)
     return None if out is None else out.view(dtype or out.dtype), out_turned.view(turned_dtype)
 
 
@@ -154,15 +135,13 @@ class _Form(NamedTuple):
     """The facts that follow from all arguments of a call but their values.
 
     Attributes:
-        launcher: The kernel.
-        programs: How many programs there are.
+        launch: The launch.
         draws: Whether random bits are needed.
         codes: The integers in which codes in place are written, if they are wanted.
         turned_codes: Those of transposed codes.
     """
 
-    launcher: Launcher
-    programs: int
+    launch: Launch
     draws: bool
     codes: torch.dtype | None
     turned_codes: torch.dtype
@@ -180,4 +159,4 @@ def _form(rounding: str | None, turned: str, source: torch.dtype, rows: int, col
     tail = (*numbers, *turned_numbers, *variants, *turned_variants, square)
     run = launcher(both_ways_kernel, (source, codes, turned_codes, unseeded), *tail, num_warps=4)
     programs = -(-rows // square.rows) * -(-columns // square.columns)
-    return _Form(run, programs, one.is_stochastic or other.is_stochastic, codes, turned_codes)
+    return _Form(Launch(run, programs, (rows, columns)), one.is_stochastic or other.is_stochastic, codes, turned_codes)

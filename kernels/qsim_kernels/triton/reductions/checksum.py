@@ -70,12 +70,12 @@ def checksum_kernel(
 
 def checksum(x: Tensor, start: int, offset: int = 0, row: int = 0, stride: int = 0) -> Tensor:
     """Add the mixed bits of all elements to a number; see `reference.checksum`."""
-    run, programs, sizes = _prepared(x.numel(), x.dtype, row > 0)
-    if programs == 1:
+    launch = _prepared(x.numel(), x.dtype, row > 0)
+    if launch.programs == 1:
         total = torch.empty((), dtype=torch.int64, device=x.device)
     else:
         total = torch.full((), start, dtype=torch.int64, device=x.device)
-    run(programs, x.contiguous(), total, start, offset, row, stride, *sizes)
+    launch(x.contiguous(), total, start, offset, row, stride)
     return total
 
 

@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import GridNumbers
+from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.grid import Grid, Rule
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, load, rounded, store
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.values import UsedNumbers, in_carrier, noise_of
+from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
@@ -37,7 +37,7 @@ def index(row, columns, column):
 
 @triton.jit
 def walk_down(
-    x, out, sums, column, first, end, columns, noise, grid,
+    x, out, sums, column, first, end, columns, rounding,
     ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Round some rows of a block of columns."""
@@ -48,8 +48,8 @@ def walk_down(
         start = index(row, columns, column)
         values = as_single(load(x + start, place, left, MASKED))
         total += values
-        drawn = random_integers(noise, start, ROUNDING, RUN, True, BLOCK)
-        result = rounded(values, drawn, grid, ROUNDING, out.dtype.element_ty == tl.float32)
+        drawn = random_integers(rounding.noise, start, ROUNDING, RUN, True, BLOCK)
+        result = rounded(values, drawn, rounding.grid, ROUNDING, out.dtype.element_ty == tl.float32)
         store(out + start, as_dtype(result, out.dtype.element_ty), place, left, MASKED)
     store(sums + index(0, columns, column), total, place, left, MASKED)
 
@@ -57,13 +57,11 @@ def walk_down(
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_sum_kernel(
     x, out, sums, seed_pointer, seed: tl.int64, noise_stream: tl.int64, rows: tl.int64, columns: tl.int64, depth: tl.int64,
-    used: UsedNumbers, grid: GridNumbers,
+    used: UsedBits, grid: GridNumbers,
     ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix; `sums` gets one row of sums per `depth` rows."""
-    if seed_pointer is not None:
-        seed = tl.load(seed_pointer)
-    noise, grid = noise_of(seed, noise_stream, used), in_carrier(grid, ROUNDING.wide)
+    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
     across = tl.cdiv(columns, BLOCK)
     program = tl.program_id(0).to(tl.int64)
     column, part = program % across * BLOCK, program // across
@@ -71,9 +69,9 @@ def quantize_and_sum_kernel(
     end = tl.minimum(first + depth, rows)
     sums += index(part, columns, 0)
     if column + BLOCK <= columns:
-        walk_down(x, out, sums, column, first, end, columns, noise, grid, ROUNDING, RUN, BLOCK, False)
+        walk_down(x, out, sums, column, first, end, columns, rounding, ROUNDING, RUN, BLOCK, False)
     else:
-        walk_down(x, out, sums, column, first, end, columns, noise, grid, ROUNDING, RUN, BLOCK, True)
+        walk_down(x, out, sums, column, first, end, columns, rounding, ROUNDING, RUN, BLOCK, True)
 
 
 @triton.jit(do_not_specialize=["columns", "parts"])
@@ -96,13 +94,13 @@ def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Gri
         # Rows that do not begin where random bits begin would need separate bits for each element.
         quantize_into(out, x, seed, grid, rule, stream, 0)
         return x.sum(0, dtype=_kind(x.dtype))
-    (round_, programs, sizes), (add, adders, (columns, parts)), kind = form
-    sums = torch.empty((parts, columns), dtype=kind, device=x.device)
-    round_(programs, x.contiguous(), out, sums, pointer, number, stream, *sizes)
+    round_, add, parts, kind = form
+    sums = torch.empty((parts, x.shape[1]), dtype=kind, device=x.device)
+    round_(x.contiguous(), out, sums, pointer, number, stream)
     if parts == 1:
-        return sums.view(columns)
-    total = torch.empty(columns, dtype=kind, device=x.device)
-    add(adders, sums, total, columns, parts)
+        return sums.view(-1)
+    total = torch.empty(x.shape[1], dtype=kind, device=x.device)
+    add(sums, total)
     return total
 
 
@@ -113,8 +111,8 @@ def _kind(dtype: torch.dtype) -> torch.dtype:
 @lru_cache(maxsize=4096)
 def _prepared(
     grid: Grid, rule: Rule, shape: torch.Size, source: torch.dtype, target: torch.dtype, unseeded: bool
-) -> tuple[Launch, Launch, torch.dtype] | None:
-    """The launches of rounding and of adding up, and the dtype of sums; none if rows do not begin where random bits begin."""
+) -> tuple[Launch, Launch, int, torch.dtype] | None:
+    """The launches of rounding and of adding up, how many sums a column has, and their dtype; none if rows begin within Philox blocks."""
     rows, columns = shape
     if columns % 8 or not rows * columns:
         return None
@@ -126,7 +124,7 @@ def _prepared(
     constants, options = (variant, run_length(source, target), block), {"num_warps": _warps(block), "maxnreg": 64}
     round_ = launcher(quantize_and_sum_kernel, (source, target, unseeded), *numbers, *constants, **options)
     add = launcher(add_parts_kernel, (kind,), 64, _ADDED)
-    return Launch(round_, parts * across, (rows, columns, depth)), Launch(add, -(-columns // _ADDED), (columns, parts)), kind
+    return Launch(round_, parts * across, (rows, columns, depth)), Launch(add, -(-columns // _ADDED), (columns, parts)), parts, kind
 
 
 def _warps(block: int) -> int:

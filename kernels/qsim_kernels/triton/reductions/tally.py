@@ -10,7 +10,7 @@ from torch import Tensor
 from qsim_kernels.numbers import tallies
 from qsim_kernels.numbers.carrier import double_bits
 from qsim_kernels.triton.device.blocks import as_single, load
-from qsim_kernels.triton.host.launcher import launcher
+from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.layouts import flat
 
 _BLOCK, _WARPS = 512, 4
@@ -119,9 +119,9 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
     programs = -(-count // (_BLOCK * blocks))
     sums = torch.empty(programs, tallies.SUMS, dtype=torch.float64, device=x.device)
     single = torch.float64 not in (x.dtype, rounded.dtype) and all(map(_is_single, (low, high)))
-    others = (counts, sums, count, double_bits(low), double_bits(high))
     constants = (single, blocks, _GROUP, _BLOCK)
-    launcher(tally_kernel, (x.dtype, rounded.dtype), *constants, num_warps=_WARPS)(programs, flat(x), flat(rounded), *others)
+    run = launcher(tally_kernel, (x.dtype, rounded.dtype), *constants, num_warps=_WARPS)
+    Launch(run, programs)(flat(x), flat(rounded), counts, sums, count, double_bits(low), double_bits(high))
     return counts, sums.sum(0)
 
 

@@ -132,10 +132,10 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, fin
         else:
             amaxes_into(out, hadamard_in_torch(x, turn), tiles, None, finite)
         return
-    (run, programs, sizes), is_single = prepared
+    launch, is_single = prepared
     if not is_single:
         out.zero_()
-    run(programs, x.contiguous(), out, *sizes)
+    launch(x.contiguous(), out)
 
 
 @lru_cache(maxsize=4096)
@@ -146,7 +146,7 @@ def _prepared(shape: torch.Size, source: torch.dtype, tiles: TileSizes, turn: Tu
         return None
     count, tiles, variant, signs = read
     if not count:
-        return Launch(launcher(amaxes_kernel, ()), 0, ()), False
+        return Launch(launcher(amaxes_kernel, ()), 0), False
     matrices = count // (tiles.rows * tiles.columns)
     region, steps, warps = _region(tiles, variant)
     height, width = (region.height * steps, region.width) if tiles.width == 1 else (region.height, region.width * steps)

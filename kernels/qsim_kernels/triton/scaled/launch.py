@@ -116,8 +116,7 @@ def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Te
     if launch is None:
         _quantize_tiles_in_turn(out, scales, x, under, making, how)
         return
-    run, programs, sizes = launch
-    run(programs, x.contiguous(), out, scales, under, *noise, *sizes)
+    launch(x.contiguous(), out, scales, under, *noise)
 
 
 def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, how: ScaledRounding) -> None:
@@ -132,8 +131,7 @@ def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor |
         else:
             quantize_scaled_into(out, hadamard(x, how.turn), scales, under, how._replace(turn=None))
         return
-    run, programs, sizes = launch
-    run(programs, x.contiguous(), out, scales, under, *noise, *sizes)
+    launch(x.contiguous(), out, scales, under, *noise)
 
 
 def _quantize_tiles_in_turn(

@@ -64,9 +64,8 @@ def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias:
     if not launch:
         reference.rescaled_into(out, product, factors, bias)
         return
-    launcher, programs, sizes = launch
     first, second = (*factors, None, None)[:2]
-    launcher(programs, product, out, first, second, None if bias is None else bias.contiguous(), *sizes)
+    launch(product, out, first, second, None if bias is None else bias.contiguous())
 
 
 def matmul_rescaled_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.meanings.triton import INTERPRETED, elements
-from qsim_kernels.numbers.carrier import GridNumbers
+from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.triton.device.blocks import as_single, rounded
 from qsim_kernels.triton.device.hadamard import hadamard
@@ -16,7 +16,7 @@ from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, 
 from qsim_kernels.triton.device.rounding import DOWN, ODD, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
 from qsim_kernels.triton.device.tile_scales import MakingNumbers, inverses_of, scale_numbers, tile_scales, under_whole
-from qsim_kernels.triton.device.values import UsedNumbers, in_carrier, noise_of
+from qsim_kernels.triton.device.values import rounding_of
 
 NOTHING: tl.constexpr = tl.constexpr(int(Restore.NOTHING))
 ALL: tl.constexpr = tl.constexpr(int(Restore.ALL))
@@ -93,13 +93,13 @@ def divided(values, inverses, V: tl.constexpr):
 
 @triton.jit
 def round_region(
-    values, inverses, factors, reach, out, at, m, offset, noise, grid,
+    values, inverses, factors, reach, out, at, m, offset, rounding,
     V: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """Round the values of a region under scales broadcast over it, and write them; for `CLAMP` see `saturation`."""
-    drawn = integers_of_rows(noise, offset + at.first, V, S.run, S.aligned, S.width)
+    drawn = integers_of_rows(rounding.noise, offset + at.first, V, S.run, S.aligned, S.width)
     # NaN is made canonical when it is stored.
-    result = rounded(divided(values, inverses, V), drawn, grid, V, False).to(tl.float32)
+    result = rounded(divided(values, inverses, V), drawn, rounding.grid, V, False).to(tl.float32)
     if RESTORE != NOTHING:
         result *= factors
         if CLAMP == ALWAYS:
@@ -116,13 +116,11 @@ def round_region(
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "under"])
 def tiles_kernel(
     x, out, scales, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    m: Matrices, signs: tl.int64, apart: tl.int64, used: UsedNumbers, grid: GridNumbers, making: MakingNumbers, scale_grid: GridNumbers,
+    m: Matrices, signs: tl.int64, apart: tl.int64, used: UsedBits, grid: GridNumbers, making: MakingNumbers, scale_grid: GridNumbers,
     V: tl.constexpr, M: tl.constexpr, G: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """Round matrices under the scales of their tiles, and write these too. `apart` is 1 if each is under a scale of its own."""
-    if seed_pointer is not None:
-        seed = tl.load(seed_pointer)
-    noise, grid = noise_of(seed, noise_stream, used), in_carrier(grid, V.wide)
+    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, V.wide)
     making = scale_numbers(making, scale_grid, G)
     at = region_place(tl.program_id(0), m, S)
     if under is not None:
@@ -133,7 +131,7 @@ def tiles_kernel(
         store_scales(scales, made, at, m, S)
     factors = spread(restoring_factors(made, under, RESTORE), S)
     reach = reach_of(under, making, G) if CLAMP == BY_TENSOR else 0.0
-    round_region(values, spread(inverses, S), factors, reach, out, at, m, offset, noise, grid, V, S, RESTORE, CLAMP)
+    round_region(values, spread(inverses, S), factors, reach, out, at, m, offset, rounding, V, S, RESTORE, CLAMP)
 
 
 @triton.jit
@@ -154,17 +152,15 @@ def scales_of_region(scales, at, m, S: tl.constexpr, ACROSS: tl.constexpr):
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "scales", "under"])
 def scaled_kernel(
     x, out, scales, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    m: Matrices, signs: tl.int64, apart: tl.int64, used: UsedNumbers, grid: GridNumbers,
+    m: Matrices, signs: tl.int64, apart: tl.int64, used: UsedBits, grid: GridNumbers,
     V: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Round matrices under given scales; see `tiles_kernel`."""
-    if seed_pointer is not None:
-        seed = tl.load(seed_pointer)
-    noise, grid = noise_of(seed, noise_stream, used), in_carrier(grid, V.wide)
+    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, V.wide)
     at = region_place(tl.program_id(0), m, S)
     if under is not None:
         under += at.matrix * apart
     values = hadamard(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
     given = scales_of_region(scales, at, m, S, ACROSS)
     factors = restoring_factors(given, under, RESTORE)
-    round_region(values, inverses_of(given, under), factors, 0.0, out, at, m, offset, noise, grid, V, S, RESTORE, CLAMP)
+    round_region(values, inverses_of(given, under), factors, 0.0, out, at, m, offset, rounding, V, S, RESTORE, CLAMP)

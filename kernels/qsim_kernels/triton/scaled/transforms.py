@@ -34,9 +34,8 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
     launch = _prepared(x.shape, x.dtype, turn)
     if launch is None:
         return hadamard_in_torch(x, turn)
-    run, programs, sizes = launch
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    run(programs, x.contiguous(), out, *sizes)
+    launch(x.contiguous(), out)
     return out
 
 

@@ -61,9 +61,9 @@ def whole_scale_kernel(
 
 def whole_scale_into(out: Tensor, x: Tensor, how: Scales, finite: bool) -> None:
     """Write the scale of a tensor of at most 32 bits, from the largest magnitude of its elements or of the finite ones."""
-    run, programs, sizes = _prepared(x.shape, x.dtype, how, finite)
-    state = None if programs == 1 else torch.zeros(2, dtype=torch.int32, device=x.device)
-    run(programs, x.contiguous(), out, state, *sizes)
+    launch = _prepared(x.shape, x.dtype, how, finite)
+    state = None if launch.programs == 1 else torch.zeros(2, dtype=torch.int32, device=x.device)
+    launch(x.contiguous(), out, state)
 
 
 @lru_cache(maxsize=4096)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.carrier import GridNumbers
+from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.updates import Factors, PlaceNumbers, UpdateTensors
 from qsim_kernels.triton.device.blocks import as_single, load, store
 from qsim_kernels.triton.device.noise import integers_at, random_integers
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.values import UsedNumbers, in_carrier, noise_of
+from qsim_kernels.triton.device.values import Noise, in_carrier, used_in_carrier
 from qsim_kernels.triton.update.rules import adam, decayed, q, sgd, with_decay, written
 from qsim_kernels.triton.update.table import COLUMNS, COUNT, FACTORS, KEYS, OFFSET, ROW, STRIDE, addresses
 
@@ -18,7 +18,7 @@ from qsim_kernels.triton.update.table import COLUMNS, COUNT, FACTORS, KEYS, OFFS
 @triton.jit
 def integers(keys, role, used, start, place, ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, SMOOTH: tl.constexpr):
     """The random integers of a block's elements: of neighbours at once, or of each by its position in the whole tensor."""
-    noise = noise_of(tl.load(keys + 2 * role), tl.load(keys + 2 * role + 1), used)
+    noise = Noise(tl.load(keys + 2 * role), tl.load(keys + 2 * role + 1), used_in_carrier(used, ROUNDING.wide))
     if SMOOTH:
         drawn = random_integers(noise, place.offset + start, ROUNDING, RUN, True, BLOCK)
     else:
@@ -67,10 +67,10 @@ def update_block(
         count: The number of the parameter's elements.
         factors: `Factors`.
         place: `PlaceNumbers`.
-        used: `UsedNumbers` of the weights' rounding.
+        used: `UsedBits` of the weights' rounding.
         grid: `GridNumbers` of the weights.
         inner: `GridNumbers` of the compensation and of intermediates.
-        moments_used: `UsedNumbers` of the moments' rounding.
+        moments_used: `UsedBits` of the moments' rounding.
         moments_grid: `GridNumbers` of the moments.
         KIND: The `Kind`.
         WEIGHTS: The `KernelVariant` of the weights' rounding.
@@ -113,7 +113,7 @@ def update_block(
 @kernel(do_not_specialize_on_alignment=["found_inf"])
 def update_kernel(
     table, work, factors, keys, found_inf,
-    used: UsedNumbers, grid: GridNumbers, inner: GridNumbers, moments_used: UsedNumbers, moments_grid: GridNumbers,
+    used: UsedBits, grid: GridNumbers, inner: GridNumbers, moments_used: UsedBits, moments_grid: GridNumbers,
     KIND: tl.constexpr, WEIGHTS: tl.constexpr, MOMENTS: tl.constexpr, GRADIENT: tl.constexpr, MOMENT: tl.constexpr,
     RUN: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip

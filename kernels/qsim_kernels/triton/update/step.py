@@ -13,7 +13,7 @@ from qsim_kernels.numbers.carrier import double_bits
 from qsim_kernels.numbers.grid import Grid, Mode, Rule
 from qsim_kernels.numbers.updates import AdamAlgorithm, Algorithm, Roundings, Step, own_grid, update_variant
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launcher, launcher
+from qsim_kernels.triton.host.launcher import Launch, Launcher, launcher
 from qsim_kernels.triton.host.layouts import flat
 from qsim_kernels.triton.update.kernels import update_kernel
 from qsim_kernels.triton.update.multi_tensor import table_of, work_of
@@ -39,14 +39,12 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     # Kernels would round numbers that are passed to them as such.
     rate = 0 if pointer is not None else double_bits(float(step.lr))
     absent = (step.found_inf is None, step.grad_scale is None, None if pointer is None else pointer.dtype)
-    _preparer(algorithm, roundings, kind, absent)(
-        -(-len(params) // _LANES), table.device, table.factors, table.keys, len(params), pointer, rate, step.grad_scale, step.found_inf,
-        step.seed,
-    )  # fmt: skip
+    prepare = Launch(_preparer(algorithm, roundings, kind, absent), -(-len(params) // _LANES))
+    prepare(table.device, table.factors, table.keys, len(params), pointer, rate, step.grad_scale, step.found_inf, step.seed)
     for work, is_smooth in zip(work_of(counts, table.smooth, _STEPS * _BLOCK, device), (True, False), strict=True):
         if len(work):
-            updater = _updater(roundings, kind, *types, is_smooth, absent[0])
-            updater(len(work), table.device, work, table.factors, table.keys, step.found_inf)
+            launch = Launch(_updater(roundings, kind, *types, is_smooth, absent[0]), len(work))
+            launch(table.device, work, table.factors, table.keys, step.found_inf)
     for column, flattened in zip(given, smooth, strict=True):
         if column is not step.grads and column is not flattened:
             for x, result in zip(column, flattened, strict=True):
@@ -89,7 +87,7 @@ def _preparer(algorithm: Algorithm, roundings: Roundings, kind: Kind, absent: tu
         numbers = (algorithm.beta1, algorithm.beta2, algorithm.epsilon, algorithm.decay, 0.0)
     else:
         numbers = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
-    _, (_, _, _, *grid) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
+    _, (_, _, *grid) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
     patterns = tuple(double_bits(number) for number in numbers)
     return launcher(prepare_kernel, absent, *patterns, *grid, kind, _LANES, num_warps=1, enable_fp_fusion=False)
 
@@ -99,7 +97,7 @@ def _updater(
     roundings: Roundings, kind: Kind, param: torch.dtype, grad: torch.dtype, state: torch.dtype, smooth: bool, unchecked: bool
 ) -> Launcher:
     weights = arguments.rounding(roundings.grid, roundings.rule, False)
-    _, (_, _, _, *inner_numbers) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
+    _, (_, _, *inner_numbers) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
     states = arguments.rounding(roundings.state, roundings.state_rule, False)
     run = 16 // max(param.itemsize, grad.itemsize, state.itemsize)
     constants = (kind, weights[0], states[0], _TYPES[grad], _TYPES[state], max(run, 4), _BLOCK, _STEPS, smooth)

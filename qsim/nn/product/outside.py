@@ -1,0 +1,50 @@
+"""Rounding in autograd outside of a product: operands by callables with gradients of their own, the bias and the result."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from qsim.functional.callables import CallablePoint
+from qsim.functional.quantizer import Quantizer
+from qsim.nn.product import observers
+from qsim.nn.product.plans import ProductPlan
+from qsim.nn.product.sites import Site
+from qsim.random import seeds, streams
+from qsim.random.noise import Noise
+
+#: The operands before callables outside of the product rounded them; `None` for others.
+Raw = tuple[Tensor | None, Tensor | None]
+#: Streams of the points outside of products.
+_STREAMS = {name: streams.stream("five points", name) for name in ("output", "bias")}
+
+
+def operands(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> tuple[Tensor, Tensor, Tensor | None, Raw]:
+    """The operands and the bias of a product, rounded where that is before it, and the operands as they were."""
+    observer = observers.current()
+    raw: list[Tensor | None] = [None, None]
+    found = [a, w]
+    for i, operand in enumerate((plan.first, plan.second)):
+        site = operand.forward
+        if site.is_outside and site.call is not None:
+            raw[i], found[i] = found[i].detach(), site.call.with_gradient(site.name, found[i])
+            if observer is not None:
+                observer.rounds(site, found[i].detach(), None, found[i].detach())
+    return found[0], found[1], None if bias is None else rounded("bias", bias, plan), (raw[0], raw[1])
+
+
+def rounded(name: str, x: Tensor, plan: ProductPlan) -> Tensor:
+    """A bias or a result, rounded at its point."""
+    point: Quantizer | CallablePoint | None = plan.points.used[name]
+    if point is None:
+        return x
+    if isinstance(point, CallablePoint):
+        result = point.with_gradient(name, x)
+        seed, site = None, Site(name, None, 0, call=point)
+    else:
+        stream = streams.rank_stream(_STREAMS[name])
+        seed = seeds.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
+        result, site = point(x, seed=Noise(seed, stream)), Site(name, point, stream)
+    observer = observers.current()
+    if observer is not None:
+        observer.rounds(site, x.detach(), seed, result.detach() if site.call is not None else None)
+    return result

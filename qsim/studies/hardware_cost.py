@@ -1,0 +1,286 @@
+"""The cost of a bit on both sides: what it costs in training, and what it saves in hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import qsim
+from qsim import FivePoint, rounding
+from qsim.diagnostics.gradients.batches import measured_factors
+from qsim.plot import figures
+from qsim.silicon import Circuit
+from qsim.silicon.graphs import routine, significand
+from qsim.silicon.synthesis import fpga
+from qsim.studies import formats
+from qsim.studies.choices import choice
+from qsim.studies.learners import nets
+from qsim.studies.learners.images import described, images
+from qsim.studies.learners.training import Training, full_precision, train
+from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.result import Result
+from qsim.studies.statistics import Interval, above, confidence_text, describe_bars, difference, in_points, positive, proportion
+from qsim.studies.study import Study
+from qsim_kernels.meanings import systemverilog
+from qsim_kernels.meanings.printing import Routine
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FULL = formats.FULL
+#: What a run measures: the cells of a rounding to a format, those of a significand's, the accuracy, or how much larger batches must be.
+CELLS, SIGNIFICAND, ACCURACY, FACTOR = "cells", "significand", "accuracy", "batch factor"
+#: The roundings that are synthesized; stochastic rounding with as many random bits as in the paper.
+ROUNDINGS = ("nearest", "Stochastic(bits=6)")
+#: The bits of a significand in E4M3, and those that are rounded away.
+_KEPT, _DROPPED = 4, 6
+#: The number of batches, and of draws per batch, over which variances are measured.
+_BATCHES, _DRAWS = 16, 4
+_PAPER = "Liu et al., Training with Fewer Bits, Section 6.2"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the study."""
+
+    data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
+    formats: tuple[str, ...] = choice(
+        ("e2m1", "e2m2", "e3m2", "e3m3", "e4m3", "e5m4", "e5m6", "e5m8", "fp16"),
+        "formats, from narrow to wide; each has a width of its own",
+    )
+    source: str = choice("fp32", "the format of the numbers that hardware rounds")
+    batch: int = choice(64, "images per update")
+    steps: int = choice(150, "number of updates")
+    rate: float = choice(0.1, "constant learning rate of plain SGD")
+    seeds: int = choice(5, "number of seeds")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One circuit that is synthesized, or one net that is trained."""
+
+    what: str
+    format: str
+    rounding: str
+    source: str = ""
+    data: str = ""
+    batch: int = 0
+    steps: int = 0
+    rate: float = 0.0
+    seed: int = 0
+
+
+class HardwareCostStudy(Study[Settings, Run]):
+    """Synthesize the rounding to formats of 4 to 16 bits, and train nets in them."""
+
+    name = "hardware-cost"
+    question = "What does a bit cost in training, and what does it save in hardware?"
+    source = _PAPER
+    settings = Settings
+    run = Run
+
+    def quick(self) -> Settings:
+        """Two formats, and a source whose circuits are synthesized in seconds."""
+        return Settings(formats=("e2m1", "e4m3"), source="bf16", steps=40, seeds=2)
+
+    def full(self) -> Settings:
+        """More seeds; a GPU is no faster on a net as small as this one."""
+        return Settings(seeds=10)
+
+    def runs(self, settings: Settings) -> Sequence[Run]:
+        """Every circuit once; every format with every seed, and full precision."""
+        bits = [qsim.format(name).bits for name in settings.formats]
+        if len(bits) < 2 or bits != sorted(set(bits)):
+            raise ValueError(f"formats: must be at least two, from narrow to wide, each of another width; got {','.join(settings.formats)}")
+        cells = [Run(CELLS, name, how, settings.source) for name in settings.formats for how in ROUNDINGS]
+        cells += [Run(SIGNIFICAND, f"{_KEPT + _DROPPED} to {_KEPT} bits", how) for how in ROUNDINGS]
+        return [*cells, *(run for seed in range(settings.seeds) for run in _trained(settings, seed))]
+
+    def work(self, run: Run) -> float:
+        """Synthesis takes seconds, most of them for wide formats; a factor takes as long as a training of some hundred steps."""
+        return {CELLS: 600.0, SIGNIFICAND: 200.0, FACTOR: 300.0}.get(run.what, float(run.steps))
+
+    def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
+        """Synthesize a circuit with Yosys, or train the net and test it with its rounding."""
+        if run.what == CELLS:
+            return _cells(routine(Circuit(run.format, "encode", run.rounding, source=run.source)))
+        if run.what == SIGNIFICAND:
+            return _cells(significand(_KEPT, _DROPPED, rounding.resolve(run.rounding)))
+        if run.what == FACTOR:
+            return _factor(run, device)
+        return nets.outcome(run.data, _points(run), Training(run.steps, run.batch), run.rate, run.seed, device)
+
+    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
+        """The figure of both costs, and their table."""
+        return _Findings(self, settings, results).report()
+
+
+def _trained(settings: Settings, seed: int) -> list[Run]:
+    rest = ("", settings.data, settings.batch, settings.steps, settings.rate, seed)
+    return [
+        Run(ACCURACY, FULL, "nearest", *rest),
+        *(Run(what, name, "stochastic", *rest) for name in settings.formats for what in (ACCURACY, FACTOR)),
+    ]
+
+
+def _points(run: Run) -> FivePoint | None:
+    """All points of every layer, as in the study `formats`: round-to-nearest in the forward pass, stochastic in the backward pass."""
+    return formats.Run(run.data, run.format, run.rounding, run.batch, run.steps, run.rate, run.seed).points
+
+
+def _cells(circuit: Routine) -> dict[str, int]:
+    """The cells of an FPGA for a circuit."""
+    return fpga(systemverilog.module(circuit), circuit.name)._asdict()
+
+
+def _factor(run: Run, device: torch.device) -> dict[str, Any]:
+    """The factor by which the batch must grow for gradients to vary as in full precision, after a tenth of the training."""
+    data, points = images(run.data, device), _points(run)
+    assert points is not None, "full precision has no factor"
+    torch.manual_seed(run.seed)
+    net = data.net().to(device)
+    with full_precision(device):
+        train(net, data, torch.optim.SGD(net.parameters(), lr=run.rate), Training(run.steps // 10, run.batch), run.seed)
+        order = torch.Generator().manual_seed(run.seed + 1)
+        batches = [torch.randint(len(data.y), (run.batch,), generator=order).to(device) for _ in range(_BATCHES)]
+
+        def loss(model: nn.Module, chosen: Tensor) -> Tensor:
+            return F.cross_entropy(model(data.x[chosen]), data.y[chosen])
+
+        qsim.convert(net, FivePoint())
+        backward = FivePoint(act_bwd=points.act_bwd, grad=points.grad)
+        return {"factor": float(measured_factors(net, loss, batches, backward, None, _DRAWS, run.seed).factor.value)}
+
+
+class _Findings:
+    def __init__(self, study: HardwareCostStudy, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        self.study, self.settings = study, settings
+        self._of = {(r.run.what, r.run.format, r.run.rounding, r.run.seed): r for r in results}
+        self._step = {r.run.rounding: int(r["luts"]) for r in results if r.run.what == SIGNIFICAND}
+
+    def cells(self, name: str, how: str) -> int:
+        """The lookup tables of a rounding to a format."""
+        return int(self._of[CELLS, name, how, 0]["luts"])
+
+    def accuracies(self, name: str) -> list[float]:
+        """The accuracy of each seed."""
+        how = "nearest" if name == FULL else "stochastic"
+        return [float(self._of[ACCURACY, name, how, seed]["own_accuracy"]) for seed in range(self.settings.seeds)]
+
+    def lost(self, name: str) -> Interval:
+        """The accuracy lost to a format."""
+        return difference(self.accuracies(FULL), self.accuracies(name))
+
+    def factor(self, name: str) -> Interval:
+        """The factor by which the batch must grow."""
+        return positive([float(self._of[FACTOR, name, "stochastic", seed]["factor"]) for seed in range(self.settings.seeds)])
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The narrowest and the widest format."""
+        return self.settings.formats[0], self.settings.formats[-1]
+
+    def report(self) -> Report:
+        chosen = self.settings
+        text = (
+            f"Hardware: the modules of `qsim emit systemverilog` that round {chosen.source} numbers to codes of a format, synthesized by "
+            "Yosys for a Xilinx FPGA of the seventh series. They handle subnormal numbers, overflow, infinities and NaN; random bits come "
+            "from outside. Only the rounding is counted, not multipliers and memories, which also shrink with the bits. Section 6.2 counts "
+            f"the rounding logic of a multiply-add in E4M3: its closest part here is the rounding of a significand to {_KEPT} bits, with "
+            f"{_DROPPED} bits rounded away; that the paper's logic has these widths is an assumption. Training: {described(chosen.data)}, "
+            f"in {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a learning rate of {chosen.rate:g}; there are "
+            f"{chosen.seeds} seeds. All five points of every layer use the format with per-tensor scales, round-to-nearest in the forward "
+            "pass and stochastic rounding in the backward pass, as in the study `formats`. Accuracy is that of the rounding net on test "
+            f"images; in full precision it is {proportion(self.accuracies(FULL)):.1%}. The batch factor is how much larger batches must be "
+            "for gradients to vary as in full precision if only the backward pass rounds, as in the study `batch-size`. Intervals are "
+            f"{confidence_text()}, over seeds. Synthesis has none: the same module gives the same cells, but with its statements in "
+            "another order, it took about a tenth more or fewer."
+        )
+        picture = Picture("bits", f"What a bit costs in training, and what it saves in hardware. {describe_bars()}", self._draw)
+        return Report(self.study, [text, picture, self._table()], self._claims(), self._meaning())
+
+    def _table(self) -> Table:
+        rows = [
+            [name, str(qsim.format(name).bits), f"{proportion(self.accuracies(name)):.1%}", f"{self.factor(name):.3f}",
+             *(str(self.cells(name, how)) for how in ROUNDINGS)]
+            for name in self.settings.formats
+        ]  # fmt: skip
+        header = ["format", "bits", "accuracy", "batch factor", "LUTs, nearest", "LUTs, stochastic"]
+        return Table("Both costs of every format", header, rows)
+
+    def _draw(self) -> Figure:
+        figure, (accuracy, batch, luts) = figures.panels(3, 1, width=5.2, height=1.75, sharex=True)
+        names, places = self.settings.formats, range(len(self.settings.formats))
+        figures.band(accuracy, places, [self.lost(name) * 100 for name in names], figures.LOOKS[0])
+        accuracy.axhline(0, **figures.REFERENCE())
+        accuracy.set_ylabel("points of\naccuracy lost")
+        figures.band(batch, places, [self.factor(name) for name in names], figures.LOOKS[1])
+        batch.axhline(1, **figures.REFERENCE())
+        batch.set_ylabel("batch factor")
+        for how, look in zip(ROUNDINGS, figures.LOOKS[2:], strict=False):
+            luts.plot(places, [self.cells(name, how) for name in names], label=how.partition("(")[0].lower(), **look())
+        luts.set_ylim(0)
+        luts.set_ylabel("LUTs of\na rounding")
+        luts.legend()
+        luts.set_xticks(places, [f"{name.upper()}\n{qsim.format(name).bits} bits" for name in names])
+        return figure
+
+    def _claims(self) -> list[Claim]:
+        narrow, wide = self.ends
+        nearest, stochastic = (self._step[how] for how in ROUNDINGS)
+        factor, lost = self.factor(narrow), self.lost(narrow)
+        saved = {how: (self.cells(narrow, how), self.cells(wide, how)) for how in ROUNDINGS}
+        return [
+            Claim(
+                "Section 6.2",
+                "stochastic rounding with six random bits takes as many LUTs as round-to-nearest: 9 and 9",
+                f"{stochastic} and {nearest} for a significand of {_KEPT + _DROPPED} bits that is rounded to {_KEPT}",
+                stochastic <= nearest,
+                test="lookup tables of the step of the definition that rounds a significand, without exponents and a source of random bits",
+                rule="yes if stochastic rounding takes no more",
+                power="about a tenth of the LUTs, by which the order of statements changes them",
+            ),
+            Claim(
+                "expected",
+                f"fewer bits, less hardware ({narrow} and {wide})",
+                "; ".join(f"{few} and {many} LUTs, {how.partition('(')[0].lower()}" for how, (few, many) in saved.items()),
+                all(few < many for few, many in saved.values()),
+                test="lookup tables of the rounding to the narrowest and to the widest format",
+                rule="yes if the narrowest takes fewer with both roundings",
+                power="about a tenth of the LUTs, by which the order of statements changes them",
+            ),
+            Claim(
+                "expected",
+                f"fewer bits, larger batches ({narrow})",
+                f"{factor:.3f} times as large",
+                above(factor, 1.0),
+                test="ratio of the variances of gradients, of sampling and rounding together, in the format and in full precision",
+                rule="yes if the interval is above 1, the factor of full precision",
+                power=f"a factor of {factor.value / factor.low:.3f}",
+            ),
+            Claim(
+                "expected",
+                f"fewer bits, less accuracy ({narrow})",
+                f"{in_points(lost)} points lost",
+                above(lost),
+                test="accuracy in full precision minus that in the narrowest format, seed by seed",
+                rule="the sign of the interval: any loss is one",
+                power=f"{100 * lost.detects:.1f} points",
+            ),
+        ]
+
+    def _meaning(self) -> str:
+        narrow, wide = self.ends
+        few, many = (self.cells(name, ROUNDINGS[0]) for name in self.ends)
+        return (
+            f"From {wide.upper()} to {narrow.upper()}, the rounding of a number shrinks from {many} to {few} LUTs with round-to-nearest "
+            f"and from {self.cells(wide, ROUNDINGS[1])} to {self.cells(narrow, ROUNDINGS[1])} with stochastic rounding. In training, "
+            f"{narrow.upper()} loses {in_points(self.lost(narrow))} points of accuracy relative to full precision, and its gradients need "
+            f"batches {self.factor(narrow):.2f} times as large to vary as little; in {wide.upper()} these are "
+            f"{in_points(self.lost(wide))} points and {self.factor(wide):.2f} times."
+        )
