@@ -62,7 +62,7 @@ def function(routine: Routine) -> str:
 
 def _parameter(x: Parameter) -> str:
     kind = "uint64_t" if x.bits > 32 else "uint32_t"
-    return f"const {kind} {x.name}[{x.count}]" if x.count else f"{kind} {x.name}"
+    return f"const {kind} {x.name}[{x.words}]" if x.words else f"{kind} {x.name}"
 
 
 def _comment(lines: Sequence[str]) -> str:

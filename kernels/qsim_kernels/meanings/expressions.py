@@ -95,7 +95,7 @@ class Symbol:
     def __neg__(self) -> Operand:
         return Symbol.operation("-", 0, self)
 
-    def __ne__(self, other: object) -> Operand:  # type: ignore[override]
+    def __ne__(self, other: object) -> Operand:
         return Symbol.operation("^", Symbol.operation("==", self, other), 1)
 
     __hash__ = object.__hash__

@@ -41,12 +41,12 @@ class Parameter(NamedTuple):
     Attributes:
         name: Its name.
         bits: The bits of a word.
-        count: The number of words of an array; 0 if it is a word.
+        words: The number of words of an array; 0 if it is a word.
     """
 
     name: str
     bits: int
-    count: int
+    words: int
 
 
 def parameters(routine: Routine) -> list[Parameter]:

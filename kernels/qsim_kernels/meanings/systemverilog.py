@@ -37,7 +37,7 @@ def module(routine: Routine, stages: int = 0, generator: bool = False) -> str:
     drawn = [x for x in routine.inputs if x.args[0] == "random"] if generator else []
     ports = ["input wire clk"] if stages or drawn else []
     ports += ["input wire reset"] if drawn else []
-    ports += [f"input wire {_dimensions(x.count, x.bits)} {x.name}" for x in parameters(routine) if not (drawn and x.name == "random")]
+    ports += [f"input wire {_dimensions(x.words, x.bits)} {x.name}" for x in parameters(routine) if not (drawn and x.name == "random")]
     ports.append(f"output wire {_dimensions(len(routine.result) if isinstance(routine.result, tuple) else 0, routine.width)} y")
     constants = "#(parameter logic [31:0] SEED = 32'd1) " if drawn else ""
     lines = [*(f"// {line}".rstrip() for line in routine.comment)]
