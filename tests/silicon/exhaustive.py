@@ -34,8 +34,8 @@ SIMULATED = ("e5m2", "e4m3", "e2m1", "Float(3, 2, specials='fn')", "Float(2, 5, 
 
 def quantized(circuit: Circuit, x: Tensor, offset: int) -> Tensor:
     """The bits of what `qsim.quantize` gives for float32 numbers."""
-    noise = {"seed": SEED, "stream": STREAM, "offset": offset} if circuit.random_bits else {}
-    y = qsim.quantize(x, circuit.format, circuit.rounding, overflow=circuit.overflow, **noise)  # type: ignore[arg-type]
+    seed = qsim.random.Noise(SEED, STREAM, offset) if circuit.random_bits else None
+    y = qsim.quantize(x, circuit.format, circuit.rounding, overflow=circuit.overflow, seed=seed)
     return y.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
 
 
