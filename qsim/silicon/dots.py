@@ -85,7 +85,7 @@ class Dot:
 
     @property
     def draws(self) -> int:
-        """How many random integers are read; 0 without stochastic rounding."""
+        """The number of random integers that are read; 0 without stochastic rounding."""
         if not self.accumulator.is_stochastic:
             return 0
         rounded = self._rounded

@@ -118,7 +118,7 @@ _NUMBERS = itertools.count()
 
 
 def key(op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What operations that are one symbol have in common."""
+    """The key that operations which are one symbol have in common."""
     return (op, *((x.order, None) if isinstance(x, Symbol) else x for x in args))
 
 
