@@ -21,6 +21,11 @@ class ExportedLayer:
         outcome: `"written"` as low-precision numbers, `"refused"` by the layout, or `"high precision"`.
         numbers: The numbers that are written.
         note: What is worth knowing about them, or the reason why there are none.
+
+    Example:
+        >>> import qsim
+        >>> qsim.checkpoints.ExportedLayer("head", "high precision", note="the recipe keeps it")
+        ExportedLayer(layer='head', outcome='high precision', numbers='', note='the recipe keeps it')
     """
 
     layer: str

@@ -268,7 +268,7 @@ def test_layers_kept_in_high_precision_are_ignored_by_servers(tmp_path: Path) ->
     config, tensors, _ = read(tmp_path / "out")
     assert config["ignore"] == ["0", "2"]
     assert torch.equal(tensors["2.weight"], model[2].weight)
-    assert str(table).startswith("1  weight=e2m1 tiles(16, 16, e4m3, under tensor)")
+    assert str(table).startswith("1  written  weight=e2m1 tiles(16, 16, e4m3, under tensor)")
 
 
 @pytest.mark.parametrize("seed", range(3))

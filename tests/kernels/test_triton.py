@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qsim import Stochastic, rounding as roundings
-from qsim.formats import BF16, E2M1, E4M3, E4M3FNUZ, E5M2, E8M0, FP16, FP32, Fixed, Float, Format, Int, PowerOfTwo, holds
+from qsim.formats import BF16, E2M1, E4M3, E4M3FNUZ, E5M2, E8M0, FP16, FP32, P3109, Fixed, Float, Format, Int, PowerOfTwo, holds
 from support import inputs
 from support.catalogue import VARIETY
 from support.comparing import first_difference, raw, same_bits
@@ -115,6 +115,17 @@ def check_decode(codes: Tensor, fmt: Format) -> None:
         if holds(dtype, fmt):
             a, b = both_decoded(codes.to(inputs.code_dtype(fmt)), fmt, dtype)
             assert not first_difference(codes, a, b), f"{dtype}: {first_difference(codes, a, b)}"
+
+
+@pytest.mark.parametrize("fmt", [P3109(8, 4), P3109(6, 1), P3109(7, 3, signed=False), P3109(8, 3, signed=False)], ids=repr)
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+def test_infinities_and_nan_with_codes_of_their_own(fmt: Format, dtype: torch.dtype) -> None:
+    x = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 1.0, -1.0, 1e9, -1e9]).to(DEVICE, dtype)
+    a, b, lost, also_lost = both_encoded(x, fmt, rule("nearest", "nonfinite"))
+    assert torch.equal(a, b)
+    assert (lost, also_lost) == (False, False)
+    assert a[0] == fmt.coding.infinity
+    assert a[2] == fmt.coding.nan
 
 
 @pytest.mark.parametrize("fmt", DECODED, ids=repr)

@@ -33,6 +33,9 @@ def codes_of(values, signs, coding, V: tl.constexpr):
             # One instruction, as long as the compiler does not know the mask and split it into an "and" and an "or".
             placed = ((placed ^ signs) & coding.mask) ^ signs
         code = (placed.to(UNSIGNED, bitcast=True) >> coding.unused.to(UNSIGNED)).to(PATTERN, bitcast=True)
+        if V.apart:
+            negative = tl.where(signs < 0, coding.sign, 0) if V.signed else 0
+            code = tl.where(tl.abs(values) == float("inf"), coding.infinity | negative, code)
         if V.nan_is_zero:
             code = tl.where(values == values, code, coding.nan)
     else:
@@ -82,7 +85,7 @@ def floats_of(codes, coding, V: tl.constexpr, FIX_NAN: tl.constexpr):
             bits = tl.where(magnitude < coding.binade, 0, bits)
     else:
         bits = (magnitude + coding.lowest) << coding.shift
-    if V.infinity and FIX_NAN:
+    if V.infinity and (FIX_NAN or V.apart):
         bits = tl.where(magnitude == coding.infinity, INFINITY, bits)
     elif V.infinity:
         # The carrier's own infinity or NaN, depending on the mantissa.
@@ -90,7 +93,7 @@ def floats_of(codes, coding, V: tl.constexpr, FIX_NAN: tl.constexpr):
     if V.signed:
         # Multiplying by a power of two is a shift, on a less busy unit of the processor.
         bits |= (code * (one << coding.unused)) & SIGN
-    if V.nan and (FIX_NAN or not V.infinity):
+    if V.nan and (FIX_NAN or not V.infinity or V.apart):
         bits = tl.where(code == coding.nan if V.nan_is_zero else magnitude > coding.last, QUIET, bits)
     return bits.to(CARRIER, bitcast=True)
 

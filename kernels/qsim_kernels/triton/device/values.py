@@ -63,6 +63,7 @@ class CodeVariant(NamedTuple):
         subnormals: Whether there are values between zero and the smallest normal.
         signed: Whether negative values exist.
         infinity: Whether codes of infinities occur.
+        apart: Whether infinity and NaN have codes of their own, instead of the top exponent's.
         nan: Whether a code of NaN exists.
         nan_is_zero: Whether that is the code of negative zero.
         far: Whether the grid's exponents are so far from the carrier's that converting between them takes two factors.
@@ -74,6 +75,7 @@ class CodeVariant(NamedTuple):
     subnormals: bool
     signed: bool
     infinity: bool
+    apart: bool
     nan: bool
     nan_is_zero: bool
     far: bool

@@ -90,14 +90,17 @@ def reading(grid: Grid, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[
 
 
 def _code_variant(grid: Grid, coding: Coding, wide: bool) -> CodeVariant:
+    signed, nan_is_zero = grid.min < 0, coding.nan == 1 << (coding.bits - 1) and grid.min < 0
+    empty = (1 << (coding.bits - signed)) - (1 << grid.mantissa)
     return CodeVariant(
         twos_complement=coding.twos_complement,
         zero=grid.zero,
         subnormals=grid.least < 2.0**grid.exponent,
-        signed=grid.min < 0,
+        signed=signed,
         infinity=coding.infinity >= 0,
+        apart=coding.infinity >= 0 and (coding.infinity != empty or nan_is_zero),
         nan=coding.nan >= 0,
-        nan_is_zero=coding.nan == 1 << (coding.bits - 1) and grid.min < 0,
+        nan_is_zero=nan_is_zero,
         far=_power(grid, coding, wide) > _bias(wide),
         wide=wide,
     )
