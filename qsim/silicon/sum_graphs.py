@@ -17,7 +17,7 @@ from qsim_kernels.numbers.grid import Grid
 from qsim_kernels.numbers.sums import SINGLE_GRID, AlignedSum, PromotedSum, RoundedSum, Sum, TwoStepSum
 
 
-class Summand(NamedTuple):
+class Addend(NamedTuple):
     """A term of a sum: a number and the exponent with which it counts."""
 
     value: Operand
@@ -65,16 +65,16 @@ class _Products(NamedTuple):
         """Some of the products, with the random integers from `draws` on."""
         return _Products(self.a[start : start + size], self.b[start : start + size], self.random[draws : draws + every])
 
-    def terms(self, how: Any) -> list[Summand]:
+    def terms(self, how: Any) -> list[Addend]:
         """Exact products, and their exponents where a unit aligns them."""
         sums = symbols.meaning(arithmetic.sums, DOUBLE)
 
         def exponent(x: Operand, low: int) -> Operand:
             return sums.exponent_unless_zero(x, low, sums.NO_EXPONENT)
 
-        return [Summand(sums.product_of(x, y), exponent(x, how.low_a) + exponent(y, how.low_b)) for x, y in zip(self.a, self.b, strict=True)]
+        return [Addend(sums.product_of(x, y), exponent(x, how.low_a) + exponent(y, how.low_b)) for x, y in zip(self.a, self.b, strict=True)]
 
-    def steps(self, terms: list[Summand], count: int) -> list[list[Summand]]:
+    def steps(self, terms: list[Addend], count: int) -> list[list[Addend]]:
         """The terms of each step."""
         return [terms[k : k + count] for k in range(0, len(terms), count)]
 

@@ -40,29 +40,65 @@ int main(void)
 """
 
 
-def two_steps(dot: Dot, count: int, folder: Path, compiler: str) -> tuple[Tensor, Tensor]:
-    """Sums of two steps of a C function from zero, and what `qsim.matmul` gives."""
+_SCRIPT = """
+import {{ readFileSync, writeFileSync }} from "node:fs";
+const bytes = readFileSync(process.argv[2]);
+const words = new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4);
+const sums = new Uint32Array(words.length / {words});
+for (let i = 0; i < sums.length; i += 1) {{
+  const part = (k) => Array.from(words.subarray({words} * i + k * {length}, {words} * i + (k + 1) * {length}));
+  sums[i] = {name}(part(1), part(3), {name}(part(0), part(2), 0));
+}}
+writeFileSync(process.argv[3], sums);
+"""
+
+
+def drawn_codes(dot: Dot, count: int) -> Tensor:
+    """The codes of two steps: those of one operand, then those of the other."""
     generator = torch.Generator().manual_seed(1)
     codes = torch.cat([torch.randint(0, 1 << fmt.bits, (count, 2 * dot.length), generator=generator) for fmt in (dot.a, dot.b)], 1)
-    if dot.a.bits == 16:
-        # Most have exponents that are near each other.
-        near = codes & 0x807F | (codes >> 7 & 15) + 120 << 7
-        codes = torch.where(torch.rand(codes.shape, generator=generator) < 0.9, near, codes)
-    (folder / "dot.c").write_text(emit_circuits("c", [dot]) + _MAIN.format(words=4 * dot.length, name=dot.name, length=dot.length))
-    flags = ["-std=c99", *(emitted.SANITIZED if compiler == "gcc" else [])]
-    emitted.run(emitted.tool(compiler), *emitted.WARNINGS, *flags, "-o", folder / "dot", folder / "dot.c")
-    codes.numpy().astype(np.uint32).tofile(folder / "in.bin")
-    emitted.run("sh", "-c", f"{folder}/dot < {folder}/in.bin > {folder}/out.bin")
-    found = values_of(torch.from_numpy(np.fromfile(folder / "out.bin", dtype=np.uint32).astype(np.int64)), dot.total)
+    if dot.a.bits < 16:
+        return codes
+    # Most have exponents that are near each other.
+    near = codes & 0x807F | (codes >> 7 & 15) + 120 << 7
+    return torch.where(torch.rand(codes.shape, generator=generator) < 0.9, near, codes)
+
+
+def by_matmul(dot: Dot, codes: Tensor) -> Tensor:
+    """The sums that `qsim.matmul` gives."""
     a, b = values_of(codes[:, : 2 * dot.length], dot.a), values_of(codes[:, 2 * dot.length :], dot.b)
-    return found, qsim.matmul(a[:, None], b[:, :, None], dot.accumulator).view(-1)
+    return qsim.matmul(a[:, None], b[:, :, None], dot.accumulator).view(-1)
+
+
+def by_program(dot: Dot, codes: Tensor, folder: Path, command: str) -> Tensor:
+    """The sums that a program gives, which reads codes from a file and writes those of sums."""
+    codes.numpy().astype(np.uint32).tofile(folder / "in.bin")
+    emitted.run("sh", "-c", command)
+    return values_of(torch.from_numpy(np.fromfile(folder / "out.bin", dtype=np.uint32).astype(np.int64)), dot.total)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 @pytest.mark.parametrize("dot", DOTS, ids=lambda dot: dot.name)
 def test_c_adds_as_matmul_does(dot: Dot, compiler: str, tmp_path: Path) -> None:
-    found, expected = two_steps(dot, 1000, tmp_path, compiler)
-    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    codes = drawn_codes(dot, 1000)
+    (tmp_path / "dot.c").write_text(emit_circuits("c", [dot]) + _MAIN.format(words=4 * dot.length, name=dot.name, length=dot.length))
+    flags = ["-std=c99", *(emitted.SANITIZED if compiler == "gcc" else [])]
+    emitted.run(emitted.tool(compiler), *emitted.WARNINGS, *flags, "-o", tmp_path / "dot", tmp_path / "dot.c")
+    found = by_program(dot, codes, tmp_path, f"{tmp_path}/dot < {tmp_path}/in.bin > {tmp_path}/out.bin")
+    assert same_bits(found, by_matmul(dot, codes))
+
+
+@pytest.mark.parametrize("dot", DOTS, ids=lambda dot: dot.name)
+def test_javascript_adds_as_matmul_does(dot: Dot, tmp_path: Path) -> None:
+    codes = drawn_codes(dot, 300)
+    script = _SCRIPT.format(words=4 * dot.length, name=dot.name, length=dot.length)
+    (tmp_path / "dot.mjs").write_text(emit_circuits("javascript", [dot]) + script)
+    command = f"{emitted.tool('node')} {tmp_path}/dot.mjs {tmp_path}/in.bin {tmp_path}/out.bin"
+    assert same_bits(by_program(dot, codes, tmp_path, command), by_matmul(dot, codes))
 
 
 def test_philox_in_c_and_javascript(tmp_path: Path) -> None:
