@@ -61,7 +61,7 @@ def test_accuracy_and_factor_are_numbers_of_training() -> None:
 
 @pytest.mark.parametrize("is_worse", [True, False])
 def test_verdicts_follow_from_the_numbers(is_worse: bool) -> None:
-    """The narrow format costs training something and saves hardware, or the other way around."""
+    """The narrow format costs training something and saves hardware, or the other way around; the paper's claim leaves its widths open."""
 
     def values(run: Run) -> dict[str, float]:
         sign = (1 if is_worse else -1) * {"e2m1": 1, "e4m3": 0, "fp32": 0}.get(run.format, 0)
@@ -70,7 +70,7 @@ def test_verdicts_follow_from_the_numbers(is_worse: bool) -> None:
             return {"luts": 9 + (not is_worse and run.rounding != "nearest")}
         return {"luts": 60 - 10 * sign, "factor": 1.2 + 0.4 * sign + small, "own_accuracy": 0.7 - 0.1 * sign + small}
 
-    assert made_up.verdicts(STUDY, Settings(formats=("e2m1", "e4m3")), values) == [is_worse] * 4
+    assert made_up.verdicts(STUDY, Settings(formats=("e2m1", "e4m3")), values) == [None] + [is_worse] * 3
 
 
 @pytest.mark.parametrize("names", [("e2m1",), ("e4m3", "e2m1"), ("e4m3", "e5m2")])
