@@ -23,6 +23,7 @@ class Dot:
     """Products of two vectors, added to a running sum as an accumulator adds them.
 
     With `Rounded` and a length of 1 this is a multiply-add. The running sum is given and returned as a code of the accumulator's format.
+    A length that is no whole number of steps ends in a short one, so that several such sums are not the sum of all their products.
 
     Args:
         accumulator: A name such as `"h100_fp8"`, a call such as `"Rounded('fp16')"`, or an `Accumulator`: `Rounded` in sequential order,

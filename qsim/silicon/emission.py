@@ -77,7 +77,7 @@ def emit_circuits(
     """Write circuits as code: sums of products, Philox, and operations of formats.
 
     Vectors are arrays, whose first element has the index 0; Philox's four words are the array `y` in C and SystemVerilog, and are returned
-    in JavaScript.
+    in JavaScript. C and JavaScript are compared with the library; of sums and Philox as SystemVerilog, a linter has checked two.
 
     Args:
         language: See `emit`.

@@ -35,7 +35,7 @@ _NO_KEYS = UpdateKeys(*[NoiseKey(0, 0)] * ROLES)
 
 
 def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
-    """Update parameters by one step; see `reference.updates.update`."""
+    """Update parameters by one step; see `torch.updates.update`."""
     chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
     if roundings.in_format or any(rounding_bits(grid, rule, wide=False).carrier != SINGLE for grid, rule in chosen):
         reference.update(step, algorithm, roundings, _rounded)
@@ -89,7 +89,7 @@ def _held(x: Tensor) -> Tensor:
 
 
 def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Round float32 values onto a grid; see `reference.updates.rounded`."""
+    """Round float32 values onto a grid; see `torch.updates.rounded`."""
     if noise is not None and isinstance(noise.where, Tensor):
         return reference.rounded(x, grid, rule, noise, dtype)
     if rule.saturates:

@@ -23,7 +23,7 @@ class Implementation(OnBackend):
     """The operator on one backend."""
 
     def update_(self, *arguments: Any) -> None:
-        """Update parameters by one step; see `reference.updates.update`."""
+        """Update parameters by one step; see `torch.updates.update`."""
         step = Step(*arguments[: len(Step._fields)])
         algorithm, *roundings = arguments[len(Step._fields) :]
         self._backend.update(step, read_algorithm(algorithm), read_roundings(*roundings))

@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
 
 
 def nearest_by_addition(out_at, x_at, count, grid_at, seed, stream, first):
-    """Round to nearest by adding and subtracting a power of two, where `reference.rounding` does so."""
+    """Round to nearest by adding and subtracting a power of two, where `torch.rounding` does so."""
     out, x, n = ints(out_at), ints(x_at), longs(grid_at)
     steps, lowest, top = _i32(n[0] << _MANTISSA), _i32(n[1] << _MANTISSA), _i32(n[5])
     for i in range(count):

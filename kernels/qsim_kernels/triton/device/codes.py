@@ -1,4 +1,4 @@
-"""Conversion of values to codes and back inside a kernel; the steps are those of `reference.codes`."""
+"""Conversion of values to codes and back inside a kernel; the steps are those of `torch.codes`."""
 
 import triton
 import triton.language as tl

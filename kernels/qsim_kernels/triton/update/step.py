@@ -27,7 +27,7 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
-    """Update parameters by one step; see `reference.updates.update`."""
+    """Update parameters by one step; see `torch.updates.update`."""
     given = step[:6]
     smooth = tuple(column if all(map(Tensor.is_contiguous, column)) else [flat(x) for x in column] for column in given)
     params, device = step.params, step.params[0].device
