@@ -184,7 +184,7 @@ def keep_histories(module: nn.Module, points: Mapping[str, Any]) -> None:
 
 
 def keep_modules(module: nn.Module, points: FivePoint | None) -> None:
-    """Make the modules in points parts of a module, named after their point, and drop all others."""
+    """Make the modules in points parts of a module, named after their point and on the device of its parameters; drop all others."""
     given = {name: getattr(points, name) for name in POINTS} if points is not None else {}
     wanted = {
         f"{name}_point": point.module for name, point in given.items() if isinstance(point, CallablePoint) and point.module is not None
@@ -194,7 +194,8 @@ def keep_modules(module: nn.Module, points: FivePoint | None) -> None:
             del module._modules[name]
     for name, part in wanted.items():
         if module._modules.get(name) is not part:
-            module.add_module(name, part)
+            device = next((weight.device for weight in module.parameters(recurse=False) if not weight.is_meta), None)
+            module.add_module(name, part.to(device))
 
 
 def with_history(module: nn.Module, name: str, point: Quantizer) -> Quantizer:

@@ -109,6 +109,44 @@ def test_compiled_weights_are_those_of_eager_code() -> None:
     assert torch.equal(eager(x), expected)
 
 
+class Inner(nn.Module):
+    """A product of a parameter and one of activations, neither in a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = nn.functional.linear(x, self.weight)
+        return rows + (rows @ rows.mT) @ x
+
+
+class CallsCompiledCode(nn.Module):
+    """Runs in Python, and calls compiled code in all the ways that there are."""
+
+    def __init__(self, way: str, backend: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.scores = Inner(), nn.Parameter(torch.randn(WIDTH, WIDTH) / 6)
+        self.called = torch.compile(self.inner.__call__, backend=backend) if way == "torch.compile" else self.inner
+        if way == "compile":
+            self.inner.compile(backend=backend)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.called(x @ self.scores) @ self.scores
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("way", ["compile", "torch.compile"])
+def test_a_graphs_products_are_rounded_once(way: str, backend: str) -> None:
+    """A model that runs in Python rounds what it calls; compiled code in it has been rounded when it was traced."""
+    points = FivePoint(lambda x: (4 * x).round() / 4 + 1, None, None)  # rounding twice would add two
+    torch.manual_seed(1)
+    x = torch.randn(4, WIDTH)
+    expected, own = (qsim.convert(CallsCompiledCode(kind, backend), points, calls="all")(x) for kind in ("eager", way))
+    torch.testing.assert_close(own, expected)
+
+
 class Region(Block):
     """A block that compilers trace once for all of its kind."""
 

@@ -160,6 +160,12 @@ def test_layers_have_their_own_modules() -> None:
     assert not [name for name, _ in qsim.revert(model).named_parameters() if "point" in name]
 
 
+def test_modules_go_where_the_layer_is(device: torch.device) -> None:
+    layer = qsim.convert(nn.Linear(16, 4).to(device), FivePoint(Learned(0.5), None, None))
+    assert layer.act_point.step.device == layer.weight.device
+    assert layer(X.to(device)).shape == (8, 4)
+
+
 def test_learned_steps_train() -> None:
     layer = qsim.convert(nn.Linear(16, 4), FivePoint(Learned(0.5), Learned(0.5)))
     optimizer = torch.optim.Adam(layer.parameters(), 1e-2)
