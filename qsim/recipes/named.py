@@ -11,7 +11,7 @@ from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, wei
 from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4
 from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
-from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8
+from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8, torchao_rowwise
 from qsim.text.columns import aligned
 from qsim.text.parsing import read_call
 
@@ -20,6 +20,7 @@ NAMED: dict[str, Callable[..., Recipe]] = {
     function.__name__: function
     for function in (
         fp8_hybrid,
+        torchao_rowwise,
         fp8_blockwise,
         deepseek_v3,
         hfp8,

@@ -34,6 +34,29 @@ def fp8_hybrid(scale: Scaling | str | None = None) -> Recipe:
     return Recipe("fp8_hybrid", points, source="Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433")
 
 
+def torchao_rowwise(*, weight_gradient: bool = True) -> Recipe:
+    """E4M3 everywhere, gradients included, with a power of two per row or column, rounded up: nothing saturates.
+
+    Rows follow the dimension that a product sums over, so each operand is rounded again for its other product.
+
+    Args:
+        weight_gradient: Whether the weight's gradient is a product of rounded operands, as in torchao's configuration `"rowwise"`. If not,
+            as in `"rowwise_with_gw_hp"`, that product is in high precision, and the weight has one scale in the other backward product.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.torchao_rowwise().points.grad.scale)
+        rows(e8m0, ceil)
+    """
+    rows = Quantizer(E4M3, scale=PerRow(format="e8m0", rule="ceil"))
+    if weight_gradient:
+        points = FivePoint(rows, rows, act_bwd=rows, weight_bwd=rows, grad=rows)
+    else:
+        whole = Quantizer(E4M3, scale=PerTensor("e8m0", "ceil"))
+        points = FivePoint(rows, rows, act_bwd=None, weight_bwd=whole, grad=rows, grad_w="fp32")
+    return Recipe("torchao_rowwise", points, source="torchao 0.18, torchao.float8.Float8LinearConfig.from_recipe_name")
+
+
 def fp8_blockwise(last: int = 1) -> Recipe:
     """E4M3 everywhere: inputs and gradients in blocks of 128 along the summed dimension, weights in tiles of 128 × 128.
 

@@ -25,6 +25,7 @@ MX8 = Quantizer("e4m3", scale=PerBlock(32, format="e8m0", rule="ceil"))
 MX4 = Quantizer("e2m1", scale=PerBlock(32, format="e8m0", rule="floor"))
 MX4_NOISY = Quantizer("e2m1", "stochastic", scale=PerBlock(32, format="e8m0", rule="ceil"), transform=Hadamard(32))
 ROWS = Quantizer("e4m3", scale=PerRow())
+ROWS_UP = Quantizer("e4m3", scale=PerRow(format="e8m0", rule="ceil"))
 WIDE = Quantizer("e4m3", scale=PerBlock(128, format="e8m0", rule="ceil"))
 E2M3, E3M2 = (Quantizer(name, scale=PerBlock(32, format="e8m0", rule="floor")) for name in ("e2m3", "e3m2"))
 NV = PerBlock(16, format="e4m3", rule="fit", outer=PerTensor())
@@ -44,6 +45,18 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
     (recipes.fp8_hybrid(PerTensor("e8m0", margin=1)), hybrid(PerTensor("e8m0", margin=1))),
     (recipes.fp8_hybrid(Delayed(16)), hybrid(Delayed(16))),
     (recipes.fp8_hybrid(PerRow()), FivePoint(ROWS, ROWS, act_bwd=ROWS, weight_bwd=ROWS, grad=Quantizer("e5m2", scale=PerRow()))),
+    (recipes.torchao_rowwise(), FivePoint(ROWS_UP, ROWS_UP, act_bwd=ROWS_UP, weight_bwd=ROWS_UP, grad=ROWS_UP)),
+    (
+        recipes.torchao_rowwise(weight_gradient=False),
+        FivePoint(
+            ROWS_UP,
+            ROWS_UP,
+            act_bwd=None,
+            weight_bwd=Quantizer("e4m3", scale=PerTensor("e8m0", "ceil")),
+            grad=ROWS_UP,
+            grad_w="fp32",
+        ),
+    ),
     (
         recipes.fp8_blockwise(),
         FivePoint(WIDE, Quantizer("e4m3", scale=PerTile(128, 128, format="e8m0", rule="ceil")), act_bwd=WIDE, weight_bwd="same", grad=WIDE),
@@ -114,7 +127,7 @@ class TestPoints:
     @pytest.mark.parametrize("name", recipes.NAMED)
     def test_names_and_sources(self, name: str) -> None:
         assert ALL[name].name == name
-        assert any(year in ALL[name].source for year in ("arXiv 2", "NeurIPS 2019", "Training with Fewer Bits"))
+        assert any(year in ALL[name].source for year in ("arXiv 2", "NeurIPS 2019", "Training with Fewer Bits", "torchao 0.18"))
 
     def test_which_recipes_keep_layers(self) -> None:
         kept = {name: (recipe.first, recipe.last) for name, recipe in ALL.items() if recipe.first or recipe.last}
@@ -218,7 +231,7 @@ class TestDescribe:
         ("name", "error", "message"),
         [
             ("nf4", ValueError, "unknown recipe 'nf4': there are fp8_hybrid"),
-            ("nvpf4", ValueError, "unknown recipe 'nvpf4': did you mean 'nvfp4'\\? There are fp8_hybrid, fp8_blockwise, "),
+            ("nvpf4", ValueError, "unknown recipe 'nvpf4': did you mean 'nvfp4'\\? There are fp8_hybrid, torchao_rowwise, "),
             ("zzz", ValueError, "unknown recipe 'zzz': there are fp8_hybrid, "),
             ("fp8_hybrid(accumulate='h100_fp8')", TypeError, r"Options of all recipes follow as in 'nvfp4\.with_\(accumulate=…\)'"),
             ("nvfp4.with_(4", ValueError, r"options follow a recipe as in 'nvfp4\.with_\(first=1, last=4\)'"),
