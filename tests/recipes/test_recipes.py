@@ -132,7 +132,6 @@ class TestPoints:
     def test_which_recipes_keep_layers(self) -> None:
         kept = {name: (recipe.first, recipe.last) for name, recipe in ALL.items() if recipe.first or recipe.last}
         assert kept == {"hfp8": (1, 1), "nvfp4": (0, 1), "fp8_blockwise": (0, 1), "deepseek_v3": (0, 1)}
-        assert recipes.nvfp4(last=3).last == recipes.fp8_blockwise(last=3).last == 3
 
     @pytest.mark.parametrize("name", ["act", "weight", "grad"])
     def test_bfloat16_holds_what_fp8_blockwise_multiplies(self, name: str) -> None:
@@ -150,8 +149,8 @@ class TestPoints:
         ("make", "error", "message"),
         [
             (lambda: recipes.fp8_hybrid("channel"), ValueError, "scale must be PerTensor\\(…\\), .* got 'channel'"),
-            (lambda: recipes.nvfp4(last=-1), ValueError, "Recipe: last must be in 0…2147483648, got -1"),
-            (lambda: recipes.nvfp4(last=0.15), TypeError, "Recipe: last must be an int, got 0.15"),
+            (lambda: recipes.nvfp4().with_(last=-1), ValueError, "Recipe: last must be in 0…2147483648, got -1"),
+            (lambda: recipes.nvfp4().with_(last=0.15), TypeError, "Recipe: last must be an int, got 0.15"),
             (
                 lambda: recipes.nvfp4(outer=PerRow()),
                 TypeError,
@@ -215,10 +214,10 @@ class TestDescribe:
         assert recipes.resolve("NVFP4") == recipes.resolve("nvfp4")
 
     def test_a_call_and_a_recipe(self, capsys: pytest.CaptureFixture[str]) -> None:
-        recipes.describe("nvfp4(last=4)")
+        recipes.describe("nvfp4.with_(last=4)")
         told = capsys.readouterr().out
         assert "high precision: the last 4 layers" in told
-        recipes.describe(recipes.nvfp4(last=4))
+        recipes.describe(recipes.nvfp4().with_(last=4))
         assert capsys.readouterr().out == told
 
     def test_no_name_lists_all(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,11 +232,12 @@ class TestDescribe:
             ("nf4", ValueError, "unknown recipe 'nf4': there are fp8_hybrid"),
             ("nvpf4", ValueError, "unknown recipe 'nvpf4': did you mean 'nvfp4'\\? There are fp8_hybrid, torchao_rowwise, "),
             ("zzz", ValueError, "unknown recipe 'zzz': there are fp8_hybrid, "),
-            ("fp8_hybrid(accumulate='h100_fp8')", TypeError, r"Options of all recipes follow as in 'nvfp4\.with_\(accumulate=…\)'"),
+            ("fp8_hybrid(accumulate='h100_fp8')", TypeError, r"Options of all recipes follow as in 'nvfp4\.with_\(first=1, last=4\)'"),
             ("nvfp4.with_(4", ValueError, r"options follow a recipe as in 'nvfp4\.with_\(first=1, last=4\)'"),
             ("nvfp4.with_(lats=4)", TypeError, "unexpected keyword argument 'lats'"),
             ("e4m1", ValueError, "'e4m1' is a format: FivePoint.act='e4m1', weight='e4m1'. rounds inputs and weights to it"),
-            ("nvfp4(last=-1)", ValueError, "Recipe: last must be in 0"),
+            ("nvfp4.with_(last=-1)", ValueError, "Recipe: last must be in 0"),
+            ("nvfp4(last=4)", TypeError, r"'last'. Options of all recipes follow as in 'nvfp4\.with_\(first=1, last=4\)'"),
             ("mxfp8(32)", TypeError, "mxfp8"),
             (4, TypeError, "a recipe's name must be a string, got 4"),
         ],
@@ -283,8 +283,8 @@ class TestConvert:
         assert [type(layer) is nn.Linear or layer.points.is_identity for layer in model] == [False, False, True]
 
     def test_by_name(self) -> None:
-        assert qsim.convert(layers(3), "nvfp4(last=2)")[0].points == recipes.nvfp4().points
-        assert [layer.points.is_identity for layer in qsim.convert(layers(3), "nvfp4(last=2)")] == [False, True, True]
+        assert qsim.convert(layers(3), "nvfp4.with_(last=2)")[0].points == recipes.nvfp4().points
+        assert [layer.points.is_identity for layer in qsim.convert(layers(3), "nvfp4.with_(last=2)")] == [False, True, True]
         assert qsim.nn.Linear(4, 2, points="weight_only('e4m1')").points == recipes.weight_only("e4m1").points
 
     def test_a_layer_that_rounded_before_is_kept_too(self) -> None:

@@ -59,7 +59,7 @@ def in_the_mode(cls: type[nn.Module]) -> Callable[..., Any]:
         finally:
             running.modules.pop()
             if not running.modules:
-                running.replacements = None
+                running.replacements = running.derived = None
 
     return rounded
 

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from qsim.nn.converting.layers import layers, target
 from qsim.nn.converting.table import reason_left
 from qsim.nn.coverage.counting import multiplier, multiply_adds, products_of
-from qsim.nn.coverage.origins import Origins
 from qsim.nn.coverage.paths import Paths, recorded_node, running_node, running_operation
 from qsim.nn.coverage.report import CountedProduct, Coverage
+from qsim.nn.lineage import Origins
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product.sites import Site
 
@@ -75,7 +75,7 @@ class Recorder(TorchDispatchMode):
         elif _may_multiply(func, args):
             self._opaque[str(operator).replace(".", "::")] = None
         if isinstance(func, OpOverload):
-            self._origins.follow(func, (args, given), result)
+            self._origins.follow(func, args, given, result)
         return result
 
     def _record(self, operator: Any, multiplied: list[Tensor], count: int, by: str, sites: tuple[Site, Site] | None) -> None:
