@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numba import rounding
-from qsim_kernels.numba.jobs import kept_address, packed
+from qsim_kernels.numba.jobs import AlignedAdder, ProductJob, RoundedAdder, TwoStepAdder, kept_address, packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import grid_bits
 from qsim_kernels.numbers.grid import Mode
-from qsim_kernels.numbers.products import AlignedAdder, ProductJob, RoundedAdder, TwoStepAdder
 from qsim_kernels.numbers.sums import AlignedSum, BlockScaledSum, Order, PromotedSum, RoundedSum, Sum, TwoStepSum, noise_indices
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.sums import SummedOperand, operand_of
@@ -94,8 +93,8 @@ def _adder(how: Sum) -> int:
         return kept_address(TwoStepAdder(how.block, how.fraction, how.second, how.apart))
     unit = how.aligned if isinstance(how, BlockScaledSum) else how.chunk_sum if isinstance(how, RoundedSum) else how
     assert isinstance(unit, AlignedSum)
-    grid = rounding.numbers(grid_bits(unit.grid, wide=True), unit.rounding)
-    return kept_address((*AlignedAdder(unit.mode == Mode.NEAREST, unit.low, unit.block, unit.fraction)[:4], *grid))
+    grid = grid_bits(unit.grid, wide=True).numbers
+    return kept_address(AlignedAdder(unit.mode == Mode.NEAREST, unit.low, unit.block, unit.fraction, grid))
 
 
 @cache
