@@ -15,7 +15,7 @@ from qsim_kernels.triton.accumulate.aligned import store_sums, zeros
 from qsim_kernels.triton.device.directed import (
     NEAREST,
     TOWARD_ZERO,
-    add_double_toward_zero,
+    add_toward_zero,
     from_halves,
     multiply_add,
     multiply_add_to_odd,
@@ -95,46 +95,46 @@ def round_step(x, drawn, onto, rounding: tl.constexpr):
         onto: A `RuntimeRounding`.
         rounding: A `StepRounding`.
     """
-    V: tl.constexpr = rounding.variant
+    ROUNDING: tl.constexpr = rounding.variant
     grid, noise = onto.grid, onto.noise
     if rounding.native is not None:
         result = x.to(rounding.native).to(x.dtype)
-    elif rounding.fast and V.mode == STOCHASTIC:
-        result = _stochastic(x, drawn, noise, grid, V)
+    elif rounding.fast and ROUNDING.mode == STOCHASTIC:
+        result = _stochastic(x, drawn, noise, grid, ROUNDING)
     elif rounding.fast:
-        result = _fast(x, grid, V)
-    elif V.wide:
-        result = round_bits(x.to(tl.int64, bitcast=True), _added(drawn, noise, V), grid, V).to(tl.float64, bitcast=True)
+        result = _fast(x, grid, ROUNDING)
+    elif ROUNDING.wide:
+        result = round_bits(x.to(tl.int64, bitcast=True), _added(drawn, noise, ROUNDING), grid, ROUNDING).to(tl.float64, bitcast=True)
     else:
-        result = round_bits(x.to(tl.int32, bitcast=True), 0, grid, V).to(tl.float32, bitcast=True)
+        result = round_bits(x.to(tl.int32, bitcast=True), 0, grid, ROUNDING).to(tl.float32, bitcast=True)
     return result
 
 
 @triton.jit
-def _added(drawn, noise, V: tl.constexpr):
+def _added(drawn, noise, ROUNDING: tl.constexpr):
     """Random bits as `round_bits` takes them."""
     result = 0
-    if V.mode == STOCHASTIC:
-        result = as_added(drawn >> 16 if V.halves else drawn, noise, V)
+    if ROUNDING.mode == STOCHASTIC:
+        result = as_added(drawn >> 16 if ROUNDING.halves else drawn, noise, ROUNDING)
     return result
 
 
 @triton.jit
-def _fast(x, grid, V: tl.constexpr):
+def _fast(x, grid, ROUNDING: tl.constexpr):
     """Round float32 values to a symmetric grid with evenly spaced values around zero."""
     pattern = x.to(tl.int32, bitcast=True)
-    beyond = end_of_additions(grid, V)
+    beyond = end_of_additions(grid, ROUNDING)
     within = tl.minimum(tl.abs(x), beyond.to(tl.float32, bitcast=True), propagate_nan=tl.PropagateNan.ALL)
-    result = round_magnitude(within, pattern < 0, 0, grid, V)
-    if not V.saturates:
+    result = round_magnitude(within, pattern < 0, 0, grid, ROUNDING)
+    if not ROUNDING.saturates:
         # NaN stays: it is not larger.
         result = tl.where(result > grid.top.to(tl.float32, bitcast=True), grid.over.to(tl.float32, bitcast=True), result)
     result = (result.to(tl.int32, bitcast=True) | (pattern & SIGN)).to(tl.float32, bitcast=True)
-    return result if V.keep_sign else result + 0.0
+    return result if ROUNDING.keep_sign else result + 0.0
 
 
 @triton.jit
-def _stochastic(x, drawn, noise, grid, V: tl.constexpr):
+def _stochastic(x, drawn, noise, grid, ROUNDING: tl.constexpr):
     """Round float64 values stochastically to a symmetric grid with evenly spaced values around zero.
 
     With `u` the grid's spacing at a value and `R` the random number in units of `2**-32`, the sum of the magnitude, `u` and `R * u` is
@@ -147,15 +147,15 @@ def _stochastic(x, drawn, noise, grid, V: tl.constexpr):
     # The correction has 53 bits, of which only the first 33 are not zero.
     kept = (drawn & noise.used.keep.to(tl.uint32)) | (noise.used.correction >> 21).to(tl.uint32)
     first, last = spacing | (kept >> 12).to(tl.int32), kept << 20 | ((noise.used.correction >> 1).to(tl.uint32) & 0x80000)
-    raised = add_double_toward_zero(tl.abs(x), from_halves(first, last))
-    truncated = add_double_toward_zero(raised, from_halves(magic, tl.zeros(magic.shape, tl.uint32)))
+    raised = add_toward_zero(tl.abs(x), from_halves(first, last))
+    truncated = add_toward_zero(raised, from_halves(magic, tl.zeros(magic.shape, tl.uint32)))
     found = upper_bits(truncated - from_halves(magic, tl.full(magic.shape, 1, tl.uint32)))
     # From the next value after the largest to infinity; NaN, whose pattern is above that, stays.
     beyond = ((grid.top >> 32) + (tl.full([], 1, tl.int64) << (grid.shift - 32))).to(tl.int32)
-    end = ((grid.top if V.saturates else grid.over) >> 32).to(tl.int32)
+    end = ((grid.top if ROUNDING.saturates else grid.over) >> 32).to(tl.int32)
     found = tl.where((found - beyond).to(tl.uint32) <= (tl.full([], INFINITY_DOUBLE, tl.int32) - beyond).to(tl.uint32), end, found)
     result = from_halves(found | (upper & SIGN), tl.zeros(found.shape, tl.uint32))
-    return result if V.keep_sign else result + 0.0
+    return result if ROUNDING.keep_sign else result + 0.0
 
 
 @triton.jit
@@ -166,8 +166,8 @@ def add_rounded(term, x, drawn, grid, adder: tl.constexpr):
     if rounding.native is tl.float32:
         result = multiply_add(a, b, x, NEAREST)
     else:
-        V: tl.constexpr = rounding.variant
-        STOCHASTICALLY: tl.constexpr = rounding.fast and V.mode == STOCHASTIC
+        ROUNDING: tl.constexpr = rounding.variant
+        STOCHASTICALLY: tl.constexpr = rounding.fast and ROUNDING.mode == STOCHASTIC
         exact = multiply_add(a, b, x, TOWARD_ZERO) if STOCHASTICALLY else multiply_add_to_odd(a, b, x)
         result = round_step(exact, drawn, grid, rounding)
     return result
@@ -319,10 +319,10 @@ def sum_of_products(planes, terms, blocks, grid, product_grid, adder: tl.constex
     lost = total
     if adder.roundings > 0:
         EACH: tl.constexpr = 8 // adder.roundings
-        V: tl.constexpr = adder.rounding.variant
-        W: tl.constexpr = adder.product.variant
+        ROUNDING: tl.constexpr = adder.rounding.variant
+        PRODUCT_ROUNDING: tl.constexpr = adder.product.variant
         for first in range(0, terms, EACH):
-            random = random_words(grid.noise, blocks, V.halves and W.halves)
+            random = random_words(grid.noise, blocks, ROUNDING.halves and PRODUCT_ROUNDING.halves)
             for i in tl.static_range(EACH):
                 if first + i < terms:
                     x, y = product_at(planes, i, CARRIER)

@@ -89,8 +89,8 @@ def clamped(products, TARGET: tl.constexpr):
 
 
 @triton.jit
-def reach_of(under, making, G: tl.constexpr):
+def reach_of(under, making, SCALE_ROUNDING: tl.constexpr):
     """A number that no product of an element, a scale and the scale of the whole tensor exceeds in magnitude, in float64."""
-    largest_scale = making.grid.top.to(tl.float64 if G.wide else tl.float32, bitcast=True).to(tl.float64)
+    largest_scale = making.grid.top.to(tl.float64 if SCALE_ROUNDING.wide else tl.float32, bitcast=True).to(tl.float64)
     # Two's complement reaches further below zero than above, but not twice as far.
     return tl.load(under).to(tl.float64) * largest_scale * as_double(making.largest) * 2

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.arithmetic.philox import FACTOR_0, FACTOR_2, GROWTH_0, GROWTH_1
-from qsim_kernels.triton.device.toward_zero import multiply_add_toward_zero
+from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add
 
 #: Elements of a Philox block, and of one call of the PTX below.
 RUN = 8
@@ -195,7 +195,7 @@ def round_later(x, y, drawn, grid, FEW: tl.constexpr, largest):
     # Near 2**7 times the spacing, or 1.5 times that, float32's spacing is 2**-16 of the grid's. NaN stays NaN.
     power = tl.maximum(y.to(tl.int32, bitcast=True) & 0x7FC00000, grid.low << 23).to(tl.float32, bitcast=True)
     lift = ((grid.shift + 111) << 23).to(tl.float32, bitcast=True)
-    total = add_half_word(multiply_add_toward_zero(power, lift, y).to(tl.int32, bitcast=True), drawn.words, drawn.place)
+    total = add_half_word(multiply_add(power, lift, y, TOWARD_ZERO).to(tl.int32, bitcast=True), drawn.words, drawn.place)
     rounded = tl.fma(power, -lift, (total & -0x10000).to(tl.float32, bitcast=True))
     # The first bits leave a value undecided if 2**-16 more of the spacing would reach its upper neighbour.
     least = grid.least.to(tl.float32, bitcast=True)

@@ -10,8 +10,7 @@ import triton
 from qsim_kernels.numbers.grid import Mode
 from qsim_kernels.numbers.scales import ElementRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch.hadamard import signs_of
-from qsim_kernels.triton.device.hadamard import NO_TURN, TurnVariant
-from qsim_kernels.triton.device.regions import RegionShape
+from qsim_kernels.triton.device.regions import NO_TURN, RegionShape, TurnVariant
 from qsim_kernels.triton.quantize.launch import run_length
 
 # Elements of the largest region that a program holds.

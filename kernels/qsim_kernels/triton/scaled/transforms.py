@@ -11,10 +11,8 @@ from torch import Tensor
 
 from qsim_kernels.numbers.scales import TileSizes, Turn
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
-from qsim_kernels.triton.device.blocks import as_single
-from qsim_kernels.triton.device.hadamard import hadamard as transformed
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, load_region, region_place, store_region
+from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_place, store_region
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.partition import Regions, cut_into, reading
 
@@ -23,10 +21,10 @@ _ELEMENTS, _WIDE = 1024, 64
 
 
 @kernel()
-def hadamard_kernel(x, out, m: Matrices, signs: tl.int64, T: tl.constexpr, S: tl.constexpr):
+def hadamard_kernel(x, out, matrices: Matrices, signs: tl.int64, TURN: tl.constexpr, REGION: tl.constexpr):
     """Write the transform of a region in float32."""
-    at = region_place(tl.program_id(0), m, S)
-    store_region(out, transformed(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width), at, m, S)
+    at = region_place(tl.program_id(0), matrices, REGION)
+    store_region(out, load_transformed(x, at, matrices, signs, TURN, REGION), at, matrices, REGION)
 
 
 def hadamard(x: Tensor, turn: Turn) -> Tensor:

@@ -35,7 +35,7 @@ def largest_pattern(x, start, count, FINITE: tl.constexpr, BLOCK: tl.constexpr, 
 @kernel(do_not_specialize_on_alignment=["out", "state"])
 def whole_scale_kernel(
     x, out, state, count: tl.int64, making: MakingNumbers, grid: GridNumbers,
-    M: tl.constexpr, G: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the scale of `count` elements; several programs share a `state` of two zeros: the largest so far, and how many are done."""
     first = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
@@ -55,7 +55,7 @@ def whole_scale_kernel(
         if is_last:
             amax = tl.atomic_max(state, 0, sem="relaxed")
     if is_last:
-        scale, _ = tile_scales(tl.zeros([1], tl.int32) + amax, None, scale_numbers(making, grid, G), M, G)
+        scale, _ = tile_scales(tl.zeros([1], tl.int32) + amax, None, scale_numbers(making, grid, SCALE_ROUNDING), MAKING, SCALE_ROUNDING)
         tl.store(out + tl.arange(0, 1), scale)
 
 
