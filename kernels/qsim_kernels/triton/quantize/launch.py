@@ -162,7 +162,8 @@ def _decoder(grid: Grid, coding: Coding, dtypes: tuple[torch.dtype, ...], block:
     target = dtypes[1]
     variant, numbers = arguments.reading(grid, coding, target == torch.float64 or counts_wide(grid, coding))
     block = block or 1024
-    return launcher(decode_kernel, dtypes, *numbers, variant, block, share=block, num_warps=2 if target.itemsize == 2 else 4)
+    constants = (variant, Blocks(block, 1, 0, True), tile)
+    return launcher(decode_kernel, dtypes, *numbers, *constants, share=block, num_warps=2 if target.itemsize == 2 else 4)
 
 
 def _both(
