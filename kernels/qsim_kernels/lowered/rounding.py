@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.lowered import inductor
-from qsim_kernels.lowered.fusible import fusible
-from qsim_kernels.lowered.memory import in_memory
+from qsim_kernels.lowered.fusible import fusible, in_memory
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, grid_bits, variant_of
 from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
 from qsim_kernels.torch.rounding import as_values, round_bits, rounds_by_addition

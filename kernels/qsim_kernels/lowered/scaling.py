@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.lowered import inductor
-from qsim_kernels.lowered.fusible import fusible
-from qsim_kernels.lowered.memory import in_memory
+from qsim_kernels.lowered.fusible import fusible, in_memory
 from qsim_kernels.lowered.rounding import onto, single_patterns
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
 from qsim_kernels.numbers.grid import Mode, Rule, read

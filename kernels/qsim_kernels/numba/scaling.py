@@ -1,21 +1,20 @@
-"""Rounding under scales on CPUs, in loops compiled by Numba; bit for bit the same as `qsim_kernels.torch.scaling`."""
+"""Rounding under scales and Hadamard transforms on CPUs, in loops compiled by Numba; the same bits as in `qsim_kernels.torch`."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from qsim_kernels.numba import quantize_into
-from qsim_kernels.numba.hadamard import hadamard
-from qsim_kernels.numba.jobs import ScalesJob, TilesJob, job_address, packed
+from qsim_kernels.numba.jobs import ScalesJob, TilesJob, Transform, job_address, packed
 from qsim_kernels.numba.native import Native
 from qsim_kernels.numba.rounding import strip
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers
-from qsim_kernels.torch import scaling as reference
+from qsim_kernels.torch import hadamard as hadamard_in_torch, scaling as reference
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.scaling import matmul_rescaled_into, rescaled_into, under_whole
 
@@ -34,6 +33,9 @@ _STORED = (torch.float32, torch.bfloat16)
 _AMAXES, _ROWS, _TILES = (Native("tiles", name, 5) for name in ("find_amaxes", "quantize_rows", "quantize_tiles"))
 _SHARE = Loop("tiles", "share")
 _SCALES: dict[int, Loop] = {rule: Loop("scales", rule.name.lower()) for rule in ScaleRule}
+_TRANSFORM = Loop("hadamard", "transform")
+_LANES = 64  # as in `loops.hadamard`
+_CPU = torch.device("cpu")
 #: Elements of the parts into which a tensor that is one tile is cut.
 _PART = 1 << 16
 _quantize_scaled = partial(reference.quantize_scaled_into, quantize=quantize_into)
@@ -173,3 +175,30 @@ def _share(loop: Native, job: TilesJob, rows: int) -> None:
 def _scales_job(how: Scales, out: Tensor, amaxes: Tensor, whole: float) -> bytes:
     """The job of a loop of `loops.scales`."""
     return packed(ScalesJob(out.data_ptr(), amaxes.data_ptr(), whole, scale_numbers(how)))
+
+
+def hadamard(x: Tensor, turn: Turn) -> Tensor:
+    """Transform a tensor, in float32, or in float64 for float64 input; see `torch.hadamard`."""
+    if x.dtype == torch.float64 or not x.numel():
+        return hadamard_in_torch.hadamard(x, turn)
+    out = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    largest = SINGLE.infinity - 1 if x.dtype == torch.float16 else SINGLE.pattern(torch.finfo(torch.float32).max / turn.size)
+    signs, norms = _factors(turn.size, turn.signs)
+    # Threads share whole blocks where they can, because there may be only one matrix.
+    whole = turn.length % turn.size == 0
+    length = turn.size if whole else turn.length
+    count, threads = out.numel() // (length * turn.inner), torch.get_num_threads()
+    part = -(-count // threads)
+    lanes = torch.empty(threads * turn.size * _LANES, dtype=torch.int32, device=_CPU)
+    matrices = out.data_ptr(), length, turn.inner, whole and turn.inner == 1
+    job = Transform(*matrices, signs.data_ptr(), norms.data_ptr(), norms.numel(), largest, lanes.data_ptr(), part)
+    _TRANSFORM.share(packed(job), count, length * turn.inner, part)
+    return out
+
+
+@lru_cache(maxsize=64)
+def _factors(size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the sign bits that a block's elements are flipped by, and the last factor of blocks of every power of two up to the size."""
+    signs = [SINGLE.sign if sign < 0 else 0 for sign in hadamard_in_torch.signs_of(Turn(size, 0, 0, seed))]
+    norms = [(1 << power) ** -0.5 for power in range(size.bit_length())]
+    return torch.tensor(signs, dtype=torch.int32, device=_CPU), torch.tensor(norms, dtype=torch.float32, device=_CPU)

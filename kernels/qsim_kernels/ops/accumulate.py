@@ -10,9 +10,7 @@ from torch import Tensor
 
 from qsim_kernels.chip.verified import CHIP, finished
 from qsim_kernels.numbers.sums import Sum, is_single, is_stochastic, read_sum
-from qsim_kernels.ops.backend import OnBackend, library
-from qsim_kernels.ops.batching import one_by_one
-from qsim_kernels.ops.schemas import schema_of
+from qsim_kernels.ops.backend import OnBackend, library, one_by_one, schema_of
 
 #: The dtypes of operands: everything that float32 holds.
 OPERANDS = (

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, TileSizes, Turn, read_scales
-from qsim_kernels.ops.backend import OnBackend, library, read_rounding
-from qsim_kernels.ops.batching import one_by_one
+from qsim_kernels.ops.backend import OnBackend, library, one_by_one, read_rounding
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
 for _schema in (

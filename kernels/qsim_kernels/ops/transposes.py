@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numbers.grid import BAR
-from qsim_kernels.ops.backend import OnBackend, library
-from qsim_kernels.ops.schemas import schema_of
+from qsim_kernels.ops.backend import OnBackend, library, schema_of
 
 
 def encode_transpose(x: Tensor, seed: Tensor | None, rounding: str, stream: int, dtype: torch.dtype) -> Tensor:

@@ -27,8 +27,7 @@ from qsim_kernels.numba.loops.bits import (
     words,
 )  # fmt: skip
 from qsim_kernels.numba.loops.doubles import WIDTH
-from qsim_kernels.numba.loops.noise import SERVED, draw
-from qsim_kernels.numba.loops.roundings import of_sums
+from qsim_kernels.numba.loops.roundings import SERVED, draw, of_sums
 from qsim_kernels.numbers.grid import Mode
 from qsim_kernels.numbers.sums import MOST_BLOCK
 

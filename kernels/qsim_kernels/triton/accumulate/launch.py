@@ -32,7 +32,7 @@ from qsim_kernels.triton.accumulate.exact_groups import exact_groups_kernel
 from qsim_kernels.triton.accumulate.planes import Planes, PlaneScales, planes
 from qsim_kernels.triton.accumulate.rounded_sums import rounded_kernel
 from qsim_kernels.triton.accumulate.two_step import two_step_kernel
-from qsim_kernels.triton.host.seeds import seed_of
+from qsim_kernels.triton.host.arguments import seed_of
 
 #: Dtypes whose values a matrix unit of an H100 takes as bfloat16, or as float16.
 _AS_BFLOAT16 = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)

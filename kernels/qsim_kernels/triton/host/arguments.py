@@ -1,9 +1,11 @@
-"""Kernel arguments for a grid, a rounding and a coding: the variant to compile, and the runtime numbers."""
+"""Kernel arguments for a seed, and for a grid, a rounding and a coding: the variant to compile, and the runtime numbers."""
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
+
+from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, rounding_bits, used_bits, variant_of
@@ -12,6 +14,13 @@ from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 
 _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
+
+
+def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
+    """The seed by pointer if it is on the device, without synchronizing; otherwise by value."""
+    if seed is None:
+        return None, 0
+    return (seed, 0) if seed.device == x.device else (None, int(seed))
 
 
 @lru_cache(maxsize=4096)

@@ -12,9 +12,9 @@ from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.triton.device.parts import Blocks, TransposedTile
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.layouts import ElementOrder, in_order, prepared
-from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
 
 

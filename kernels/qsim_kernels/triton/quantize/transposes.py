@@ -17,8 +17,8 @@ from qsim_kernels.triton.device.noise import integers_of_rows
 from qsim_kernels.triton.device.parts import Part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import CodeNumbers, codes_in_carrier, rounding_of
+from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.launch import encoding
 
 

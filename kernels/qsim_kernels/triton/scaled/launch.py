@@ -1,4 +1,4 @@
-"""Launches of the kernels that round under scales, from the operators' arguments."""
+"""Launches of the kernels that round under scales or only transform, from the operators' arguments."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import ElementRounding, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch import scaling as reference
+from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device import tile_scales
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_place, store_region
 from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
-from qsim_kernels.triton.scaled.partition import Reading, Types, cut, cut_between_tiles, is_narrow, reading
+from qsim_kernels.triton.scaled.partition import Reading, Regions, Types, cut, cut_between_tiles, cut_into, is_narrow, reading
 from qsim_kernels.triton.scaled.rescaling import matmul_rescaled_into, rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
-from qsim_kernels.triton.scaled.transforms import hadamard
 from qsim_kernels.triton.scaled.whole import whole_scale_into
 
 __all__ = [
@@ -33,6 +37,10 @@ __all__ = [
     "scales_into",
     "scales_of_tiles_into",
 ]
+
+
+#: Elements of a region of whole rows, and columns of one of columns.
+_ELEMENTS, _WIDE = 1024, 64
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
@@ -178,3 +186,37 @@ def _under_given(call: _Call) -> Launch | None:
     constants = (variant, read.turn, regions.shape, int(elements.restore), int(clamp_of_given(elements)), read.tiles.across)
     run = launcher(scaled_kernel, (*call.types, call.wholes > 0, call.unseeded), *numbers, *constants, **regions.options)
     return Launch(run, regions.programs, (*regions.matrices, read.signs, int(call.wholes > 1)))
+
+
+@kernel()
+def hadamard_kernel(x, out, matrices: Matrices, signs: tl.int64, TURN: tl.constexpr, REGION: tl.constexpr):
+    """Write the transform of a region in float32."""
+    at = region_place(tl.program_id(0), matrices, REGION)
+    store_region(out, load_transformed(x, at, matrices, signs, TURN, REGION), at, matrices, REGION)
+
+
+def hadamard(x: Tensor, turn: Turn) -> Tensor:
+    """Transform a tensor; see `reference.hadamard.hadamard`."""
+    launch = _transform(x.shape, x.dtype, turn)
+    if launch is None:
+        return hadamard_in_torch(x, turn)
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    launch(x.contiguous(), out)
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _transform(shape: torch.Size, source: torch.dtype, turn: Turn) -> Launch | None:
+    """The launch; none for float64, for large blocks, and for shorter last blocks."""
+    count = shape.numel()
+    rows, columns = (turn.length, turn.inner) if turn.inner > 1 else (count // max(turn.length, 1), turn.length)
+    read = reading(count, source, TileSizes(rows, columns, max(rows, 1), max(columns, 1), False), turn) if count else None
+    if read is None:
+        return None
+    block = 1 << read.turn.levels
+    wide = _WIDE if read.turn.down else min(_ELEMENTS, max(16, block, triton.next_power_of_2(columns)))
+    tall = block if read.turn.down else min(_ELEMENTS // wide, triton.next_power_of_2(rows))
+    form = Regions((rows, columns), (tall, wide), (0, 0), 1 if read.turn.down else 4)
+    regions = cut_into(count, (source, torch.float32), False, form)
+    run = launcher(hadamard_kernel, (source,), read.turn, regions.shape, **regions.options)
+    return Launch(run, regions.programs, (*regions.matrices, read.signs))
