@@ -6,7 +6,7 @@ lower half is the first's. A zero has the exponent `NONE`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -51,6 +51,67 @@ class Planes(NamedTuple):
     exponents: Tensor | None
     rows: int
     length: int
+
+
+class OperandLines(NamedTuple):
+    """The rows or columns of an operand that a program multiplies, from some place along the sum on.
+
+    Pointers are scalars that move along the sum: a thread's elements then have constant distances from one another.
+
+    Attributes:
+        values: Pointer into its plane of values.
+        others: Pointer into its plane of exponents or of scales.
+        lines: The rows or the columns of a program's tile.
+        size: The number of lines of a plane.
+    """
+
+    values: Any
+    others: Any
+    lines: Any
+    size: Any
+
+
+class Terms(NamedTuple):
+    """The products of a tile from some place along the sum on: those of the two operands there."""
+
+    a: OperandLines
+    b: OperandLines
+
+
+@triton.jit
+def first_terms(a, b, others_a, others_b, rows_a, rows_b, length, others, tile: tl.constexpr):
+    """The `Terms` of a program's tile, given the number of values and of others along the sum of a batch."""
+    batch = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
+    column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
+    left = OperandLines(a + batch * length * rows_a, others_a + batch * others * rows_a, row, rows_a)
+    return Terms(left, OperandLines(b + batch * length * rows_b, others_b + batch * others * rows_b, column, rows_b))
+
+
+@triton.jit
+def behind(terms, values, others):
+    """The `Terms` behind so many values and others along the sum."""
+    a, b = terms.a, terms.b
+    left = OperandLines(a.values + values * a.size, a.others + others * a.size, a.lines, a.size)
+    return Terms(left, OperandLines(b.values + values * b.size, b.others + others * b.size, b.lines, b.size))
+
+
+@triton.jit
+def values_at(operand, k):
+    """The values of an operand's lines at a place."""
+    return tl.load(operand.values + k * operand.size + operand.lines)
+
+
+@triton.jit
+def others_at(operand, k):
+    """The exponents or scales of an operand's lines at a place."""
+    return tl.load(operand.others + k * operand.size + operand.lines)
+
+
+@triton.jit
+def zeros_of(terms, DTYPE: tl.constexpr):
+    """A zero for each element of a tile."""
+    return tl.zeros((terms.a.lines.shape[0], terms.b.lines.shape[0]), DTYPE)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ import triton.language as tl
 from qsim_kernels.meanings.triton import round_bits, sums
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.triton.accumulate.aligned import store_sums, zeros
+from qsim_kernels.triton.accumulate.planes import behind, first_terms, values_at, zeros_of
 from qsim_kernels.triton.device.directed import (
     NEAREST,
     TOWARD_ZERO,
@@ -275,64 +276,45 @@ def _integer(random, INDEX: tl.constexpr, adder: tl.constexpr):
     return drawn
 
 
-class PlanePointers(NamedTuple):
-    """The planes of both operands' values from some place along the sum on; see `aligned.Terms`."""
-
-    a: Any
-    b: Any
-    row: Any
-    column: Any
-    rows_a: Any
-    rows_b: Any
-
-
 @triton.jit
-def product_at(planes, k, CARRIER: tl.constexpr):
+def factors_at(terms, k, CARRIER: tl.constexpr):
     """The factors of the products at a place."""
-    x = tl.load(planes.a + k * planes.rows_a + planes.row).to(CARRIER)
-    y = tl.load(planes.b + k * planes.rows_b + planes.column).to(CARRIER)
-    shape: tl.constexpr = (planes.row.shape[0], planes.column.shape[0])
+    shape: tl.constexpr = (terms.a.lines.shape[0], terms.b.lines.shape[0])
+    x, y = values_at(terms.a, k).to(CARRIER), values_at(terms.b, k).to(CARRIER)
     return tl.broadcast_to(x[:, None], shape), tl.broadcast_to(y[None, :], shape)
 
 
 @triton.jit
-def planes_behind(planes, count):
-    """The planes behind some places."""
-    a, b = planes.a + count * planes.rows_a, planes.b + count * planes.rows_b
-    return PlanePointers(a, b, planes.row, planes.column, planes.rows_a, planes.rows_b)
-
-
-@triton.jit
-def sum_of_products(planes, terms, blocks, grid, product_grid, adder: tl.constexpr):
+def sum_of_products(terms, count, blocks, grid, product_grid, adder: tl.constexpr):
     """The sum of some products, from a fresh start.
 
     Args:
-        planes: Where they begin.
-        terms: How many products.
+        terms: The products from the first on.
+        count: How many there are.
         blocks: The number of the first Philox block of each element of the tile.
         grid: A `RuntimeRounding`.
         product_grid: The same for products.
         adder: A `RoundedVariant`.
     """
     CARRIER: tl.constexpr = tl.float64 if adder.wide else tl.float32
-    total = tl.zeros((planes.row.shape[0], planes.column.shape[0]), CARRIER)
+    total = zeros_of(terms, CARRIER)
     lost = total
     if adder.roundings > 0:
         EACH: tl.constexpr = 8 // adder.roundings
         ROUNDING: tl.constexpr = adder.rounding.variant
         PRODUCT_ROUNDING: tl.constexpr = adder.product.variant
-        for first in range(0, terms, EACH):
+        for first in range(0, count, EACH):
             random = random_words(grid.noise, blocks, ROUNDING.halves and PRODUCT_ROUNDING.halves)
             for i in tl.static_range(EACH):
-                if first + i < terms:
-                    x, y = product_at(planes, i, CARRIER)
+                if first + i < count:
+                    x, y = factors_at(terms, i, CARRIER)
                     total, lost = add_product(total, lost, x, y, random, grid, product_grid, adder, i * adder.roundings)
-            planes, blocks = planes_behind(planes, EACH), blocks + 1
+            terms, blocks = behind(terms, EACH, 0), blocks + 1
     else:
-        for _ in tl.range(0, terms, loop_unroll_factor=adder.unroll):
-            x, y = product_at(planes, 0, CARRIER)
+        for _ in tl.range(0, count, loop_unroll_factor=adder.unroll):
+            x, y = factors_at(terms, 0, CARRIER)
             total, lost = add_product(total, lost, x, y, 0, grid, product_grid, adder, 0)
-            planes = planes_behind(planes, 1)
+            terms = behind(terms, 1, 0)
     return total
 
 
@@ -374,21 +356,18 @@ def rounded_kernel(
     """
     onto = rounding_of(seed_pointer, random.seed, random.stream, used, grid, adder.wide)
     products_onto = rounding_of(seed_pointer, random.seed, random.stream, product_used, product_grid, adder.wide)
-    batch = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
-    column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
-    planes = PlanePointers(a + batch * length * rows_a, b + batch * length * rows_b, row, column, rows_a, rows_b)
+    terms = first_terms(a, b, a, b, rows_a, rows_b, length, 0, tile)
     blocks = 0
     if adder.roundings > 0:
         blocks = first_blocks(rows, columns, random, tile)
     if adder.promoted:
         promoted = zeros(tile, tl.float32)
         for start in range(0, length, every):
-            promoted += sum_of_products(planes, tl.minimum(every, length - start), blocks, onto, products_onto, adder).to(tl.float32)
-            planes = planes_behind(planes, tl.cast(every, tl.int64))
+            promoted += sum_of_products(terms, tl.minimum(every, length - start), blocks, onto, products_onto, adder).to(tl.float32)
+            terms = behind(terms, tl.cast(every, tl.int64), 0)
             if adder.roundings > 0:
                 blocks += random.inner_stride // 8
         store_sums(out, promoted, rows_a, rows_b, tile)
     else:
-        total = sum_of_products(planes, length, blocks, onto, products_onto, adder)
+        total = sum_of_products(terms, length, blocks, onto, products_onto, adder)
         store_sums(out, total.to(out.dtype.element_ty), rows_a, rows_b, tile)
