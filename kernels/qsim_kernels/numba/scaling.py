@@ -71,21 +71,23 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
 scales_of_tiles_into = partial(reference.scales_of_tiles_into, largest=amaxes_into, make=scales_into)
 
 
-def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding) -> None:
+def quantize_tiles_into(
+    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding
+) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
-    tiles = how.tiles
-    x = x if how.turn is None else hadamard(x, how.turn)
+    tiles = rounding.tiles
+    x = x if rounding.turn is None else hadamard(x, rounding.turn)
     if scales is None:
         scales = torch.empty(tiles.counts(x.numel()), dtype=torch.float32, device=x.device)
-    if not _in_loops(x, out, how.elements) or not x.numel() or tiles.across or (under is not None and under.numel() > 1):
+    if not _in_loops(x, out, rounding.elements) or not x.numel() or tiles.across or (under is not None and under.numel() > 1):
         scales_of_tiles_into(scales, x, under, tiles, None, False, making)
-        quantize_scaled_into(out, x, scales, under, how._replace(turn=None))
+        quantize_scaled_into(out, x, scales, under, rounding._replace(turn=None))
         return
     x, divisors = _stored(x), scales if under is None else torch.empty_like(scales)
     whole, result = 1.0 if under is None else under.item(), _result(out)
     scales_job = _scales_job(making, scales, scales, whole)
     job = _job(x, tiles)._replace(
-        **_rounding(result, scales, divisors, how, out.dtype),
+        **_rounding(result, scales, divisors, rounding, out.dtype),
         scales=scales.data_ptr(),
         finite=SINGLE.nan,
         whole=SINGLE.pattern(whole),
@@ -99,16 +101,16 @@ def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Te
         out.copy_(one_nan(result.to(out.dtype)))
 
 
-def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, how: ScaledRounding) -> None:
+def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, rounding: ScaledRounding) -> None:
     """Round `x` divided by its scales onto a grid; see `reference.scaling.quantize_scaled_into`."""
-    if not _in_loops(x, out, how.elements):
-        _quantize_scaled(out, x, scales, under, how)
+    if not _in_loops(x, out, rounding.elements):
+        _quantize_scaled(out, x, scales, under, rounding)
         return
     if not x.numel():
         return
-    x, scales = _stored(x if how.turn is None else hadamard(x, how.turn)), scales.to(torch.float32).contiguous()
+    x, scales = _stored(x if rounding.turn is None else hadamard(x, rounding.turn)), scales.to(torch.float32).contiguous()
     divisors, result = scales if under is None else under_whole(scales, under), _result(out)
-    job = _job(x, how.tiles)._replace(**_rounding(result, scales, divisors, how, out.dtype))
+    job = _job(x, rounding.tiles)._replace(**_rounding(result, scales, divisors, rounding, out.dtype))
     _share(_ROWS, job, job.matrices * job.rows)
     if result is not out:
         out.copy_(one_nan(result.to(out.dtype)))
@@ -138,9 +140,9 @@ def _job(x: Tensor, tiles: TileSizes) -> TilesJob:
     return TilesJob(x.data_ptr(), x.element_size() == 2, matrices, rows, columns, height, width, across)
 
 
-def _rounding(out: Tensor, scales: Tensor, divisors: Tensor, how: ScaledRounding, dtype: torch.dtype) -> dict[str, int]:
+def _rounding(out: Tensor, scales: Tensor, divisors: Tensor, rounding: ScaledRounding, dtype: torch.dtype) -> dict[str, int]:
     """A job's rounding of elements under scales; results must be finite in `dtype`."""
-    (grid, rule, restore), (seed, stream, offset) = how.elements, how.noise
+    (grid, rule, restore), (seed, stream, offset) = rounding.elements, rounding.noise
     loop = strip(grid_bits(grid, wide=False), rule)
     return {
         "out": out.data_ptr(),
@@ -172,9 +174,9 @@ def _share(loop: Native, job: TilesJob, rows: int) -> None:
         _SHARE.share(packed(job), rows, job.matrices * job.rows * job.columns // rows)
 
 
-def _scales_job(how: Scales, out: Tensor, amaxes: Tensor, whole: float) -> bytes:
+def _scales_job(making: Scales, out: Tensor, amaxes: Tensor, whole: float) -> bytes:
     """The job of a loop of `loops.scales`."""
-    return packed(ScalesJob(out.data_ptr(), amaxes.data_ptr(), whole, scale_numbers(how)))
+    return packed(ScalesJob(out.data_ptr(), amaxes.data_ptr(), whole, scale_numbers(making)))
 
 
 def hadamard(x: Tensor, turn: Turn) -> Tensor:

@@ -235,17 +235,17 @@ def _rounded(job, adder, chunk_adder, room, row, begin, k, length, at, count):
     for i in range(count):
         total[i], lost[i] = 0.0, 0.0
     for j in range(number):
-        own, start = at + j * adder.roundings, j * adder.chunk
+        index, start = at + j * adder.roundings, j * adder.chunk
         _write_terms(job, adder, chunk_adder, room, row, begin, k + start, min(adder.chunk, length - start), count)
         if adder.product:
-            _take(room, own, 1, count, job.stride)
+            _take(room, index, 1, count, job.stride)
             call(adder.product, (room + _TERM, _i64(0), _i64(0), room + _DRAWN, count, adder.product_grid))
-            own += 1
+            index += 1
         if not adder.leaf:
-            _take(room, own, adder.draws, count, job.stride)
+            _take(room, index, adder.draws, count, job.stride)
             call(adder.step, (room + _TOTAL, room + _TERM, room + _LOST, room + _DRAWN, count, adder.grid))
             continue
-        _take(room, own, 1, count, job.stride)
+        _take(room, index, 1, count, job.stride)
         call(adder.leaf, (room + _TERM, _i64(0), _i64(0), room + _DRAWN, count, adder.grid))
         _copy(room + _WAITING + depth * _ROW, room + _TERM, count)
         sizes[depth], firsts[depth] = 1, j

@@ -60,8 +60,8 @@ class GroupStep(NamedTuple):
 def sums_of_group(terms, adder: tl.constexpr):
     """The exact sums of the products of a group."""
     a, b, k = terms.a, terms.b, tl.arange(0, adder.size)
-    x = tl.load(a.values + a.lines[:, None] + k[None, :] * a.size).to(tl.float64)
-    y = tl.load(b.values + k[:, None] * b.size + b.lines[None, :]).to(tl.float64)
+    x = tl.load(a.elements + a.lines[:, None] + k[None, :] * a.size).to(tl.float64)
+    y = tl.load(b.elements + k[:, None] * b.size + b.lines[None, :]).to(tl.float64)
     return tl.dot(x, y, out_dtype=tl.float64)
 
 

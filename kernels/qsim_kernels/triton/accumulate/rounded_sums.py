@@ -116,7 +116,7 @@ def _added(drawn, noise, ROUNDING: tl.constexpr):
     """Random bits as `round_bits` takes them."""
     result = 0
     if ROUNDING.mode == STOCHASTIC:
-        result = as_added(drawn >> 16 if ROUNDING.halves else drawn, noise, ROUNDING)
+        result = as_added(drawn >> 16 if ROUNDING.draws_16 else drawn, noise, ROUNDING)
     return result
 
 
@@ -150,12 +150,12 @@ def _stochastic(x, drawn, noise, grid, ROUNDING: tl.constexpr):
     first, last = spacing | (kept >> 12).to(tl.int32), kept << 20 | ((noise.used.correction >> 1).to(tl.uint32) & 0x80000)
     raised = add_toward_zero(tl.abs(x), from_halves(first, last))
     truncated = add_toward_zero(raised, from_halves(magic, tl.zeros(magic.shape, tl.uint32)))
-    found = upper_bits(truncated - from_halves(magic, tl.full(magic.shape, 1, tl.uint32)))
+    rounded = upper_bits(truncated - from_halves(magic, tl.full(magic.shape, 1, tl.uint32)))
     # From the next value after the largest to infinity; NaN, whose pattern is above that, stays.
     beyond = ((grid.top >> 32) + (tl.full([], 1, tl.int64) << (grid.shift - 32))).to(tl.int32)
     end = ((grid.top if ROUNDING.saturates else grid.over) >> 32).to(tl.int32)
-    found = tl.where((found - beyond).to(tl.uint32) <= (tl.full([], INFINITY_DOUBLE, tl.int32) - beyond).to(tl.uint32), end, found)
-    result = from_halves(found | (upper & SIGN), tl.zeros(found.shape, tl.uint32))
+    rounded = tl.where((rounded - beyond).to(tl.uint32) <= (tl.full([], INFINITY_DOUBLE, tl.int32) - beyond).to(tl.uint32), end, rounded)
+    result = from_halves(rounded | (upper & SIGN), tl.zeros(rounded.shape, tl.uint32))
     return result if ROUNDING.keep_sign else result + 0.0
 
 
@@ -304,7 +304,7 @@ def sum_of_products(terms, count, blocks, grid, product_grid, adder: tl.constexp
         ROUNDING: tl.constexpr = adder.rounding.variant
         PRODUCT_ROUNDING: tl.constexpr = adder.product.variant
         for first in range(0, count, EACH):
-            random = random_words(grid.noise, blocks, ROUNDING.halves and PRODUCT_ROUNDING.halves)
+            random = random_words(grid.noise, blocks, ROUNDING.draws_16 and PRODUCT_ROUNDING.draws_16)
             for i in tl.static_range(EACH):
                 if first + i < count:
                     x, y = factors_at(terms, i, CARRIER)

@@ -108,8 +108,8 @@ def encoded(x, drawn, grid, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr
         signs = clean.to(tl.int32, bitcast=True)
         if ROUNDING.mode == NEAREST:
             clean = round_nearest(clean, grid, ROUNDING)
-        elif ROUNDING.later:
-            clean = round_later(clean, tl.abs(clean), drawn, grid, ROUNDING.few, tl.maximum(grid.top, grid.bottom))
+        elif ROUNDING.draws_late:
+            clean = round_later(clean, tl.abs(clean), drawn, grid, ROUNDING.few_bits, tl.maximum(grid.top, grid.bottom))
         else:
             clean = round_magnitude(tl.abs(clean), clean < 0, drawn, grid, ROUNDING)
             if CODING.twos_complement:

@@ -122,7 +122,7 @@ def words_at(noise, index):
 def integers_of_runs(noise, runs, ROUNDING: tl.constexpr, RUN: tl.constexpr):
     """`random_integers` of runs of neighbours, given the numbers of their first Philox blocks."""
     bits = half_words(runs, noise.seed, noise.stream, RUN)
-    if not ROUNDING.halves:
+    if not ROUNDING.draws_16:
         bits = bits << 16 | half_words(runs | LATE_BLOCKS, noise.seed, noise.stream, RUN)
     return as_added(bits, noise, ROUNDING)
 
@@ -146,7 +146,7 @@ def random_integers(noise, first, ROUNDING: tl.constexpr, RUN: tl.constexpr, ALI
     drawn = 0
     if ROUNDING.mode == STOCHASTIC:
         HALVES: tl.constexpr = max(RUN, 8)
-        if ROUNDING.later:
+        if ROUNDING.draws_late:
             drawn = words_of_runs(noise, first // 8, HALVES, BLOCK)
         elif ALIGNED:
             drawn = integers_of_runs(noise, first // 8 + HALVES // 8 * tl.arange(0, BLOCK // HALVES), ROUNDING, HALVES)
@@ -161,9 +161,9 @@ def integers_of_rows(noise, first, ROUNDING: tl.constexpr, RUN: tl.constexpr, AL
     drawn = 0
     if ROUNDING.mode == STOCHASTIC:
         HALVES: tl.constexpr = max(RUN, 8)
-        if ROUNDING.later and ALIGNED:
+        if ROUNDING.draws_late and ALIGNED:
             drawn = words_of_rows(noise, first // 8, HALVES, WIDTH)
-        elif ROUNDING.later:
+        elif ROUNDING.draws_late:
             drawn = words_at(noise, first[:, None] + tl.arange(0, WIDTH)[None, :])
         elif ALIGNED:
             runs = (first // 8)[:, None] + (HALVES // 8 * tl.arange(0, WIDTH // HALVES))[None, :]
@@ -179,7 +179,7 @@ def integers_at(noise, index, ROUNDING: tl.constexpr):
     drawn = 0
     if ROUNDING.mode == STOCHASTIC:
         bits = single_half_words(index, noise.seed, noise.stream, False)
-        if not ROUNDING.halves:
+        if not ROUNDING.draws_16:
             bits = bits << 16 | single_half_words(index, noise.seed, noise.stream, True)
         drawn = as_added(bits, noise, ROUNDING)
     return drawn
@@ -189,13 +189,13 @@ def integers_at(noise, index, ROUNDING: tl.constexpr):
 def as_added(bits, noise, ROUNDING: tl.constexpr):
     """Random bits as a rounding adds them: as 16 bits where these are enough and the rounding is fast, otherwise as `random_bits`."""
     used = noise.used
-    if ROUNDING.halves and ROUNDING.fast:
-        if not ROUNDING.whole:
+    if ROUNDING.draws_16 and ROUNDING.fast:
+        if not ROUNDING.uses_all:
             bits = (bits & (used.keep >> 16)) | (used.correction >> 16)
     else:
-        if ROUNDING.halves:
+        if ROUNDING.draws_16:
             bits <<= 16
-        if not ROUNDING.whole:
+        if not ROUNDING.uses_all:
             bits = random_bits(bits, used, ROUNDING)
         elif ROUNDING.wide:
             bits = bits.to(tl.int64) << 21

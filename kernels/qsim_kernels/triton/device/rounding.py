@@ -65,7 +65,7 @@ def nearby_power(x, grid, ROUNDING: tl.constexpr, HALF: tl.constexpr):
     """Bits of a power of two, or with `HALF` 1.5 times it, near which float32's spacing is the grid's spacing at `x`."""
     lift = (grid.shift << 23) + (0x400000 if HALF else 0)
     power = tl.maximum(x.to(tl.int32, bitcast=True) & 0x7F800000, grid.low << 23) + lift
-    if ROUNDING.mode == NEAREST and ROUNDING.binary:
+    if ROUNDING.mode == NEAREST and ROUNDING.only_powers:
         # Between two powers of two the last bit of the sum is always odd: make it the last bit of the grid's code.
         power |= ((power >> 23) + (grid.parity >> 23)) & 1
     return power
@@ -98,7 +98,7 @@ def round_magnitude(y, negative, drawn, grid, ROUNDING: tl.constexpr):
     magic = power.to(tl.float32, bitcast=True)
     if ROUNDING.mode == NEAREST:
         rounded = (y + magic) - magic
-    elif ROUNDING.mode == STOCHASTIC and ROUNDING.halves:
+    elif ROUNDING.mode == STOCHASTIC and ROUNDING.draws_16:
         # R in units of 2**-16 of the spacing: sums rounded toward zero reach the upper neighbour exactly when R carries them there.
         raised = multiply_add(drawn.to(tl.uint16).to(tl.float32), magic * 1.8189894035458565e-12, y, INWARD)
         rounded = add_toward_zero(raised, magic) - magic
@@ -141,9 +141,9 @@ def round_single(x, drawn, grid, ROUNDING: tl.constexpr, FIX_NAN: tl.constexpr, 
         x = clamp(x, grid, True)
         y = tl.abs(x)
     bits = x.to(tl.int32, bitcast=True)
-    if ROUNDING.later:
+    if ROUNDING.draws_late:
         largest = tl.maximum(end_of_additions(grid, ROUNDING), grid.bottom)
-        result = round_later(x, y, drawn, grid, ROUNDING.few, largest).to(tl.int32, bitcast=True)
+        result = round_later(x, y, drawn, grid, ROUNDING.few_bits, largest).to(tl.int32, bitcast=True)
     else:
         result = round_magnitude(y, bits < 0, drawn, grid, ROUNDING).to(tl.int32, bitcast=True) | (bits & SIGN)
     is_number = x == x

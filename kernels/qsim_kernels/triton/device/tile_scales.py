@@ -220,4 +220,4 @@ def _is_of_ratios(scales: Scales, rule: Rule) -> bool:
     fraction, _ = math.frexp(scales.largest)
     bits = next(bits for bits in range(1, 54) if math.ldexp(fraction, bits).is_integer())
     near = grid.least >= 2.0**-40 and grid.max <= 2.0**40 and 2.0**-40 <= scales.largest <= 2.0**40
-    return scales.rule == ScaleRule.FIT and variant.fast and not variant.binary and grid.mantissa + 2 + bits <= 24 and near
+    return scales.rule == ScaleRule.FIT and variant.fast and not variant.only_powers and grid.mantissa + 2 + bits <= 24 and near

@@ -181,7 +181,7 @@ def add_half_word(bits, words, place):
 
 
 @triton.jit
-def round_later(x, y, drawn, grid, FEW: tl.constexpr, largest):
+def round_later(x, y, drawn, grid, FEW_BITS: tl.constexpr, largest):
     """Round float32 values onto a grid with evenly spaced values around zero, drawing the last 16 random bits only where they matter.
 
     Args:
@@ -189,7 +189,7 @@ def round_later(x, y, drawn, grid, FEW: tl.constexpr, largest):
         y: Their magnitudes, clamped. NaN is the one with all bits set.
         drawn: `Words`.
         grid: `GridNumbers` of a grid with at most 6 significant bits, or of evenly spaced values, 2**7 at most.
-        FEW: Whether values have at most 11 significant bits.
+        FEW_BITS: Whether values have at most 11 significant bits.
         largest: The largest magnitude in `y`.
     """
     # Near 2**7 times the spacing, or 1.5 times that, float32's spacing is 2**-16 of the grid's. NaN stays NaN.
@@ -201,7 +201,7 @@ def round_later(x, y, drawn, grid, FEW: tl.constexpr, largest):
     least = grid.least.to(tl.float32, bitcast=True)
     # 2**32 divided by the smallest value.
     scale = (SCALED_BY - grid.least).to(tl.float32, bitcast=True)
-    if FEW:
+    if FEW_BITS:
         distance = total - (((grid.low + grid.shift - 16) << 23) + 0xFFFF)
         result = tl.inline_asm_elementwise(
             SETTLE, CONSTRAINTS,

@@ -9,7 +9,7 @@ from qsim_kernels.triton.device.codes import values_of
 from qsim_kernels.triton.device.parts import Sizes, block_part, drawn_for, load_part, store_part, tile_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import clamp
-from qsim_kernels.triton.device.values import CodeNumbers, codes_in_carrier, rounding_of
+from qsim_kernels.triton.device.values import Codes, codes_in_carrier, rounding_of
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def encode_part(
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "lost"])
 def encode_kernel(
     x, out, lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    sizes: Sizes, used: UsedBits, grid: GridNumbers, coding: CodeNumbers,
+    sizes: Sizes, used: UsedBits, grid: GridNumbers, coding: Codes,
     ROUNDING: tl.constexpr, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round values and write their codes; set `lost`, if given, where a NaN has no code."""
@@ -100,10 +100,10 @@ def decode_part(part, codes, out, coding, CODING: tl.constexpr, SHARE: tl.conste
 
 @kernel()
 def decode_kernel(
-    codes, out, sizes: Sizes, shift: tl.int64, coding: CodeNumbers, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr
+    codes, out, sizes: Sizes, coding: Codes, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Write the values of codes."""
-    on_parts(decode_part, (codes, out, codes_in_carrier(coding, shift, CODING.wide)), (CODING,), sizes, SHARE, TILE)
+    on_parts(decode_part, (codes, out, codes_in_carrier(coding, coding.shift, CODING.wide)), (CODING,), sizes, SHARE, TILE)
 
 
 @triton.jit
@@ -130,7 +130,7 @@ def quantize_and_encode_part(
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_encode_kernel(
     x, out, codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64, sizes: Sizes,
-    used: UsedBits, grid: GridNumbers, code_used: UsedBits, code_grid: GridNumbers, coding: CodeNumbers,
+    used: UsedBits, grid: GridNumbers, code_used: UsedBits, code_grid: GridNumbers, coding: Codes,
     ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr,
     ONE_GRID: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip

@@ -52,13 +52,13 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
 
 
 def scales_of_tiles_into(
-    out: Tensor, x: Tensor, under: Tensor | None, tiles: TileSizes, turn: Turn | None, finite: bool, how: Scales
+    out: Tensor, x: Tensor, under: Tensor | None, tiles: TileSizes, turn: Turn | None, finite: bool, making: Scales
 ) -> None:
     """Write the scales of a tensor's tiles; see `reference.scaling.scales_of_tiles_into`."""
     if under is None and turn is None and _is_whole(tiles, x.shape, x.dtype):
-        whole_scale_into(out, x, how, finite)
+        whole_scale_into(out, x, making, finite)
     else:
-        reference.scales_of_tiles_into(out, x, under, tiles, turn, finite, how, amaxes_into, scales_into)
+        reference.scales_of_tiles_into(out, x, under, tiles, turn, finite, making, amaxes_into, scales_into)
 
 
 @lru_cache(maxsize=4096)
@@ -99,12 +99,12 @@ class _Call(NamedTuple):
     def rounding(self) -> tuple[KernelVariant, tuple[int, ...]]:
         """The variant and numbers of the rounding; if more bytes are moved, all random bits are drawn at no extra cost."""
         variant, numbers = arguments.rounding(self.elements.grid, self.elements.rule, False)
-        return arguments.drawn_later(variant, self.elements.grid, few=False) if is_narrow(*self.types) else variant, numbers
+        return arguments.drawn_later(variant, self.elements.grid, few_bits=False) if is_narrow(*self.types) else variant, numbers
 
 
-def _call(out: Tensor, x: Tensor, under: Tensor | None, how: ScaledRounding) -> tuple[_Call, Noise]:
+def _call(out: Tensor, x: Tensor, under: Tensor | None, rounding: ScaledRounding) -> tuple[_Call, Noise]:
     """A call, and the numbers of its random bits, as kernels take them."""
-    tiles, turn, elements, (seed, stream, offset) = how
+    tiles, turn, elements, (seed, stream, offset) = rounding
     pointer, number = seed_of(seed, x)
     wholes = 0 if under is None else under.numel()
     call = _Call(tiles, turn, elements, x.shape, (x.dtype, out.dtype), wholes, pointer is None, offset % 8 == 0)
@@ -115,47 +115,49 @@ def _call(out: Tensor, x: Tensor, under: Tensor | None, how: ScaledRounding) -> 
 Noise = tuple[Tensor | None, int, int, int]
 
 
-def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding) -> None:
+def quantize_tiles_into(
+    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding
+) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     if not x.numel():
         return
-    call, noise = _call(out, x, under, how)
+    call, noise = _call(out, x, under, rounding)
     launch = _on_tiles(call, making, scales is not None)
     if launch is None:
-        _quantize_tiles_in_turn(out, scales, x, under, making, how)
+        _quantize_tiles_in_turn(out, scales, x, under, making, rounding)
         return
     launch(x.contiguous(), out, scales, under, *noise)
 
 
-def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, how: ScaledRounding) -> None:
+def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, rounding: ScaledRounding) -> None:
     """Round `x` under given scales; see `reference.scaling.quantize_scaled_into`."""
     if not x.numel():
         return
-    call, noise = _call(out, x, under, how)
+    call, noise = _call(out, x, under, rounding)
     launch = _under_given(call)
     if launch is None:
-        if how.turn is None or x.dtype == torch.float64:
-            reference.quantize_scaled_into(out, x, scales, under, how)
+        if rounding.turn is None or x.dtype == torch.float64:
+            reference.quantize_scaled_into(out, x, scales, under, rounding)
         else:
-            quantize_scaled_into(out, hadamard(x, how.turn), scales, under, how._replace(turn=None))
+            quantize_scaled_into(out, hadamard(x, rounding.turn), scales, under, rounding._replace(turn=None))
         return
     launch(x.contiguous(), out, scales, under, *noise)
 
 
 def _quantize_tiles_in_turn(
-    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding
+    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding
 ) -> None:
     """Read a tensor several times: where plain torch transforms it first, or where tiles do not fit into regions."""
-    tiles, turn = how.tiles, how.turn
+    tiles, turn = rounding.tiles, rounding.turn
     if x.dtype == torch.float64:
-        reference.quantize_tiles_into(out, scales, x, under, making, how)
+        reference.quantize_tiles_into(out, scales, x, under, making, rounding)
     elif turn is not None and reading(x.numel(), x.dtype, tiles, turn) is None:
-        quantize_tiles_into(out, scales, hadamard(x, turn), under, making, how._replace(turn=None))
+        quantize_tiles_into(out, scales, hadamard(x, turn), under, making, rounding._replace(turn=None))
     else:
         if scales is None:
             scales = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
         scales_of_tiles_into(scales, x, under, tiles, turn, False, making)
-        quantize_scaled_into(out, x, scales, under, how)
+        quantize_scaled_into(out, x, scales, under, rounding)
 
 
 @lru_cache(maxsize=4096)

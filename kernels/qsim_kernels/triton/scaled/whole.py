@@ -59,18 +59,18 @@ def whole_scale_kernel(
         tl.store(out + tl.arange(0, 1), scale)
 
 
-def whole_scale_into(out: Tensor, x: Tensor, how: Scales, finite: bool) -> None:
+def whole_scale_into(out: Tensor, x: Tensor, making: Scales, finite: bool) -> None:
     """Write the scale of a tensor of at most 32 bits, from the largest magnitude of its elements or of the finite ones."""
-    launch = _prepared(x.shape, x.dtype, how, finite)
+    launch = _prepared(x.shape, x.dtype, making, finite)
     state = None if launch.programs == 1 else torch.zeros(2, dtype=torch.int32, device=x.device)
     launch(x.contiguous(), out, state)
 
 
 @lru_cache(maxsize=4096)
-def _prepared(shape: torch.Size, source: torch.dtype, how: Scales, finite: bool) -> Launch:
+def _prepared(shape: torch.Size, source: torch.dtype, making: Scales, finite: bool) -> Launch:
     count = shape.numel()
     single = count <= _SMALL
     steps, block, warps = (8, _SMALL // 8, 32) if single else (8, 1024, 4)
-    variants, numbers = making_of(how, False)
+    variants, numbers = making_of(making, False)
     run = launcher(whole_scale_kernel, (source, single), *numbers, *variants, finite, steps, block, num_warps=warps)
     return Launch(run, -(-count // (steps * block)), (count,))
