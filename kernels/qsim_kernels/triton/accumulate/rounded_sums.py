@@ -238,29 +238,14 @@ def add_product(total, lost, a, b, random, grid, product_grid, adder: tl.constex
     return add_term(total, lost, (a, b), drawn, grid, adder)
 
 
-class Random(NamedTuple):
-    """The Philox words of eight roundings: first and last half words, two in each word."""
-
-    a: Any
-    b: Any
-    c: Any
-    d: Any
-    last_a: Any
-    last_b: Any
-    last_c: Any
-    last_d: Any
-
-
 @triton.jit
 def random_words(noise, blocks, HALVES: tl.constexpr):
-    """Draw the words of the given Philox blocks."""
-    a, b, c, d = words(blocks, noise.seed, noise.stream)
-    if HALVES:
-        result = Random(a, b, c, d, a, b, c, d)
-    else:
-        e, f, g, h = words(blocks | LATE_BLOCKS, noise.seed, noise.stream)
-        result = Random(a, b, c, d, e, f, g, h)
-    return result
+    """Draw the words of eight roundings from the given Philox blocks: four of their first half words, and four of their last, if needed."""
+    first = words(blocks, noise.seed, noise.stream)
+    last = first
+    if not HALVES:
+        last = words(blocks | LATE_BLOCKS, noise.seed, noise.stream)
+    return first, last
 
 
 @triton.jit
@@ -268,7 +253,7 @@ def _integer(random, INDEX: tl.constexpr, adder: tl.constexpr):
     """The 32 random bits of a rounding."""
     drawn = 0
     if adder.roundings > 0:
-        first, last = random[INDEX // 2], random[4 + INDEX // 2]
+        first, last = random[0][INDEX // 2], random[1][INDEX // 2]
         if INDEX % 2 == 0:
             drawn = first << 16 | (last & 0xFFFF)
         else:
