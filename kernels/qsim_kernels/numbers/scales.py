@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, Variant, grid_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule, read, spell
+from qsim_kernels.numbers.grid import BAR, Grid, Mode, Overflow, Rule, read, spell
 
 #: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only stochastic rounding needs; which of its streams; and the
 #: logical index of the first element.
@@ -63,26 +63,17 @@ class Scales(NamedTuple):
     grid: Grid
 
 
-class ScalesWithoutGrid(NamedTuple):
-    """`Scales` without their grid, which is formatted separately."""
-
-    rule: int
-    margin: int
-    largest: float
-    mantissa: int
-    least: float
-
-
 def spell_scales(scales: Scales) -> tuple[str, str]:
     """Format scales as two texts: how they are made, and their grid."""
-    return spell(ScalesWithoutGrid(*scales[:-1])), spell(scales.grid)
+    making, grid = spell(scales).split(BAR)
+    return making, grid
 
 
 @lru_cache(maxsize=4096)
 def read_scales(making: str, grid: str) -> Scales:
     """Parse the output of `spell_scales`."""
-    made: ScalesWithoutGrid = read(ScalesWithoutGrid, making)
-    return Scales(*made, read(Grid, grid))
+    scales: Scales = read(Scales, BAR.join((making, grid)))
+    return scales
 
 
 class ScaleNumbers(NamedTuple):

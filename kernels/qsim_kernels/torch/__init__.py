@@ -42,11 +42,11 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of `x`'s first element.
     """
-    how = rounding_bits(grid, rule, wide=torch.float64 in (x.dtype, out.dtype))
+    bits = rounding_bits(grid, rule, wide=torch.float64 in (x.dtype, out.dtype))
     number = None if seed is None else int(seed)
     for index, (source, target) in pieces(x, out, first=offset):
-        patterns = _rounded(source, how, rule, number, stream, index)
-        target.copy_(as_values(patterns, how, out.dtype).view(source.shape))
+        patterns = _rounded(source, bits, rule, number, stream, index)
+        target.copy_(as_values(patterns, bits, out.dtype).view(source.shape))
 
 
 def encode_into(
@@ -68,14 +68,14 @@ def encode_into(
     Returns:
         Whether there is one, if `check` is set.
     """
-    how = rounding_bits(grid, rule, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
+    bits = rounding_bits(grid, rule, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
     number = None if seed is None else int(seed)
-    code_of, (numbers, variant) = meaning.codes(how.carrier).code_of, coding_bits(grid, coding, how)
+    code_of, (numbers, variant) = meaning.codes(bits.carrier).code_of, coding_bits(grid, coding, bits)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):
-        patterns = _rounded(source, how, rule, number, stream, index)
+        patterns = _rounded(source, bits, rule, number, stream, index)
         if check and coding.nan < 0:
-            lost = lost or bool((patterns == how.carrier.nan).any())
+            lost = lost or bool((patterns == bits.carrier.nan).any())
         # Wrapping to the code's own width keeps its bits.
         target.copy_(code_of(patterns, numbers, variant).view(source.shape))
     return lost
@@ -115,15 +115,15 @@ def quantize_and_sum_into(
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
     """Write the values of `codes` into `out`."""
-    how = grid_bits(grid, wide=out.dtype == torch.float64 or counts_wide(grid, coding))
-    value_of, (numbers, variant) = meaning.codes(how.carrier).value_of, coding_bits(grid, coding, how)
-    mask, width = (1 << coding.bits) - 1, torch.int64 if how.carrier == DOUBLE else torch.int32
+    bits = grid_bits(grid, wide=out.dtype == torch.float64 or counts_wide(grid, coding))
+    value_of, (numbers, variant) = meaning.codes(bits.carrier).value_of, coding_bits(grid, coding, bits)
+    mask, width = (1 << coding.bits) - 1, torch.int64 if bits.carrier == DOUBLE else torch.int32
     for _, (source, target) in pieces(codes, out):
-        target.copy_(as_values(value_of((source.to(torch.int64) & mask).to(width), numbers, variant), how, out.dtype))
+        target.copy_(as_values(value_of((source.to(torch.int64) & mask).to(width), numbers, variant), bits, out.dtype))
 
 
-def _rounded(source: Tensor, how: GridBits, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
+def _rounded(source: Tensor, bits: GridBits, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
     """Round one piece's values, as a flat tensor of the carrier's bit patterns."""
-    values = source.reshape(-1).to(float_dtype(how))
+    values = source.reshape(-1).to(float_dtype(bits))
     noise = None if seed is None else ElementNoise(seed, stream, index, values.numel(), values.device)
-    return rounded(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), how, rule, noise)
+    return rounded(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), bits, rule, noise)

@@ -68,19 +68,6 @@ def address_of(context: Any, place: Any) -> Any:
     return types.int64(place), generate
 
 
-@intrinsic(prefer_literal=True)
-def numbers(context: Any, address: Any, count: Any) -> Any:
-    """The first numbers of 64 bits at an address; their count is a constant."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], context.get_value_type(types.CPointer(types.int64)))
-        found = [builder.load(cgutils.gep_inbounds(builder, place, i)) for i in range(len(signature.return_type))]
-        return context.make_tuple(builder, signature.return_type, found)
-
-    size = getattr(count, "literal_value", None)
-    return None if size is None else (types.UniTuple(types.int64, size)(types.int64, count), generate)
-
-
 def record_at(kind: type[tuple[Any, ...]], types_of: Mapping[type, Any] = MappingProxyType({})) -> Any:
     """A function that reads a `NamedTuple` at an address: 64 bits for each of its numbers, and of those of the records in it.
 
