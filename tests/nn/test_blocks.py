@@ -147,6 +147,38 @@ def test_a_graphs_products_are_rounded_once(way: str, backend: str) -> None:
     torch.testing.assert_close(own, expected)
 
 
+class Casting(Block):
+    """A block that multiplies by a view of a cast weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.down.double().to(x)[:, :WIDTH].T
+
+
+class Around(nn.Module):
+    """A module of one's own, in whose run its blocks are compiled code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Casting() for _ in range(BLOCKS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_blocks_in_a_module_of_ones_own_share_one_graph_where_they_cast_weights() -> None:
+    torch.manual_seed(0)
+    model = qsim.convert(Around(), RECIPES["fp8_hybrid"])
+    expected = step(model)
+    counter = CompileCounterWithBackend("aot_eager")
+    for block in model.blocks:
+        block.compile(backend=counter, fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert all(map(torch.equal, step(model), expected))
+    assert counter.frame_count == 1
+
+
 class Region(Block):
     """A block that compilers trace once for all of its kind."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +25,6 @@ from qsim.nn.product.sites import Site
 _KNOWN = ("aten", "prim", "prims", "qsim", "higher_order")
 
 
-class Key(NamedTuple):
-    """The key by which calls of products are counted together; see `CountedProduct`."""
-
-    module: str
-    direction: str
-    operator: str
-    shapes: tuple[tuple[int, ...], ...]
-    points: tuple[str, ...]
-    reason: str
-    by: str
-
-
 class Recorder(TorchDispatchMode):
     """Records products, and observes which of them have rounded operands: it is an `Observer` of all layers."""
 
@@ -47,7 +36,8 @@ class Recorder(TorchDispatchMode):
         self._layers, self._reasons = layers(model), _reasons(model)
         self._origins = Origins(model)
         self._announced: tuple[tuple[Site, Site], ...] = ()
-        self._found: dict[Key, tuple[int, int]] = {}
+        # The calls and multiply-adds of products that are counted together.
+        self._found: dict[CountedProduct, tuple[int, int]] = {}
         self._opaque: dict[str, None] = {}
         self._multiplied: set[str | None] = set()
         # By autograd's numbers: where an operation was called, and why its product was not rounded.
@@ -94,9 +84,9 @@ class Recorder(TorchDispatchMode):
         if sites is not None:
             self._multiplied |= set(map(self._origins.name, multiplied))
         shapes = tuple(tuple(x.shape) for x in multiplied)
-        key = Key(path, "backward" if is_backward else "forward", name, shapes, points, reason, by)
-        calls, total = self._found.get(key, (0, 0))
-        self._found[key] = calls + 1, total + count
+        product = CountedProduct(path, "backward" if is_backward else "forward", name, shapes, 0, 0, points, reason, by)
+        calls, total = self._found.get(product, (0, 0))
+        self._found[product] = calls + 1, total + count
 
     def _path(self, is_backward: bool) -> str:
         """The module that called the running operator, or the one whose gradient it computes."""
@@ -113,7 +103,7 @@ class Recorder(TorchDispatchMode):
     def result(self) -> Coverage:
         """The products recorded so far."""
         never = (layer.title for layer in self._layers if reason_left(layer) is None and not self._has_run(layer.module))
-        products = (CountedProduct(**key._asdict(), calls=calls, multiply_adds=count) for key, (calls, count) in self._found.items())
+        products = (replace(product, calls=calls, multiply_adds=count) for product, (calls, count) in self._found.items())
         return Coverage(tuple(products), tuple(never), tuple(self._opaque))
 
     def _has_run(self, module: nn.Module) -> bool:
