@@ -8,23 +8,31 @@ from torch import Tensor
 from qsim.formats import FP32, Format
 from qsim.functional import decode, encode
 from qsim.silicon.circuits import Circuit
-from qsim_kernels.meanings import torch as meaning
+from qsim.silicon.dots import Dot
+from qsim.silicon.generators import Philox
+from qsim.silicon.graphs import AnyCircuit
+from qsim.silicon.sum_graphs import added
+from qsim.silicon.values import Meaning
+from qsim_kernels.arithmetic.philox import philox
+from qsim_kernels.meanings import python, torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import code_dtype
 
 _WORD = (1 << 32) - 1
+#: The definition as Python computes it.
+FOR_INTEGERS = Meaning(DOUBLE, lambda module: python.functions(module, DOUBLE))
 
 
-def results(circuit: Circuit, x: Tensor, random: Tensor) -> Tensor:
+def results(circuit: AnyCircuit, x: Tensor, random: Tensor) -> Tensor:
     """The results of a circuit.
 
     Args:
         circuit: The circuit.
-        x: Inputs: int64 codes of `circuit.input`.
-        random: Random integers of `circuit.random_bits` bits, int64.
+        x: Inputs, int64: codes of `circuit.input`; of a circuit with several inputs, rows of them.
+        random: Random integers of `circuit.random_bits` bits, int64; rows where a circuit reads several.
 
     Returns:
-        int64 codes of `circuit.output`.
+        int64 codes of the results; rows where there are several.
 
     Example:
         >>> import torch
@@ -34,6 +42,10 @@ def results(circuit: Circuit, x: Tensor, random: Tensor) -> Tensor:
         >>> results(Circuit("e2m1", "encode"), one_and_a_half, torch.zeros(1, dtype=torch.int64))
         tensor([3])
     """
+    if isinstance(circuit, Philox):
+        return torch.tensor([philox(*row) for row in x.tolist()], dtype=torch.int64).view(-1, 4)
+    if isinstance(circuit, Dot):
+        return _sums(circuit, x, random)
     values = values_of(x, circuit.input)
     if circuit.operation == "decode":
         return _words(values)
@@ -43,6 +55,13 @@ def results(circuit: Circuit, x: Tensor, random: Tensor) -> Tensor:
     codes: Tensor = encode(rounded, circuit.format, overflow="nonfinite", check=False)
     plain: Tensor = codes.to(torch.int64) & ((1 << circuit.format.bits) - 1)
     return plain
+
+
+def _sums(circuit: Dot, x: Tensor, random: Tensor) -> Tensor:
+    """Sums of products, by the definition on Python's integers in float64's bits."""
+    size, rows = circuit.length, zip(x.tolist(), random.view(len(x), -1).tolist(), strict=True)
+    codes = [added(FOR_INTEGERS, circuit, row[:size], row[size : 2 * size], row[-1], drawn if circuit.draws else []) for row, drawn in rows]
+    return torch.tensor(codes, dtype=torch.int64)
 
 
 def _words(x: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def _rounded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
     how = rounding_bits(circuit.format.grid, rule, wide=False)
     functions = symbols.meaning(arithmetic.rounding, how.carrier)
     drawn = functions.random_bits(random << 32 - rule.bits, used_bits(how.carrier, rule.bits, rule.correction))
-    return as_single(functions.round_bits(in_carrier(x, how), drawn, how, variant_of(how, rule)), how)
+    return as_single(functions.round_bits(in_carrier(x, how.carrier), drawn, how, variant_of(how, rule)), how.carrier)
 
 
 def significand(kept: int, dropped: int, rounding: Rounding) -> Routine:
