@@ -1,15 +1,19 @@
-"""Options of the commands that write hardware: which format is rounded to, and how."""
+"""Options of the commands that write hardware: which format is rounded to and how, or which sum is computed."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
+from qsim.accumulators import Rounded
+from qsim.formats import format as resolve_format
 from qsim.rounding import NAMED, Overflow
-from qsim.silicon import Circuit
+from qsim.silicon import Circuit, Dot, Philox
 from qsim.silicon.circuits import Operation
+from qsim.silicon.graphs import AnyCircuit
 
 #: Names of roundings, as help shows them.
 ROUNDINGS = ", ".join(NAMED)
@@ -27,6 +31,13 @@ def add_options(command: argparse.ArgumentParser, operations: str) -> None:
     command.add_argument("--operation", default=operations, metavar="NAME", help=f"{chosen}; {operations} by default")
     command.add_argument("--overflow", default="saturate", choices=get_args(Overflow), help="what is done beyond the largest value")
     command.add_argument("--source", default="fp32", metavar="FORMAT", help="the format of the numbers that are rounded; fp32 by default")
+    command.add_argument(
+        "--accumulate", metavar="NAME",
+        help="add products to a running sum: in a format, which makes a multiply-add, or as h100_fp8, \"Rounded('fp16', chunk=16)\", …",
+    )  # fmt: skip
+    command.add_argument("--times", metavar="FORMAT", help="the format of the other operand of products; by default the same")
+    command.add_argument("--length", type=int, default=0, metavar="N", help="how many products are added; by default those of one step")
+    command.add_argument("--philox", action="store_true", help="Philox4x32-10, which makes qsim's random bits")
 
 
 def listed(text: str) -> list[str]:
@@ -46,12 +57,30 @@ def listed(text: str) -> list[str]:
     return [name.strip() for name in names]
 
 
-def circuits(args: argparse.Namespace) -> Sequence[Circuit]:
+def circuits(args: argparse.Namespace) -> Sequence[AnyCircuit]:
     """The circuits that options describe."""
+    if args.philox:
+        return [Philox()]
+    if args.format is None:
+        raise ValueError("give a format, such as e4m3, or --philox")
+    if args.accumulate is not None:
+        return [Dot(adder, args.format, args.times, args.length) for adder in _accumulators(args)]
+    if args.times is not None or args.length:
+        raise ValueError("--times and --length are for sums of products: give --accumulate, too")
     operations: Sequence[Any] = listed(args.operation)
     pairs = [(operation, rule) for operation in operations if operation != "decode" for rule in listed(args.rounding)]
     rounding = [Circuit(args.format, operation, rule, args.overflow, args.source) for operation, rule in pairs]
     return [*rounding, *([Circuit(args.format, "decode")] if "decode" in operations else [])]
+
+
+def _accumulators(args: argparse.Namespace) -> list[Any]:
+    """The accumulators of a name: for a format, one for each rounding."""
+    with suppress(ValueError):
+        fmt = resolve_format(args.accumulate)
+        return [Rounded(fmt, rounding=rule) for rule in listed(args.rounding)]
+    if args.rounding != "nearest":
+        raise ValueError(f"--rounding is for sums in a format: {args.accumulate} has a rounding of its own")
+    return [args.accumulate]
 
 
 def write(text: str, output: str | None) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -13,13 +14,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from qsim.accumulators import Rounded
 from qsim.formats import FP32
 from qsim.functional import encode
 from qsim.rounding import NEAREST_DOWN, NEAREST_UP
+from qsim.silicon.dots import Dot
+from qsim.silicon.generators import Philox
 from qsim.silicon.golden import results, values_of
+from qsim.silicon.values import Meaning
 from qsim.silicon.vectors import Vectors
 from qsim_kernels import arithmetic
-from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.meanings import python, torch as meaning
 from qsim_kernels.meanings.binding import bound
 from qsim_kernels.numbers.carrier import DOUBLE, Carrier, counts_wide, grid_bits, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import coding_bits
@@ -52,7 +57,7 @@ class VectorCoverage:
         count: The number of vectors.
         reached: How many codes of the format are results, or inputs of `decode`.
         codes: How many codes the format has; `None` if they are too many to count.
-        ties: How many inputs are midpoints between two values.
+        ties: How many inputs, or sums of one product, are midpoints between two values; `None` of longer sums, and of Philox.
         branches: The choices of the definition.
 
     Example:
@@ -65,7 +70,7 @@ class VectorCoverage:
     count: int
     reached: int
     codes: int | None
-    ties: int
+    ties: int | None
     branches: tuple[Branch, ...]
 
     @property
@@ -74,8 +79,11 @@ class VectorCoverage:
         return tuple(branch for branch in self.branches if not (branch.taken and branch.other))
 
     def __str__(self) -> str:
+        if not self.branches:
+            return f"{self.count} vectors"
         of = "" if self.codes is None else f" of {self.codes}"
-        lines = [f"{self.count} vectors reach {self.reached}{of} codes and {self.ties} ties"]
+        ties = "" if self.ties is None else f" and {self.ties} ties"
+        lines = [f"{self.count} vectors reach {self.reached}{of} codes{ties}"]
         ways = 2 * len(self.branches) - len(self.missed)
         lines.append(f"{ways} of {2 * len(self.branches)} ways through the definition's {len(self.branches)} choices are taken")
         lines += [f"  never {'true' if not branch.taken else 'false'}: {branch.place}: {branch.text}" for branch in self.missed]
@@ -92,6 +100,11 @@ def coverage(vectors: Vectors) -> VectorCoverage:
         (16, 16, 14)
     """
     circuit = vectors.circuit
+    if isinstance(circuit, Philox):
+        return VectorCoverage(len(vectors), len(vectors.y.unique()), None, None, ())
+    if isinstance(circuit, Dot):
+        codes = 1 << circuit.total.bits if circuit.total.bits <= _COUNTED_BITS else None
+        return VectorCoverage(len(vectors), len(vectors.y.unique()), codes, _ties_of_sums(circuit, vectors), tuple(_branches_of_sums(vectors)))
     countable = circuit.format.bits <= _COUNTED_BITS
     if circuit.operation == "round":
         reached = encode(values_of(vectors.y, circuit.output), circuit.format, overflow="nonfinite", check=False)
@@ -105,6 +118,22 @@ def coverage(vectors: Vectors) -> VectorCoverage:
     return VectorCoverage(
         len(vectors), len(reached.unique()), 1 << circuit.format.bits if countable else None, ties, tuple(_branches(vectors))
     )
+
+
+def _ties_of_sums(circuit: Dot, vectors: Vectors) -> int | None:
+    """How many sums of one product are midpoints, if they are rounded once."""
+    adder = circuit.accumulator
+    if not isinstance(adder, Rounded) or circuit.length > 1 or adder.product is not None:
+        return None
+    ends = (Rounded(adder.format, rounding=rule, overflow=adder.overflow) for rule in (NEAREST_UP, NEAREST_DOWN))
+    up, down = (results(replace(circuit, accumulator=end), vectors.x, torch.zeros(len(vectors), 0)) for end in ends)
+    return int((up != down).sum())
+
+
+def _branches_of_sums(vectors: Vectors) -> list[Branch]:
+    recorder = _ChoiceCounter()
+    results(vectors.circuit, vectors.x, vectors.random, Meaning(DOUBLE, recorder.for_integers))
+    return recorder.branches()
 
 
 def _branches(vectors: Vectors) -> list[Branch]:
@@ -139,21 +168,31 @@ class _ChoiceCounter:
 
     def meaning(self, module: ModuleType, carrier: Carrier) -> SimpleNamespace:
         """The functions of a module of the arithmetic."""
-        plain = vars(meaning.rounding(carrier) if module is arithmetic.rounding else meaning.codes(carrier))
-        vocabulary = {name: given for name, given in plain.items() if name not in vars(module) or not _is_defined_in(module, name)}
-        vocabulary |= {name: self._recording(plain[name], compare) for name, compare in _COMPARED.items()}
+        vocabulary = self._vocabulary(module, vars(meaning.rounding(carrier) if module is arithmetic.rounding else meaning.codes(carrier)))
         vocabulary["to_word"] = lambda x: x.to(torch.int64)
         vocabulary["carries"] = lambda a, b: (-((a + b) >> carrier.drawn)).to(torch.int64 if carrier == DOUBLE else torch.int32)
         return bound(module, vocabulary)
 
+    @cache
+    def for_integers(self, module: ModuleType) -> SimpleNamespace:
+        """The functions of a module of the arithmetic for Python's integers, in float64's bits."""
+        vocabulary = self._vocabulary(module, vars(python.functions(module, DOUBLE)))
+        if module is arithmetic.sums:
+            round_bits = self.for_integers(arithmetic.rounding).round_bits
+            vocabulary["round_bits"] = lambda bits, drawn, grid, rule: round_bits(bits, drawn, grid, variant_of(grid, rule))
+        return bound(module, vocabulary)
+
+    def _vocabulary(self, module: ModuleType, plain: Mapping[str, Any]) -> dict[str, Any]:
+        vocabulary = {name: given for name, given in plain.items() if name not in vars(module) or not _is_defined_in(module, name)}
+        return vocabulary | {name: self._recording(plain[name], compare) for name, compare in _COMPARED.items()}
+
     def _recording(self, function: Callable[..., Any], compare: Callable[..., Any]) -> Callable[..., Any]:
         def record(*args: Any) -> Any:
             frame, condition = sys._getframe(1), compare(*args)
-            if isinstance(condition, Tensor):
-                counts = self._counts.setdefault((frame.f_code.co_filename, frame.f_lineno, frame.f_lasti), [0, 0])
-                holds = int((condition != 0).sum())
-                counts[0] += holds
-                counts[1] += condition.numel() - holds
+            counts = self._counts.setdefault((frame.f_code.co_filename, frame.f_lineno, frame.f_lasti), [0, 0])
+            holds, count = (int((condition != 0).sum()), condition.numel()) if isinstance(condition, Tensor) else (bool(condition), 1)
+            counts[0] += holds
+            counts[1] += count - holds
             return function(*args)
 
         return record

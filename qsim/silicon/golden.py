@@ -23,13 +23,14 @@ _WORD = (1 << 32) - 1
 FOR_INTEGERS = Meaning(DOUBLE, lambda module: python.functions(module, DOUBLE))
 
 
-def results(circuit: AnyCircuit, x: Tensor, random: Tensor) -> Tensor:
+def results(circuit: AnyCircuit, x: Tensor, random: Tensor, meaning_of_sums: Meaning = FOR_INTEGERS) -> Tensor:
     """The results of a circuit.
 
     Args:
         circuit: The circuit.
         x: Inputs, int64: codes of `circuit.input`; of a circuit with several inputs, rows of them.
         random: Random integers of `circuit.random_bits` bits, int64; rows where a circuit reads several.
+        meaning_of_sums: How sums are computed.
 
     Returns:
         int64 codes of the results; rows where there are several.
@@ -45,7 +46,7 @@ def results(circuit: AnyCircuit, x: Tensor, random: Tensor) -> Tensor:
     if isinstance(circuit, Philox):
         return torch.tensor([philox(*row) for row in x.tolist()], dtype=torch.int64).view(-1, 4)
     if isinstance(circuit, Dot):
-        return _sums(circuit, x, random)
+        return _sums(circuit, x, random, meaning_of_sums)
     values = values_of(x, circuit.input)
     if circuit.operation == "decode":
         return _words(values)
@@ -57,10 +58,9 @@ def results(circuit: AnyCircuit, x: Tensor, random: Tensor) -> Tensor:
     return plain
 
 
-def _sums(circuit: Dot, x: Tensor, random: Tensor) -> Tensor:
-    """Sums of products, by the definition on Python's integers in float64's bits."""
-    size, rows = circuit.length, zip(x.tolist(), random.view(len(x), -1).tolist(), strict=True)
-    codes = [added(FOR_INTEGERS, circuit, row[:size], row[size : 2 * size], row[-1], drawn if circuit.draws else []) for row, drawn in rows]
+def _sums(circuit: Dot, x: Tensor, random: Tensor, how: Meaning) -> Tensor:
+    size, rows = circuit.length, zip(x.tolist(), random.tolist(), strict=True)
+    codes = [added(how, circuit, row[:size], row[size : 2 * size], row[-1], drawn) for row, drawn in rows]
     return torch.tensor(codes, dtype=torch.int64)
 
 

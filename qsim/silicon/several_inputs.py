@@ -13,7 +13,7 @@ from qsim.silicon.generators import Philox
 from qsim.silicon.golden import results
 
 #: The most vectors whose operands are all special.
-_MOST_SPECIAL = 4096
+_MOST_SPECIAL = 2048
 
 
 def drawn(circuit: Dot | Philox, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -26,7 +26,7 @@ def drawn(circuit: Dot | Philox, count: int, generator: torch.Generator) -> tupl
     """
     if isinstance(circuit, Philox):
         return _words(count, generator), torch.zeros(count + 14, 0, dtype=torch.int64)
-    x = _operands(circuit, -(-count // circuit.length), generator)
+    x = _operands(circuit, -(-count // (2 * circuit.length)), generator)
     random = torch.randint(0, 1 << circuit.random_bits, (len(x), circuit.draws), generator=generator)
     # A quarter of the random integers are the smallest or the largest.
     last, chosen = (1 << circuit.random_bits) - 1, torch.randint(0, 8, random.shape, generator=generator)

@@ -241,7 +241,7 @@ def read(content: str, circuit: AnyCircuit | None = None) -> Vectors:
                  1  raised_by: a midpoint goes to the other neighbour
     """
     named, rows = _read_json(content) if content.lstrip().startswith("{") else _read_lines(content)
-    circuit = circuit or _read_circuit(named)
+    circuit = _read_circuit(named) if circuit is None else circuit
     whole = routine(circuit)
     given, count = parameters(whole), len(whole.result) if isinstance(whole.result, tuple) else 0
     parts = [*given, Parameter("y", whole.width, count)]
