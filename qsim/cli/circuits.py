@@ -11,7 +11,9 @@ from typing import Any, get_args
 from qsim.accumulators import Rounded
 from qsim.formats import format as resolve_format
 from qsim.rounding import NAMED, Overflow
-from qsim.silicon import Circuit, Dot, Philox
+from qsim.scaling.block_formats import Block, resolve as resolve_block
+from qsim.silicon import BlockCircuit, Circuit, Dot, Philox
+from qsim.silicon.blocks import BlockOperation
 from qsim.silicon.circuits import Operation
 from qsim.silicon.graphs import AnyCircuit
 
@@ -27,8 +29,9 @@ def add_options(command: argparse.ArgumentParser, operations: str) -> None:
         operations: The operations by default.
     """
     command.add_argument("--rounding", default="nearest", metavar="NAME", help=f"{ROUNDINGS}, or Stochastic(bits, correction)")
-    chosen = ", ".join(get_args(Operation))
-    command.add_argument("--operation", default=operations, metavar="NAME", help=f"{chosen}; {operations} by default")
+    chosen, of_blocks = (", ".join(get_args(kind)) for kind in (Operation, BlockOperation))
+    command.add_argument("--operation", metavar="NAME", help=f"{chosen}; {operations} by default; of block formats {of_blocks}")
+    command.set_defaults(operations=operations)
     command.add_argument("--overflow", default="saturate", choices=get_args(Overflow), help="what is done beyond the largest value")
     command.add_argument("--source", default="fp32", metavar="FORMAT", help="the format of the numbers that are rounded; fp32 by default")
     command.add_argument(
@@ -67,10 +70,22 @@ def circuits(args: argparse.Namespace) -> Sequence[AnyCircuit]:
         return [Dot(adder, args.format, args.times, args.length) for adder in _accumulators(args)]
     if args.times is not None or args.length:
         raise ValueError("--times and --length are for sums of products: give --accumulate, too")
-    operations: Sequence[Any] = listed(args.operation)
+    fmt = resolve_block(args.format)
+    if isinstance(fmt, Block):
+        return _blocks(args, fmt)
+    operations: Sequence[Any] = listed(args.operation or args.operations)
     pairs = [(operation, rule) for operation in operations if operation != "decode" for rule in listed(args.rounding)]
-    rounding = [Circuit(args.format, operation, rule, args.overflow, args.source) for operation, rule in pairs]
-    return [*rounding, *([Circuit(args.format, "decode")] if "decode" in operations else [])]
+    rounding = [Circuit(fmt, operation, rule, args.overflow, args.source) for operation, rule in pairs]
+    return [*rounding, *([Circuit(fmt, "decode")] if "decode" in operations else [])]
+
+
+def _blocks(args: argparse.Namespace, block: Block) -> list[BlockCircuit]:
+    """The circuits of a block format."""
+    if args.overflow != "saturate":
+        raise ValueError(f"elements of blocks saturate, got --overflow {args.overflow}")
+    operations: Sequence[Any] = listed(args.operation or ("scale,encode" if "," in args.operations else "encode"))
+    elements = [BlockCircuit(block, operation, rule, args.source) for operation in operations if operation != "scale" for rule in listed(args.rounding)]
+    return [*([BlockCircuit(block, "scale", source=args.source)] if "scale" in operations else []), *elements]
 
 
 def _accumulators(args: argparse.Namespace) -> list[Any]:

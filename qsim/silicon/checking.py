@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qsim.formats import Format
+from qsim.formats import FP32, Format
 from qsim.formats.base import shortest
 from qsim.rounding import DOWN, NEAREST, NEAREST_DOWN, NEAREST_UP, UP
+from qsim.silicon.blocks import BlockCircuit
 from qsim.silicon.circuits import Circuit
 from qsim.silicon.dots import Dot
 from qsim.silicon.generators import Philox
@@ -35,6 +36,8 @@ STEPS = {
     "sign of a sum": "add_to_odd: the sign of the result",
     "last place": "onto_grid: the rounding of the sum",
     "sum": "add_to_odd, truncated_sum: the sum itself",
+    "scale": "scale_of: the scale of a block",
+    "element": "round_bits: an element divided by its scale",
     "word": "philox: a word of the result",
 }
 
@@ -127,6 +130,8 @@ def _steps(vectors: Vectors, golden: Tensor) -> list[str]:
     circuit = vectors.circuit
     if isinstance(circuit, Philox):
         return ["word"] * len(vectors)
+    if isinstance(circuit, BlockCircuit):
+        return ["scale" if circuit.operation == "scale" else "element"] * len(vectors)
     if isinstance(circuit, Dot):
         return _steps_of_sums(circuit, vectors, golden)
     if circuit.operation == "decode":
@@ -192,6 +197,8 @@ def _kinds(circuit: AnyCircuit) -> dict[str, Format]:
     """The formats whose codes parameters are."""
     if isinstance(circuit, Circuit):
         return {"x": circuit.input, "y": circuit.output}
+    if isinstance(circuit, BlockCircuit):
+        return {"x": circuit.source, "scale": circuit.format.scale, "whole": FP32, "y": circuit.output}
     return {"a": circuit.a, "b": circuit.b, "c": circuit.total, "y": circuit.total} if isinstance(circuit, Dot) else {}
 
 

@@ -18,6 +18,7 @@ from qsim.accumulators import Rounded
 from qsim.formats import FP32
 from qsim.functional import encode
 from qsim.rounding import NEAREST_DOWN, NEAREST_UP
+from qsim.silicon.blocks import BlockCircuit
 from qsim.silicon.dots import Dot
 from qsim.silicon.generators import Philox
 from qsim.silicon.golden import results, values_of
@@ -55,10 +56,10 @@ class VectorCoverage:
 
     Attributes:
         count: The number of vectors.
-        reached: How many codes of the format are results, or inputs of `decode`.
+        reached: How many codes of the format are results, or inputs of `decode`; none of Philox.
         codes: How many codes the format has; `None` if they are too many to count.
-        ties: How many inputs, or sums of one product, are midpoints between two values; `None` of longer sums, and of Philox.
-        branches: The choices of the definition.
+        ties: How many inputs, or sums of one product, are midpoints between two values; `None` of others.
+        branches: The choices of the definition, but of blocks and Philox.
 
     Example:
         >>> from qsim.silicon import Circuit, coverage, vectors
@@ -79,11 +80,13 @@ class VectorCoverage:
         return tuple(branch for branch in self.branches if not (branch.taken and branch.other))
 
     def __str__(self) -> str:
-        if not self.branches:
+        if not self.reached:
             return f"{self.count} vectors"
         of = "" if self.codes is None else f" of {self.codes}"
         ties = "" if self.ties is None else f" and {self.ties} ties"
         lines = [f"{self.count} vectors reach {self.reached}{of} codes{ties}"]
+        if not self.branches:
+            return lines[0]
         ways = 2 * len(self.branches) - len(self.missed)
         lines.append(f"{ways} of {2 * len(self.branches)} ways through the definition's {len(self.branches)} choices are taken")
         lines += [f"  never {'true' if not branch.taken else 'false'}: {branch.place}: {branch.text}" for branch in self.missed]
@@ -101,10 +104,13 @@ def coverage(vectors: Vectors) -> VectorCoverage:
     """
     circuit = vectors.circuit
     if isinstance(circuit, Philox):
-        return VectorCoverage(len(vectors), len(vectors.y.unique()), None, None, ())
+        return VectorCoverage(len(vectors), 0, None, None, ())
     if isinstance(circuit, Dot):
         codes = 1 << circuit.total.bits if circuit.total.bits <= _COUNTED_BITS else None
         return VectorCoverage(len(vectors), len(vectors.y.unique()), codes, _ties_of_sums(circuit, vectors), tuple(_branches_of_sums(vectors)))
+    if isinstance(circuit, BlockCircuit):
+        codes = 1 << circuit.output.bits if circuit.output.bits <= _COUNTED_BITS else None
+        return VectorCoverage(len(vectors), len(vectors.y.unique()), codes, None, ())
     countable = circuit.format.bits <= _COUNTED_BITS
     if circuit.operation == "round":
         reached = encode(values_of(vectors.y, circuit.output), circuit.format, overflow="nonfinite", check=False)

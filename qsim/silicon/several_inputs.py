@@ -1,4 +1,4 @@
-"""Inputs of circuits that have several: operands of sums, and counters and keys of Philox."""
+"""Inputs of circuits that have several: operands of sums, blocks and their scales, and counters and keys of Philox."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import itertools
 import torch
 from torch import Tensor
 
-from qsim.formats import Format
+from qsim.formats import FP32, Float, Format
+from qsim.functional import encode
+from qsim.silicon.blocks import BlockCircuit
 from qsim.silicon.dots import Dot
 from qsim.silicon.generators import Philox
-from qsim.silicon.golden import results
+from qsim.silicon.golden import results, values_of
+from qsim.silicon.inputs import corners, weighted
 
+_MAGNITUDE, _INFINITY = (1 << 31) - 1, 0x7F800000
 #: The most vectors whose operands are all special.
 _MOST_SPECIAL = 2048
 
 
-def drawn(circuit: Dot | Philox, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def drawn(circuit: BlockCircuit | Dot | Philox, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Rows of inputs, and of random integers.
 
     Args:
@@ -26,8 +30,11 @@ def drawn(circuit: Dot | Philox, count: int, generator: torch.Generator) -> tupl
     """
     if isinstance(circuit, Philox):
         return _words(count, generator), torch.zeros(count + 14, 0, dtype=torch.int64)
-    x = _operands(circuit, -(-count // (2 * circuit.length)), generator)
-    random = torch.randint(0, 1 << circuit.random_bits, (len(x), circuit.draws), generator=generator)
+    if isinstance(circuit, Dot):
+        x, draws = _operands(circuit, -(-count // (2 * circuit.length)), generator), circuit.draws
+    else:
+        x, draws = (_blocks if circuit.operation == "scale" else _elements)(circuit, count, generator), int(circuit.random_bits > 0)
+    random = torch.randint(0, 1 << circuit.random_bits, (len(x), draws), generator=generator)
     # A quarter of the random integers are the smallest or the largest.
     last, chosen = (1 << circuit.random_bits) - 1, torch.randint(0, 8, random.shape, generator=generator)
     return x, torch.where(chosen == 0, 0, torch.where(chosen == 1, last, random))
@@ -85,3 +92,52 @@ def _cancelling(circuit: Dot, rows: Tensor, generator: torch.Generator) -> Tenso
     away = torch.randint(-3, 4, sums.shape, generator=generator)
     rows[:, -1] = (opposite + away).clamp(0, (1 << circuit.total.bits) - 1)
     return rows
+
+
+def _blocks(circuit: BlockCircuit, count: int, generator: torch.Generator) -> Tensor:
+    """Blocks whose largest magnitudes are those at which scales change and their neighbours, or any, and special ones."""
+    size, block = circuit.format.size, circuit.format
+    whole = _wholes(count, generator)
+    values = values_of(corners(block.scale), FP32).abs() * block.element.max * (whole[0] if circuit.has_whole else 1.0)
+    largest = _words_of(values)[torch.randint(0, len(values), (count,), generator=generator)]
+    largest = (largest + torch.randint(-2, 3, (count,), generator=generator)).clamp(0, _INFINITY - 1)
+    largest = torch.where(torch.randint(0, 3, (count,), generator=generator) == 0, weighted(count, generator) & _MAGNITUDE, largest)
+    largest = _narrowed(largest, circuit.source)
+    # The others are anywhere below, the largest is in any place, and signs are any.
+    x = (torch.rand(count, size, generator=generator).square() * largest[:, None]).long()
+    x[torch.arange(count), torch.randint(0, size, (count,), generator=generator)] = largest
+    x |= torch.randint(0, 2, x.shape, generator=generator) << circuit.source.bits - 1
+    x[0] = 0
+    return torch.cat([x, _words_of(whole)[:, None]], 1) if circuit.has_whole else x
+
+
+def _elements(circuit: BlockCircuit, count: int, generator: torch.Generator) -> Tensor:
+    """Elements at the corners of their format under a scale, or any, and all scales."""
+    fmt, points = circuit.format.scale, corners(circuit.output)
+    count += len(points)
+    positive = torch.tensor([code for code in range(1 << min(fmt.bits, 16)) if not values_of(torch.tensor([code]), fmt).le(0).item()])
+    scales = positive[torch.randint(0, len(positive), (count,), generator=generator)]
+    whole = _wholes(count, generator)
+    factor = values_of(scales, fmt) * (whole if circuit.has_whole else 1.0)
+    chosen = torch.cat([points, points[torch.randint(0, len(points), (count - len(points),), generator=generator)]])
+    near = (_words_of(values_of(chosen, FP32) * factor) + torch.randint(-1, 2, (count,), generator=generator)).clamp(0, (1 << 32) - 1)
+    x = torch.where(torch.randint(0, 4, (count,), generator=generator) == 0, weighted(count, generator), near)
+    columns = [_narrowed(x, circuit.source), scales, *([_words_of(whole)] if circuit.has_whole else [])]
+    return torch.stack(columns, 1)
+
+
+def _wholes(count: int, generator: torch.Generator) -> Tensor:
+    """Scales of whole tensors: float32 numbers between 2**-20 and 2**20."""
+    words = torch.randint((127 - 20) << 23, (127 + 20) << 23, (count,), generator=generator)
+    return values_of(words, FP32)
+
+
+def _words_of(x: Tensor) -> Tensor:
+    """Float32's bits, without a sign."""
+    words: Tensor = x.view(torch.int32).long() & ((1 << 32) - 1)
+    return words
+
+
+def _narrowed(words: Tensor, source: Float) -> Tensor:
+    """The codes of a source for float32's bits: infinities where it has fewer exponents."""
+    return words if source == FP32 else encode(values_of(words, FP32), source, "toward_zero", check=False).long() & ((1 << source.bits) - 1)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim.silicon.blocks import BlockCircuit
 from qsim.silicon.circuits import Circuit
 from qsim.silicon.dots import Dot
 from qsim.silicon.generators import Philox
@@ -214,6 +215,8 @@ def _spelled(circuit: AnyCircuit) -> str:
     """The kind of a circuit and its arguments."""
     if isinstance(circuit, Philox):
         return "philox"
+    if isinstance(circuit, BlockCircuit):
+        return f"block {circuit.operation} | {circuit.format!r} | {circuit.rounding!r} | {circuit.source!r}"
     if isinstance(circuit, Dot):
         return f"dot | {circuit.accumulator!r} | {circuit.a!r} | {circuit.b!r} | {circuit.length}"
     return f"{circuit.operation} | {circuit.format!r} | {circuit.rounding!r} | {circuit.overflow} | {circuit.source!r}"
@@ -294,9 +297,17 @@ def _read_circuit(named: str) -> AnyCircuit:
             case "dot", 4:
                 accumulator, a, b, length = parts
                 return Dot(accumulator, a, b, int(length))
+            case "block scale" | "block encode", 3:
+                fmt, rounding, source = parts
+                return BlockCircuit(fmt, kind.removeprefix("block "), _rounding(rounding), source)  # type: ignore[arg-type]
             case _, 4:
                 fmt, rounding, overflow, source = parts
-                return Circuit(fmt, kind, rounding.lower() if rounding.isupper() else rounding, overflow, source)  # type: ignore[arg-type]
+                return Circuit(fmt, kind, _rounding(rounding), overflow, source)  # type: ignore[arg-type]
     except ValueError as error:
         raise FileError(f"the results name a circuit that does not exist: {error}") from None
     raise FileError("the results do not name their circuit: give the format, and the options with which the vectors were written")
+
+
+def _rounding(spelled: str) -> str:
+    """The name of a rounding, which prints as a constant if it has no arguments."""
+    return spelled.lower() if spelled.isupper() else spelled

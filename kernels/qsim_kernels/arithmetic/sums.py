@@ -256,10 +256,10 @@ def add_to_odd(x, y):
 
 
 def product_of(x, y):
-    """The exact product of two float32 numbers, which are zero or normal among float64's."""
+    """The product of two float32 numbers, which are zero or normal among float64's: exact, or rounded to odd in fewer bits."""
     sign, has_zero = (x ^ y) & SIGN, is_zero(x) | is_zero(y)
     count = (normal_significand(x) >> UNUSED) * (normal_significand(y) >> UNUSED)
-    finite = where(has_zero, 0, number_of(count, place_of(x) + place_of(y) + 2 * UNUSED)) | sign
+    finite = where(has_zero, 0, number_to_odd(count, place_of(x) + place_of(y) + 2 * UNUSED)) | sign
     is_missing = is_nan(x) | is_nan(y) | has_zero
     are_finite = is_finite(x) & is_finite(y)
     return where(are_finite, assuming(are_finite, finite), where(is_missing, MAGNITUDE, INFINITY | sign))

@@ -431,6 +431,8 @@ def _interval(op: str, given: list[Known]) -> tuple[int, int]:
             return OPERATIONS[op](a.low, b.low), OPERATIONS[op](a.high, b.high)
         ends = [OPERATIONS[op](x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
         return min(ends), max(ends)
+    if op in ("//", "%"):
+        return (a.low // b.high, a.high // b.low) if op == "//" else (0, min(a.high, b.high - 1))
     if op == "&" and (a.low >= 0 or b.low >= 0):
         return 0, min(x.high for x in given if x.low >= 0)
     ones = (1 << max((~x if x < 0 else x).bit_length() for x in (a.low, a.high, b.low, b.high))) - 1

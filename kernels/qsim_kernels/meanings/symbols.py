@@ -40,11 +40,14 @@ def meaning(module: ModuleType, carrier: Carrier, unused: int = 0) -> SimpleName
         "is_zero": lambda bits: operation("==", bits & constants["MAGNITUDE"], 0),
         "carries": lambda a, b: operation("<", constants["DRAWN"], a + b),
         "bit_length": bit_length,
-        "product": lambda bits, power: product(bits, power, carrier),
     }
     if module is arithmetic.codes:
         # Integers are multiplied by powers of two.
         vocabulary |= {"from_integer": lambda x: x, "product": lambda x, power: number_of(x, exponent_of(power, carrier), carrier)}
+    if module is arithmetic.scales:
+        sums = meaning(arithmetic.sums, carrier)
+        vocabulary |= {"round_bits": meaning(arithmetic.rounding, carrier).round_bits, "product": sums.product_of}
+        vocabulary["quotient"] = lambda x, y: quotient(x, y, carrier)
     if module is arithmetic.sums:
         round_bits = meaning(arithmetic.rounding, carrier).round_bits
         vocabulary["round_bits"] = lambda bits, drawn, grid, rule: round_bits(bits, drawn, grid, variant_of(grid, rule))
@@ -102,7 +105,12 @@ def exponent_of(power: int, carrier: Carrier) -> int:
     return (power >> carrier.mantissa) - carrier.bias
 
 
-def product(bits: Operand, power: int, carrier: Carrier) -> Operand:
-    """A number times a power of two, if neither it nor the result is subnormal: the sum of their exponents."""
-    magnitude = bits & carrier.nan
-    return where(magnitude == 0, 0, magnitude + (exponent_of(power, carrier) << carrier.mantissa)) | (bits & carrier.sign)
+def quotient(x: Operand, y: Operand, carrier: Carrier) -> Operand:
+    """A number divided by a positive one, or by NaN: rounded to odd."""
+    sums = meaning(arithmetic.sums, carrier)
+    bits = carrier.mantissa + 2
+    count, divisor = sums.normal_significand(x) << bits, sums.normal_significand(y)
+    odd = count // divisor << 1 | (0 < count % divisor)
+    finite = sums.number_to_odd(odd, sums.place_of(x) - sums.place_of(y) - bits - 1) | (x & carrier.sign)
+    is_kept = sums.is_zero(x) | (sums.is_finite(x) ^ 1)
+    return where(sums.is_nan(y), carrier.nan, where(is_kept, x, finite))
