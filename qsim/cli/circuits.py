@@ -84,8 +84,9 @@ def _blocks(args: argparse.Namespace, block: Block) -> list[BlockCircuit]:
     if args.overflow != "saturate":
         raise ValueError(f"elements of blocks saturate, got --overflow {args.overflow}")
     operations: Sequence[Any] = listed(args.operation or ("scale,encode" if "," in args.operations else "encode"))
-    elements = [BlockCircuit(block, operation, rule, args.source) for operation in operations if operation != "scale" for rule in listed(args.rounding)]
-    return [*([BlockCircuit(block, "scale", source=args.source)] if "scale" in operations else []), *elements]
+    scales = [BlockCircuit(block, "scale", source=args.source)] if "scale" in operations else []
+    pairs = [(operation, rule) for operation in operations if operation != "scale" for rule in listed(args.rounding)]
+    return [*scales, *(BlockCircuit(block, operation, rule, args.source) for operation, rule in pairs)]
 
 
 def _accumulators(args: argparse.Namespace) -> list[Any]:

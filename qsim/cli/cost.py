@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     costs = {}
     for circuit in circuits(args):
         count = len(needed(routine(circuit).results))
-        print(f"{circuit.name}: synthesizing {count:,} operations, for at most {args.limit:g} seconds each for LUTs and gates", file=sys.stderr)
+        limit = f"for at most {args.limit:g} seconds each for LUTs and gates"
+        print(f"{circuit.name}: synthesizing {count:,} operations, {limit}", file=sys.stderr)
         costs[circuit.name] = cost(circuit, args.stages, args.generator and circuit.random_bits > 0, args.limit)
     if args.json:
         print(json.dumps({name: {"fpga": each.fpga._asdict(), "gates": each.gates._asdict()} for name, each in costs.items()}, indent=2))

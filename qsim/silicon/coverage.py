@@ -6,7 +6,6 @@ import linecache
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -105,12 +104,11 @@ def coverage(vectors: Vectors) -> VectorCoverage:
     circuit = vectors.circuit
     if isinstance(circuit, Philox):
         return VectorCoverage(len(vectors), 0, None, None, ())
-    if isinstance(circuit, Dot):
-        codes = 1 << circuit.total.bits if circuit.total.bits <= _COUNTED_BITS else None
-        return VectorCoverage(len(vectors), len(vectors.y.unique()), codes, _ties_of_sums(circuit, vectors), tuple(_branches_of_sums(vectors)))
-    if isinstance(circuit, BlockCircuit):
-        codes = 1 << circuit.output.bits if circuit.output.bits <= _COUNTED_BITS else None
-        return VectorCoverage(len(vectors), len(vectors.y.unique()), codes, None, ())
+    if isinstance(circuit, (Dot, BlockCircuit)):
+        fmt = circuit.total if isinstance(circuit, Dot) else circuit.output
+        ties, branches = _of_sums(circuit, vectors) if isinstance(circuit, Dot) else (None, ())
+        codes = 1 << fmt.bits if fmt.bits <= _COUNTED_BITS else None
+        return VectorCoverage(len(vectors), len(vectors.y.unique()), codes, ties, branches)
     countable = circuit.format.bits <= _COUNTED_BITS
     if circuit.operation == "round":
         reached = encode(values_of(vectors.y, circuit.output), circuit.format, overflow="nonfinite", check=False)
@@ -126,20 +124,15 @@ def coverage(vectors: Vectors) -> VectorCoverage:
     )
 
 
-def _ties_of_sums(circuit: Dot, vectors: Vectors) -> int | None:
-    """How many sums of one product are midpoints, if they are rounded once."""
-    adder = circuit.accumulator
-    if not isinstance(adder, Rounded) or circuit.length > 1 or adder.product is not None:
-        return None
-    ends = (Rounded(adder.format, rounding=rule, overflow=adder.overflow) for rule in (NEAREST_UP, NEAREST_DOWN))
-    up, down = (results(replace(circuit, accumulator=end), vectors.x, torch.zeros(len(vectors), 0)) for end in ends)
-    return int((up != down).sum())
-
-
-def _branches_of_sums(vectors: Vectors) -> list[Branch]:
-    recorder = _ChoiceCounter()
-    results(vectors.circuit, vectors.x, vectors.random, Meaning(DOUBLE, recorder.for_integers))
-    return recorder.branches()
+def _of_sums(circuit: Dot, vectors: Vectors) -> tuple[int | None, tuple[Branch, ...]]:
+    """How many sums of one product are midpoints, if they are rounded once; and the choices of the definition."""
+    adder, recorder, ties = circuit.accumulator, _ChoiceCounter(), None
+    results(circuit, vectors.x, vectors.random, Meaning(DOUBLE, recorder.for_integers))
+    if isinstance(adder, Rounded) and circuit.length == 1 and adder.product is None:
+        ends = (Rounded(adder.format, rounding=rule, overflow=adder.overflow) for rule in (NEAREST_UP, NEAREST_DOWN))
+        up, down = (results(replace(circuit, accumulator=end), vectors.x, torch.zeros(len(vectors), 0)) for end in ends)
+        ties = int((up != down).sum())
+    return ties, tuple(recorder.branches())
 
 
 def _branches(vectors: Vectors) -> list[Branch]:
@@ -171,6 +164,7 @@ class _ChoiceCounter:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int, int], list[int]] = {}
+        self._functions: dict[ModuleType, SimpleNamespace] = {}
 
     def meaning(self, module: ModuleType, carrier: Carrier) -> SimpleNamespace:
         """The functions of a module of the arithmetic."""
@@ -179,9 +173,13 @@ class _ChoiceCounter:
         vocabulary["carries"] = lambda a, b: (-((a + b) >> carrier.drawn)).to(torch.int64 if carrier == DOUBLE else torch.int32)
         return bound(module, vocabulary)
 
-    @cache
     def for_integers(self, module: ModuleType) -> SimpleNamespace:
         """The functions of a module of the arithmetic for Python's integers, in float64's bits."""
+        if module not in self._functions:
+            self._functions[module] = self._for_integers(module)
+        return self._functions[module]
+
+    def _for_integers(self, module: ModuleType) -> SimpleNamespace:
         vocabulary = self._vocabulary(module, vars(python.functions(module, DOUBLE)))
         if module is arithmetic.sums:
             round_bits = self.for_integers(arithmetic.rounding).round_bits

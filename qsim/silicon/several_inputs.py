@@ -127,9 +127,10 @@ def _elements(circuit: BlockCircuit, count: int, generator: torch.Generator) -> 
 
 
 def _wholes(count: int, generator: torch.Generator) -> Tensor:
-    """Scales of whole tensors: float32 numbers between 2**-20 and 2**20."""
+    """Scales of whole tensors: three quarters of them between 2**-20 and 2**20, the others any normal float32 number."""
     words = torch.randint((127 - 20) << 23, (127 + 20) << 23, (count,), generator=generator)
-    return values_of(words, FP32)
+    anywhere = torch.randint(1 << 23, _INFINITY, (count,), generator=generator)
+    return values_of(torch.where(torch.randint(0, 4, (count,), generator=generator) == 0, anywhere, words), FP32)
 
 
 def _words_of(x: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def _testbench(vectors: Vectors, file: str) -> str:
     shown, written = " ".join(f"{name}=%h" for name, _ in inputs), "_".join("%h" for _ in inputs)
     return _TESTBENCH.format(
         name=vectors.circuit.name,
-        circuit=_spelled(vectors.circuit),
+        circuit=_spelled(vectors.circuit).replace('"', '\\"'),
         count=len(vectors),
         last=len(vectors) - 1,
         bits=sum(padded),

@@ -77,5 +77,5 @@ def _with_big_integers(symbol: Symbol, text: Callable[[Operand], str]) -> str:
     elif op == "signed":
         written = f"BigInt.asIntN({args[1]}, {a})"
     else:
-        written = f"{a} { {'==': '===', '//': '/'}.get(op, op)} {b}"
+        written = f"{a} { {'==': '===', '//': '/'}.get(op, op) } {b}"
     return f"Number({written})" if _is_number(symbol.known) else written

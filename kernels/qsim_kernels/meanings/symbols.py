@@ -91,7 +91,7 @@ def number_of(x: Operand, unit: Operand, carrier: Carrier, sticky: bool = False)
     below = width - 1 - carrier.mantissa
     mantissa = (shifted >> below) & ((1 << carrier.mantissa) - 1)
     if sticky:
-        mantissa = mantissa | (0 < (shifted & ((1 << below) - 1)))
+        mantissa = mantissa | ((shifted & ((1 << below) - 1)) > 0)
     # No number has another field; those of operands without an exponent are not used.
     field = field & (carrier.infinity >> carrier.mantissa)
     bits = where(magnitude == 0, 0, field << carrier.mantissa | mantissa)
@@ -110,7 +110,7 @@ def quotient(x: Operand, y: Operand, carrier: Carrier) -> Operand:
     sums = meaning(arithmetic.sums, carrier)
     bits = carrier.mantissa + 2
     count, divisor = sums.normal_significand(x) << bits, sums.normal_significand(y)
-    odd = count // divisor << 1 | (0 < count % divisor)
+    odd = count // divisor << 1 | (count % divisor > 0)
     finite = sums.number_to_odd(odd, sums.place_of(x) - sums.place_of(y) - bits - 1) | (x & carrier.sign)
     is_kept = sums.is_zero(x) | (sums.is_finite(x) ^ 1)
     return where(sums.is_nan(y), carrier.nan, where(is_kept, x, finite))
