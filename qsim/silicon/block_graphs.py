@@ -41,7 +41,7 @@ def element(circuit: BlockCircuit) -> Routine:
     meaning, rule = for_symbols(_CARRIER), circuit.rule
     x, code = word("x", circuit.source.bits), word("scale", circuit.format.scale.bits)
     whole = (word("whole", 32),) if circuit.has_whole else ()
-    random = (word("random", rule.bits),) if rule.bits else ()
+    random: tuple[Operand, ...] = (word("random", rule.bits),) if rule.bits else ()
     number, factor = meaning.value(x, circuit.source), meaning.value(code, circuit.format.scale)
     quotient = _divided(number, factor, circuit, *whole)
     grid, rounding = grid_in(_CARRIER, circuit.output.grid), meaning.functions(arithmetic.rounding)

@@ -186,15 +186,14 @@ def _first(tests: dict[str, Tensor]) -> list[str]:
 
 def _difference(vectors: Vectors, golden: Tensor, index: int, step: str) -> Difference:
     *given, (output, got) = vectors.columns
-    columns = [
-        *((part.name, part, words) for part, words in given),
-        ("got", output, got),
-        ("expected", output, golden.view(len(golden), -1)),
-    ]
+    expected = golden.view(len(golden), -1)
+    columns = [*((part.name, part, words) for part, words in given), ("got", output, got), ("expected", output, expected)]
     kinds = _kinds(vectors.circuit)
     lines = [f"  {name:<9} {_shown(words[0], part, kinds.get(part.name))}" for name, part, words in columns]
-    first = [int(column.view(len(column), -1)[0, 0]) if column.numel() else 0 for column in (vectors.x, vectors.random, got, golden)]
-    return Difference(index, *first, step, "\n".join([*lines, f"  {'step':<9} {STEPS[step]}"]))
+    x, random, y, right = (
+        int(column.view(len(column), -1)[0, 0]) if column.numel() else 0 for column in (vectors.x, vectors.random, got, expected)
+    )
+    return Difference(index, x, random, y, right, step, "\n".join([*lines, f"  {'step':<9} {STEPS[step]}"]))
 
 
 def _kinds(circuit: AnyCircuit) -> dict[str, Format]:

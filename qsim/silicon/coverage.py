@@ -18,6 +18,7 @@ from qsim.formats import FP32
 from qsim.functional import encode
 from qsim.rounding import NEAREST_DOWN, NEAREST_UP
 from qsim.silicon.blocks import BlockCircuit
+from qsim.silicon.circuits import Circuit
 from qsim.silicon.dots import Dot
 from qsim.silicon.generators import Philox
 from qsim.silicon.golden import results, values_of
@@ -120,7 +121,7 @@ def coverage(vectors: Vectors) -> VectorCoverage:
         up, down = (results(replace(circuit, operation="round", rounding=rule), x, zeros) for rule in (NEAREST_UP, NEAREST_DOWN))
         ties = int((up != down).sum())
     return VectorCoverage(
-        len(vectors), len(reached.unique()), 1 << circuit.format.bits if countable else None, ties, tuple(_branches(vectors))
+        len(vectors), len(reached.unique()), 1 << circuit.format.bits if countable else None, ties, tuple(_branches(circuit, vectors))
     )
 
 
@@ -135,9 +136,9 @@ def _of_sums(circuit: Dot, vectors: Vectors) -> tuple[int | None, tuple[Branch, 
     return ties, tuple(recorder.branches())
 
 
-def _branches(vectors: Vectors) -> list[Branch]:
+def _branches(circuit: Circuit, vectors: Vectors) -> list[Branch]:
     """Run the definition and count which way each choice goes."""
-    circuit, recorder = vectors.circuit, _ChoiceCounter()
+    recorder = _ChoiceCounter()
     grid, coding = circuit.format.grid, circuit.format.coding
     coder = grid_bits(grid, wide=counts_wide(grid, coding))
     if circuit.operation == "decode":

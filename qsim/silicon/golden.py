@@ -13,7 +13,7 @@ from qsim.silicon.generators import Philox
 from qsim.silicon.graphs import AnyCircuit
 from qsim.silicon.sum_graphs import added
 from qsim.silicon.values import Meaning
-from qsim_kernels.arithmetic.philox import philox
+from qsim_kernels.arithmetic import philox
 from qsim_kernels.meanings import python, torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import code_dtype
@@ -46,7 +46,7 @@ def results(circuit: AnyCircuit, x: Tensor, random: Tensor, meaning_of_sums: Mea
         tensor([3])
     """
     if isinstance(circuit, Philox):
-        return torch.tensor([philox(*row) for row in x.tolist()], dtype=torch.int64).view(-1, 4)
+        return torch.tensor([FOR_INTEGERS.functions(philox).philox(*row) for row in x.tolist()], dtype=torch.int64).view(-1, 4)
     if isinstance(circuit, Dot):
         return _sums(circuit, x, random, meaning_of_sums)
     if isinstance(circuit, BlockCircuit):

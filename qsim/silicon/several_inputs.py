@@ -141,4 +141,8 @@ def _words_of(x: Tensor) -> Tensor:
 
 def _narrowed(words: Tensor, source: Float) -> Tensor:
     """The codes of a source for float32's bits: infinities where it has fewer exponents."""
-    return words if source == FP32 else encode(values_of(words, FP32), source, "toward_zero", check=False).long() & ((1 << source.bits) - 1)
+    return (
+        words
+        if source == FP32
+        else encode(values_of(words, FP32), source, rounding="toward_zero", check=False).long() & ((1 << source.bits) - 1)
+    )
