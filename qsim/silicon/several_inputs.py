@@ -32,6 +32,7 @@ def drawn(circuit: BlockCircuit | Dot | Philox, count: int, generator: torch.Gen
         return _words(count, generator), torch.zeros(count + 14, 0, dtype=torch.int64)
     if isinstance(circuit, Dot):
         x, draws = _operands(circuit, -(-count // (2 * circuit.length)), generator), circuit.draws
+        x = x.repeat(4, 1) if draws else x
     else:
         x, draws = (_blocks if circuit.operation == "scale" else _elements)(circuit, count, generator), int(circuit.random_bits > 0)
     random = torch.randint(0, 1 << circuit.random_bits, (len(x), draws), generator=generator)
@@ -118,6 +119,11 @@ def _elements(circuit: BlockCircuit, count: int, generator: torch.Generator) -> 
     positive = torch.tensor([code for code in range(1 << min(fmt.bits, 16)) if not values_of(torch.tensor([code]), fmt).le(0).item()])
     scales = positive[torch.randint(0, len(positive), (count,), generator=generator)]
     whole = _wholes(count, generator)
+    # A quarter have the smallest scales, under which float32's subnormal numbers count.
+    is_small = torch.randint(0, 4, (count,), generator=generator) == 0
+    smallest = positive[torch.randint(0, 8, (count,), generator=generator)]
+    tiny = values_of(torch.randint(1 << 23, 8 << 23, (count,), generator=generator), FP32)
+    scales, whole = torch.where(is_small, smallest, scales), torch.where(is_small, tiny, whole)
     factor = values_of(scales, fmt) * (whole if circuit.has_whole else 1.0)
     chosen = torch.cat([points, points[torch.randint(0, len(points), (count - len(points),), generator=generator)]])
     near = (_words_of(values_of(chosen, FP32) * factor) + torch.randint(-1, 2, (count,), generator=generator)).clamp(0, (1 << 32) - 1)
