@@ -117,7 +117,7 @@ _OVERFLOW = {
 
 
 def rounding_lines(rounding: roundings.Rounding, random_bits: int) -> list[str]:
-    """What a rounding does, and what random bits it reads."""
+    """Lines that say what a rounding does, and what random bits it reads."""
     lines = [f"Rounding: {rounding}. {_RULES[str(rounding).partition('(')[0].lower()]}"]
     return [*lines, *([f"random: an integer of {random_bits} bits, all values equally likely."] if random_bits else [])]
 

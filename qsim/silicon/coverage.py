@@ -126,7 +126,7 @@ def coverage(vectors: Vectors) -> VectorCoverage:
 
 
 def _of_sums(circuit: Dot, vectors: Vectors) -> tuple[int | None, tuple[Branch, ...]]:
-    """How many sums of one product are midpoints, if they are rounded once; and the choices of the definition."""
+    """Count the sums of one product that are midpoints, if they are rounded once, and the choices of the definition."""
     adder, recorder, ties = circuit.accumulator, _ChoiceCounter(), None
     results(circuit, vectors.x, vectors.random, Meaning(DOUBLE, recorder.for_integers))
     if isinstance(adder, Rounded) and circuit.length == 1 and adder.product is None:

@@ -103,7 +103,8 @@ def _blocks(circuit: BlockCircuit, count: int, generator: torch.Generator) -> Te
     largest = _words_of(values)[torch.randint(0, len(values), (count,), generator=generator)]
     largest = (largest + torch.randint(-2, 3, (count,), generator=generator)).clamp(0, _INFINITY - 1)
     largest = torch.where(torch.randint(0, 3, (count,), generator=generator) == 0, weighted(count, generator) & _MAGNITUDE, largest)
-    largest = _narrowed(largest, circuit.source)
+    subnormal = torch.randint(0, 1 << 23, (count,), generator=generator)
+    largest = _narrowed(torch.where(torch.randint(0, 8, (count,), generator=generator) == 0, subnormal, largest), circuit.source)
     # The others are anywhere below, the largest is in any place, and signs are any.
     x = (torch.rand(count, size, generator=generator).square() * largest[:, None]).long()
     x[torch.arange(count), torch.randint(0, size, (count,), generator=generator)] = largest
@@ -128,6 +129,8 @@ def _elements(circuit: BlockCircuit, count: int, generator: torch.Generator) -> 
     chosen = torch.cat([points, points[torch.randint(0, len(points), (count - len(points),), generator=generator)]])
     near = (_words_of(values_of(chosen, FP32) * factor) + torch.randint(-1, 2, (count,), generator=generator)).clamp(0, (1 << 32) - 1)
     x = torch.where(torch.randint(0, 4, (count,), generator=generator) == 0, weighted(count, generator), near)
+    subnormal = torch.randint(0, 1 << 23, (count,), generator=generator)
+    x = torch.where(is_small & (torch.randint(0, 2, (count,), generator=generator) == 0), subnormal | x & 1 << 31, x)
     columns = [_narrowed(x, circuit.source), scales, *([_words_of(whole)] if circuit.has_whole else [])]
     return torch.stack(columns, 1)
 

@@ -242,7 +242,7 @@ def _of_rows(vectors: Vectors, folder: Path, command: str) -> Tensor:
 
 
 def simulated(vectors: Vectors, folder: Path, simulator: str) -> str:
-    """What the testbench of `qsim vectors` prints for the module of `qsim emit`, in `"icarus"` or `"verilator"`."""
+    """Run the testbench of `qsim vectors` on the module of `qsim emit`, in `"icarus"` or `"verilator"`, and return what it prints."""
     (folder / "vectors.hex").write_text(text(vectors, "hex"))
     bench = text(vectors, "testbench", f"{folder}/vectors.hex").replace(f'"{vectors.circuit.name}.results"', f'"{folder}/results.hex"')
     (folder / "simulated.sv").write_text(emit_circuits("systemverilog", [vectors.circuit]) + bench)
