@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch._dynamo.comptime import ComptimeContext, comptime
+import torch
 
 from qsim.nn.calls.running import paused
+
+if TYPE_CHECKING:
+    from torch._dynamo.comptime import ComptimeContext
 
 
 def run_outside_the_mode() -> None:
@@ -15,7 +18,10 @@ def run_outside_the_mode() -> None:
 
     A model can run in Python in the mode, and call a function that is compiled. The mode would see each operator of its graph again.
     """
-    comptime(_pause_graphs)
+    if torch.compiler.is_dynamo_compiling():
+        from torch._dynamo.comptime import comptime  # which imports all of the compiler
+
+        comptime(_pause_graphs)
 
 
 def _pause_graphs(context: ComptimeContext) -> None:
