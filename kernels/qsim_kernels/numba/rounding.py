@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 
+import torch
+
 from qsim_kernels.numba.jobs import LoopRounding, RoundingNumbers, kept_address
 from qsim_kernels.numba.native import Native
 from qsim_kernels.numbers.carrier import SINGLE, SYMMETRIC, GridBits, bits_that_matter, name_of, used_bits, variant_of
 from qsim_kernels.numbers.grid import Rule
 from qsim_kernels.torch.rounding import rounds_by_addition
+from qsim_kernels.torch.tables import rounding_table
+
+_CPU = torch.device("cpu")
 
 
 @cache
@@ -38,4 +43,5 @@ def row(kind: str, grid: GridBits, rule: Rule) -> LoopRounding:
 
 def numbers(grid: GridBits, rule: Rule) -> RoundingNumbers:
     """The numbers of a rounding onto a grid."""
-    return RoundingNumbers(grid.numbers, used_bits(grid.carrier, bits_that_matter(grid, rule), rule.correction))
+    table = rounding_table(grid, rule, _CPU).data_ptr() if grid.table else 0
+    return RoundingNumbers(grid.numbers(table), used_bits(grid.carrier, bits_that_matter(grid, rule), rule.correction))

@@ -53,6 +53,8 @@ class Grid(NamedTuple):
         zero: Whether zero is in the set.
         negative_zero: Whether negative zero is in the set.
         infinity: Whether overflow may become an infinity; if not it becomes NaN.
+        table: The text of a table whose values are the set, empty for the sets above; see `numbers.tables`. The other numbers then say that
+            every value is a multiple of `2**(exponent - mantissa)` with at most `mantissa + 1` significant bits.
     """
 
     mantissa: int
@@ -63,6 +65,7 @@ class Grid(NamedTuple):
     zero: bool
     negative_zero: bool
     infinity: bool
+    table: str = ""
 
 
 class Coding(NamedTuple):
@@ -113,17 +116,26 @@ Numbers = TypeVar("Numbers", bound=tuple[Any, ...])
 def spell(numbers: tuple[Any, ...]) -> str:
     """Format a NamedTuple of numbers as text for operators: one short argument that graphs show and exported programs keep.
 
+    A number that has a default is left out where it is that.
+
     Example:
         >>> from qsim_kernels.numbers.grid import Coding, spell
         >>> spell(Coding(bits=8, twos_complement=True, nan=-1, infinity=-1))
         'bits=8 twos_complement=True nan=-1 infinity=-1'
     """
-    return " ".join(f"{name}={value!r}" for name, value in zip(_names(type(numbers)), numbers, strict=True))
+    defaults = _defaults(type(numbers))
+    named = zip(_names(type(numbers)), numbers, strict=True)
+    return " ".join(f"{name}={value!r}" for name, value in named if name not in defaults or value != defaults[name])
 
 
 def _names(kind: type[tuple[Any, ...]]) -> tuple[str, ...]:
     names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     return names
+
+
+def _defaults(kind: type[tuple[Any, ...]]) -> dict[str, Any]:
+    defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
+    return defaults
 
 
 @lru_cache(maxsize=4096)
@@ -143,6 +155,7 @@ def read(kind: type[Numbers], text: str) -> Numbers:
         Rule(mode=7, bits=6, correction=False, overflow=1)
     """
     pairs = [part.partition("=") for part in text.split(" ")]
-    if tuple(name for name, _, _ in pairs) != _names(kind):
+    given = tuple(name for name, _, _ in pairs)
+    if given != tuple(name for name in _names(kind) if name in given or name not in _defaults(kind)):
         raise ValueError(f"{kind.__name__} is spelt {' '.join(f'{name}=…' for name in _names(kind))}, got {text!r}")
     return kind(*(literal_eval(value) for _, _, value in pairs))

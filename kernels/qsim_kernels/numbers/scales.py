@@ -110,7 +110,7 @@ def scale_numbers(scales: Scales) -> ScaleNumbers:
     """The numbers from which scales are computed, under the rounding `rounding_of_scales`."""
     largest, grid = DOUBLE.pattern(scales.largest), grid_bits(scales.grid, wide=True)
     # Without zero, every number is above half of the smallest.
-    values = grid.numbers if grid.zero else grid.numbers._replace(half=-1)
+    values = grid.numbers() if grid.zero else grid.numbers()._replace(half=-1)
     power = scales.margin + DOUBLE.bias - (largest >> DOUBLE.mantissa)
     spare = DOUBLE.mantissa - scales.mantissa
     return ScaleNumbers(largest, DOUBLE.pattern(2.0**scales.margin), power, spare, DOUBLE.pattern(scales.least), values)

@@ -9,6 +9,7 @@ from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, used_bits, variant_of
 from qsim_kernels.numbers.grid import Mode, Rule
 from qsim_kernels.torch.philox import ElementNoise, random_bits
+from qsim_kernels.torch.tables import rounding_table
 
 
 def float_dtype(how: GridBits) -> torch.dtype:
@@ -60,12 +61,12 @@ def rounded(bits: Tensor, how: GridBits, rule: Rule, noise: ElementNoise | None)
     if rule.mode != Mode.STOCHASTIC:
         return round_bits(bits, how, rule)
     assert noise is not None  # the operators reject stochastic rounding without a seed
-    arithmetic, variant = meaning.rounding(how.carrier), variant_of(how, rule)
+    arithmetic, variant, grid = meaning.rounding(how.carrier), variant_of(how, rule), in_memory(how, rule, bits.device)
     count = bits_that_matter(how, rule)
     used = used_bits(how.carrier, count, rule.correction)
 
     def chosen(patterns: Tensor, words: Tensor) -> Tensor:
-        found: Tensor = arithmetic.round_bits(patterns, arithmetic.random_bits(words, used), how, variant)
+        found: Tensor = arithmetic.round_bits(patterns, arithmetic.random_bits(words, used), grid, variant)
         return found
 
     first = noise.first_bits() << 16
@@ -83,8 +84,14 @@ def round_bits(bits: Tensor, how: GridBits, rule: Rule) -> Tensor:
     """Round values, given and returned as bit patterns of the carrier, without random bits."""
     if rounds_by_addition(how, rule):
         return nearest_by_addition(bits, how)
-    found: Tensor = meaning.rounding(how.carrier).round_bits(bits, None, how, variant_of(how, rule))
+    grid = in_memory(how, rule, bits.device)
+    found: Tensor = meaning.rounding(how.carrier).round_bits(bits, None, grid, variant_of(how, rule))
     return found
+
+
+def in_memory(how: GridBits, rule: Rule, device: torch.device) -> GridBits:
+    """A grid whose table, if it is one, is in memory."""
+    return how._replace(table=rounding_table(how, rule, device)) if how.table else how
 
 
 def rounds_by_addition(how: GridBits, rule: Rule) -> bool:

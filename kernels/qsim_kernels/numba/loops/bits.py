@@ -86,13 +86,14 @@ def record_at(kind: type[tuple[Any, ...]], types_of: Mapping[type, Any] = Mappin
 
     Args:
         kind: The record.
-        types_of: The types of the numbers of some records; those of others are float64 if they are annotated as floats, and int64.
+        types_of: The types of the numbers of some records that are annotated as any; others are float64 if they are annotated as floats,
+            and int64.
     """
 
     def typed(kind: Any, owner: Any = None) -> Any:
         if hasattr(kind, "_fields"):
             return types.BaseTuple.from_types([typed(field, kind) for field in get_type_hints(kind).values()], kind)
-        return types_of.get(owner, types.float64 if kind is float else types.int64)
+        return types.float64 if kind is float else types.int64 if kind is int else types_of.get(owner, types.int64)
 
     whole = typed(kind)
 

@@ -74,7 +74,7 @@ def _stochastic(variant: Variant) -> Any:
 
     def loop(out_at, x_at, count, grid_at, seed, stream, first):
         (grid, used), out, x = single_at(grid_at), ints(out_at), ints(x_at)
-        early, is_enough = room_for_words(_WORDS), longs(grid_at)[12] != 0
+        early, is_enough = room_for_words(_WORDS), longs(grid_at)[13] != 0
         drawn = _first_bits(early, count, seed, stream, first)
         differing = _i32(0)
         for i in range(count):

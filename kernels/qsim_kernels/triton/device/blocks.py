@@ -118,6 +118,9 @@ def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl
             codes = narrow_integers_of(clean, coding)
         else:
             codes = codes_of(clean, signs, coding, C)
+    elif V.table:
+        found = rounded(x, drawn, grid, V, True)
+        codes = tl.where(found == found, found.to(grid.top.dtype, bitcast=True), coding.nan)
     else:
         values = rounded(x, drawn, grid, V, True)
         clean = values if C.nan else tl.where(values == values, values, grid.top.to(values.dtype, bitcast=True))
