@@ -22,6 +22,8 @@ STOCHASTIC = int(Mode.STOCHASTIC)
 
 #: Random bits are compared with distances in this share of a unit, one more than are drawn: a correction is half of the last one's weight.
 FINE = 33
+#: Those of a table with as many places as 16 bits have codes, and five where numbers overflow.
+MOST_STEPS = 17
 #: The number of the low bits of a distance between neighbours.
 LOW = 30
 
@@ -46,9 +48,10 @@ def round_to_table(bits, drawn, table, variant):
 def place_of(key, table, variant):
     """The last place whose first number is not above a number."""
     place = key & 0
-    for step in unrolled(variant.table):
-        further = place + (1 << variant.table - 1 - step)
-        place = where(key < entry(table, further), place, further)
+    for step in unrolled(MOST_STEPS):
+        if step < variant.table:
+            further = place + (1 << variant.table - 1 - step)
+            place = where(key < entry(table, further), place, further)
     return place
 
 
