@@ -99,7 +99,10 @@ def _entry(kind: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
             place = builder.inttoptr(given[0], ir.IntType(64).as_pointer())
             at = builder.gep(place, [context.cast(builder, given[1], index, types.int64)], source_etype=ir.IntType(64))
-            return context.cast(builder, builder.load(at, typ=ir.IntType(64)), types.int64, kind)
+            number = builder.load(at, typ=ir.IntType(64))
+            # Nothing writes to a table: otherwise each result that is written might change it.
+            number.set_metadata("invariant.load", builder.module.add_metadata([]))
+            return context.cast(builder, number, types.int64, kind)
 
         return kind(table, index), generate
 

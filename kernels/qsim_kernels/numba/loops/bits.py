@@ -81,6 +81,22 @@ def numbers(context: Any, address: Any, count: Any) -> Any:
     return None if size is None else (types.UniTuple(types.int64, size)(types.int64, count), generate)
 
 
+@intrinsic(prefer_literal=True)
+def last_of(context: Any, key: Any, firsts: Any, results: Any) -> Any:
+    """The result of the last place whose first number is not above a key: one comparison and one choice for each, without branches."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        key, *pair = arguments
+        firsts, results = ([builder.extract_value(given, i) for i in range(len(signature.args[1]))] for given in pair)
+        found = builder.trunc(results[0], key.type)
+        for first, result in zip(firsts[1:], results[1:], strict=True):
+            is_below = builder.icmp_signed("<", key, builder.trunc(first, key.type))
+            found = builder.select(is_below, found, builder.trunc(result, key.type))
+        return found
+
+    return types.int32(types.int32, firsts, results), generate
+
+
 def record_at(kind: type[tuple[Any, ...]], types_of: Mapping[type, Any] = MappingProxyType({})) -> Any:
     """A function that reads a `NamedTuple` at an address: 64 bits for each of its numbers, and of those of the records in it.
 
