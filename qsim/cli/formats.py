@@ -12,8 +12,9 @@ import torch
 
 import qsim
 from qsim.cli.text import hexadecimal, json_number, terminal_width
-from qsim.formats import NAMED, TABULATED, Format, Table, name_of, names
+from qsim.formats import NAMED, TABULATED, Format, name_of, names
 from qsim.formats.base import shortest
+from qsim.formats.table import ListedValues
 from qsim.scaling import block_formats
 from qsim.scaling.block_formats import Block
 from qsim.text.columns import aligned
@@ -126,7 +127,7 @@ def listing(width: int | None = None) -> str:
 
 def _call(fmt: Format) -> str:
     """The call that creates a format; a table's is too long for a listing."""
-    return f"Table of {len(fmt.values())} values" if isinstance(fmt, Table) else repr(fmt)
+    return f"Table of {len(fmt.values())} values" if isinstance(fmt, ListedValues) else repr(fmt)
 
 
 def _specials(fmt: Format) -> str:

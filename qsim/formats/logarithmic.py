@@ -10,7 +10,7 @@ from math import frexp, ldexp
 
 from qsim.formats.base import check_integer
 from qsim.formats.table import Tabulated
-from qsim_kernels.numbers.tables import Exact, Table as TableNumbers, family, mean
+from qsim_kernels.numbers.tables import CodedValues, Exact, family, mean
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +64,7 @@ class Log(Tabulated):
 
 
 @family
-def log(exponent_bits: int, fraction_bits: int) -> TableNumbers:
+def log(exponent_bits: int, fraction_bits: int) -> CodedValues:
     """The table of a logarithmic format."""
     field = exponent_bits + fraction_bits
     half = 1 << field - 1
@@ -77,7 +77,7 @@ def log(exponent_bits: int, fraction_bits: int) -> TableNumbers:
         codes = positive[abs(below)] + positive[abs(above)]
         return _power(codes - 2 * half, fraction_bits + 1) * (1 if below > 0 else -1)
 
-    return TableNumbers.of(coded, middle)
+    return CodedValues.of(coded, middle)
 
 
 def _power(k: int, fraction_bits: int) -> Fraction:

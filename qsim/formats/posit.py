@@ -7,7 +7,7 @@ from math import ldexp
 
 from qsim.formats.base import check_integer
 from qsim.formats.table import Tabulated
-from qsim_kernels.numbers.tables import Table as TableNumbers, family
+from qsim_kernels.numbers.tables import CodedValues, family
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +55,7 @@ class Posit(Tabulated):
 
 
 @family
-def posit(bits: int, es: int) -> TableNumbers:
+def posit(bits: int, es: int) -> CodedValues:
     """The table of a posit."""
     codes = range(1, 1 << bits - 1)
     positive = {_value(code, bits, es): code for code in codes}
@@ -73,7 +73,7 @@ def _value(code: int, bits: int, es: int) -> float:
     return ldexp(int("1" + fraction, 2), scale - len(fraction))
 
 
-def symmetric_table(positive: dict[float, int], bits: int, middles: dict[float, float]) -> TableNumbers:
+def symmetric_table(positive: dict[float, int], bits: int, middles: dict[float, float]) -> CodedValues:
     """A table of positive values and their negatives, with codes in two's complement, and zero, which no other number goes to.
 
     Args:
@@ -86,4 +86,4 @@ def symmetric_table(positive: dict[float, int], bits: int, middles: dict[float, 
     def middle(below: float, above: float) -> float:
         return middles[below] if below > 0 else -middles[-above] if above < 0 else 0.0
 
-    return TableNumbers.of(coded, middle)
+    return CodedValues.of(coded, middle)

@@ -49,8 +49,29 @@ class Tabulated(Format):
         return "nothing: every code is a finite value" if 1 << self.bits == len(self.values()) else "codes without a value"
 
 
-@dataclass(frozen=True, init=False, repr=False)
-class Table(Tabulated):
+@dataclass(frozen=True, repr=False)
+class ListedValues(Tabulated):
+    """A format of listed values, which `Table` makes.
+
+    Args:
+        listed: Different float32 numbers, ascending.
+    """
+
+    listed: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        self._tabulate(f"values({','.join(map(repr, self.listed))})", (len(self.listed) - 1).bit_length())
+
+    @property
+    def bits(self) -> int:  # type: ignore[override]
+        """Width of a code."""
+        return self.coding.bits
+
+    def __repr__(self) -> str:
+        return f"Table([{', '.join(map(_shortest_single, self.listed))}])"
+
+
+def Table(values: Iterable[float]) -> ListedValues:  # noqa: N802 (reads as the format it makes)
     """A format of any values: 2 to 65536 finite numbers, rounded to float32 once.
 
     Codes number the values in ascending order, from zero. Ties go to the neighbour whose code ends in 0. Zero has no sign, nothing is
@@ -61,7 +82,7 @@ class Table(Tabulated):
         values: The values, in any order; each once, and one of them positive.
 
     Raises:
-        TypeError: If a value is no number.
+        TypeError: If a value is not a number.
         ValueError: If there are too few or too many, or one is not finite or not the only one that rounds to its float32.
 
     Example:
@@ -72,31 +93,18 @@ class Table(Tabulated):
         >>> qsim.encode(torch.tensor([-1.0, 0.0, 1.0]), ternary)
         tensor([0, 1, 2], dtype=torch.uint8)
     """
-
-    _values: tuple[float, ...]
-
-    def __init__(self, values: Iterable[float]) -> None:
-        given = tuple(values)
-        for value in given:
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"Table: values must be numbers, got {value!r}")
-        held = tuple(sorted(set(map(_single, given))))
-        if not 2 <= len(held) <= _MOST:
-            raise ValueError(f"Table: values must be 2 to {_MOST} different numbers, got {len(held)}")
-        if len(held) != len(given):
-            raise ValueError(f"Table: {len(given)} values are only {len(held)} float32 numbers: give each value once")
-        if held[-1] <= 0:
-            raise ValueError(f"Table: one of the values must be positive, the largest is {shortest(held[-1])}")
-        object.__setattr__(self, "_values", held)
-        self._tabulate(f"values({','.join(map(repr, held))})", (len(held) - 1).bit_length())
-
-    @property
-    def bits(self) -> int:  # type: ignore[override]
-        """Width of a code."""
-        return self.coding.bits
-
-    def __repr__(self) -> str:
-        return f"Table([{', '.join(map(_shortest_single, self._values))}])"
+    given = tuple(values)
+    for value in given:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"Table: values must be numbers, got {value!r}")
+    held = tuple(sorted(set(map(_single, given))))
+    if not 2 <= len(held) <= _MOST:
+        raise ValueError(f"Table: values must be 2 to {_MOST} different numbers, got {len(held)}")
+    if len(held) != len(given):
+        raise ValueError(f"Table: {len(given)} values are only {len(held)} float32 numbers: give each value once")
+    if held[-1] <= 0:
+        raise ValueError(f"Table: one of the values must be positive, the largest is {shortest(held[-1])}")
+    return ListedValues(held)
 
 
 def _shortest_single(value: float) -> str:

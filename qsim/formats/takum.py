@@ -8,7 +8,7 @@ from math import ldexp
 from qsim.formats.base import check_integer
 from qsim.formats.posit import symmetric_table
 from qsim.formats.table import Tabulated
-from qsim_kernels.numbers.tables import Table as TableNumbers, family
+from qsim_kernels.numbers.tables import CodedValues, family
 
 #: The smallest and the largest exponent of float32's normal numbers.
 _LOWEST, _HIGHEST = -126, 127
@@ -48,7 +48,7 @@ class Takum(Tabulated):
 
 
 @family
-def takum(bits: int) -> TableNumbers:
+def takum(bits: int) -> CodedValues:
     """The table of a takum."""
     positive = {_value(code, bits): code for code in range(1, 1 << bits - 1)}
     kept = {value: code for value, code in positive.items() if 2.0**_LOWEST <= value < 2.0 ** (_HIGHEST + 1)}

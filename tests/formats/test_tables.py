@@ -1,4 +1,4 @@
-"""Tables: NF4 against its published values, every rounding against exact arithmetic, codes, names, errors, and the interfaces that take formats."""
+"""Tables: NF4 against its published values, every rounding against exact arithmetic, codes, names, errors, and what takes formats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PUBLISHED = [
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 ]  # fmt: skip
 #: With and without zero on both sides of it, one sign only, even steps, full significands, two values, and very different neighbours.
-TABLES: dict[str, Table] = {
+TABLES: dict[str, Format] = {
     "nf4": NF4,
     "ternary": Table([-1, 0, 1]),
     "binary": Table([-1, 1]),
@@ -53,7 +53,9 @@ def test_nf4_is_the_published_table() -> None:
     assert NF4.values() == tuple(held.tolist()) == tuple(PUBLISHED)
     assert torch.equal(qsim.decode(torch.arange(16, dtype=torch.uint8), "nf4"), held)
     assert torch.equal(qsim.encode(held, "NF4"), torch.arange(16, dtype=torch.uint8))
-    assert qsim.format("nf4") is NF4 and qsim.format(repr(NF4)) == NF4 and qsim.formats.name_of(NF4) == "nf4"
+    assert qsim.format("nf4") is NF4
+    assert qsim.format(repr(NF4)) == NF4
+    assert qsim.formats.name_of(NF4) == "nf4"
     assert (NF4.bits, NF4.max, NF4.min, NF4.smallest, NF4.has_nan, NF4.has_inf, NF4.has_negative_zero) == (
         4, 1.0, -1.0, PUBLISHED[8], False, False, False,
     )  # fmt: skip
@@ -140,7 +142,8 @@ def test_stochastic_rounding_has_no_bias(fmt: Format) -> None:
     for index, number in enumerate((0.03, 0.29, -0.61, 0.9)):
         found = qsim.quantize(torch.full((count,), number), fmt, "stochastic", seed=index).double()
         low, high = found.min(), found.max()
-        assert low < number < high and ((found == low) | (found == high)).all()
+        assert low < number < high
+        assert ((found == low) | (found == high)).all()
         share = (torch.tensor(number).double() - low) / (high - low)
         bound = 6 * (share * (1 - share) / count).sqrt() + 2.0**-32
         assert ((found == high).double().mean() - share).abs() <= bound
@@ -159,10 +162,15 @@ def test_values_stay_whatever_the_rounding(fmt: Format) -> None:
 
 def test_formats_are_values() -> None:
     table = Table([0.1, -3, 0])
-    assert repr(table) == "Table([-3, 0, 0.1])" and qsim.format("Table([-3, 0, 0.1])") == table
-    assert table == Table((0, 0.1, -3)) and hash(table) == hash(Table([0.1, -3, 0])) and table != Table([0, 0.1, -2])
-    assert pickle.loads(pickle.dumps(table)) == table and pickle.loads(pickle.dumps(table)).spelling == table.spelling
-    assert table.values() == (-3.0, 0.0, torch.tensor(0.1).item()) and (table.bits, table.is_signed, table.has_zero) == (2, True, True)
+    assert repr(table) == "Table([-3, 0, 0.1])"
+    assert qsim.format("Table([-3, 0, 0.1])") == table
+    assert table == Table((0, 0.1, -3))
+    assert hash(table) == hash(Table([0.1, -3, 0]))
+    assert table != Table([0, 0.1, -2])
+    assert pickle.loads(pickle.dumps(table)) == table
+    assert pickle.loads(pickle.dumps(table)).spelling == table.spelling
+    assert table.values() == (-3.0, 0.0, torch.tensor(0.1).item())
+    assert (table.bits, table.is_signed, table.has_zero) == (2, True, True)
     assert qsim.formats.holders(Table([-1, 0, 0.5])) == [torch.bfloat16, torch.float16, torch.float32, torch.float64]
     assert qsim.formats.holders(NF4) == [torch.float32, torch.float64]
     assert (Table([0, 1, 1.5]).epsilon, math.isnan(NF4.epsilon), math.isnan(NF4.smallest_normal)) == (0.5, True, True)
@@ -183,14 +191,13 @@ def test_layers_blocks_and_optimizers_take_tables() -> None:
     assert len((scaled.detach().view(-1, 32) / scaled.detach().view(-1, 32).abs().amax(1, keepdim=True)).unique()) <= 40
     layer = qsim.nn.Linear(64, 8, points=qsim.FivePoint("nf4", "posit8", grad="takum8"))
     layer(x).sum().backward()
-    assert x.grad is not None and torch.equal(x.grad, qsim.quantize(torch.ones(6, 8), "takum8") @ qsim.quantize(layer.weight, "posit8"))
+    assert x.grad is not None
+    assert torch.equal(x.grad, qsim.quantize(torch.ones(6, 8), "takum8") @ qsim.quantize(layer.weight, "posit8"))
     optimizer = qsim.optim.Quantized(torch.optim.SGD(layer.parameters(), 0.1), weight=qsim.Quantizer("posit16", "stochastic"))
     optimizer.step()
     assert torch.equal(layer.weight, qsim.quantize(layer.weight, "posit16"))
-    coded = qsim.encode(x.detach(), qsim.scaling.Block(NF4, 32, "e4m3"))
-    assert torch.equal(
-        qsim.decode(coded, qsim.scaling.Block(NF4, 32, "e4m3")), qsim.quantize(x.detach(), qsim.scaling.Block(NF4, 32, "e4m3"))
-    )
+    block, given = qsim.scaling.Block(NF4, 32, "e4m3"), x.detach()
+    assert torch.equal(qsim.decode(qsim.encode(given, block), block), qsim.quantize(given, block))
 
 
 def test_nan_survives_in_what_a_layer_keeps() -> None:
@@ -198,7 +205,9 @@ def test_nan_survives_in_what_a_layer_keeps() -> None:
     x[2, 3] = math.nan
     layer = qsim.nn.Linear(16, 8, points=qsim.FivePoint("nf4", "nf4", "nf4"), bias=False)
     layer(x).sum().backward()
-    assert layer.weight.grad is not None and layer.weight.grad[:, 3].isnan().all() and layer.weight.grad[:, 4].isfinite().all()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad[:, 3].isnan().all()
+    assert layer.weight.grad[:, 4].isfinite().all()
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])

@@ -1,4 +1,4 @@
-"""Posits, takums and logarithmic formats against constructions from their definitions, in exact arithmetic that shares no code with the library."""
+"""Posits, takums and logarithmic formats against constructions from their definitions, in exact arithmetic of their own."""
 
 from __future__ import annotations
 
@@ -69,11 +69,13 @@ def check_values(fmt: Format, table: ExactTable) -> None:
     held = torch.tensor([float(value) for value in table.values])
     width = torch.uint8 if fmt.bits <= 8 else torch.int16
     codes = torch.tensor(table.codes).to(width)
-    assert torch.equal(qsim.decode(codes, fmt), held) and torch.equal(qsim.encode(held, fmt), codes)
+    assert torch.equal(qsim.decode(codes, fmt), held)
+    assert torch.equal(qsim.encode(held, fmt), codes)
     others = torch.tensor(sorted(set(range(2**fmt.bits)) - set(table.codes))).to(width)
     assert qsim.decode(others, fmt).isnan().all()
     nan = qsim.encode(torch.tensor([torch.nan, 1e38 if fmt.max < 1e38 else torch.inf]), fmt, overflow="nonfinite")
-    assert (nan.int() % 2**fmt.bits == 2 ** (fmt.bits - 1)).all() and fmt.has_nan
+    assert (nan.int() % 2**fmt.bits == 2 ** (fmt.bits - 1)).all()
+    assert fmt.has_nan
 
 
 @pytest.mark.parametrize("fmt", TAPERED, ids=str)
@@ -104,10 +106,12 @@ def test_logarithmic_values(exponent: int, fraction: int) -> None:
     """A value is the float32 nearest to a root: between the middles next to it, whose powers are compared with powers of two."""
     fmt, field = Log(exponent, fraction), exponent + fraction
     half, root = 2 ** (field - 1), 2**fraction
-    assert fmt.bits == 1 + field and len(fmt.values()) == 2 ** (field + 1) - 1
+    assert fmt.bits == 1 + field
+    assert len(fmt.values()) == 2 ** (field + 1) - 1
     positive = qsim.decode(torch.arange(1, 2**field).to(torch.uint8), fmt)
     negative = qsim.decode(torch.arange(2**field + 1, 2 ** (field + 1)).to(torch.uint8), fmt)
-    assert torch.equal(negative, -positive) and tuple(positive.tolist()) == fmt.values()[2**field :]
+    assert torch.equal(negative, -positive)
+    assert tuple(positive.tolist()) == fmt.values()[2**field :]
     assert qsim.decode(torch.tensor([0, 2**field], dtype=torch.uint8), fmt).nan_to_num(7).tolist() == [0, 7]
     above, below = positive.nextafter(torch.tensor(torch.inf)), positive.nextafter(torch.tensor(0.0))
     for code, value, low, high in zip(range(1, 2**field), positive.tolist(), below.tolist(), above.tolist(), strict=True):
@@ -126,19 +130,24 @@ def test_logarithms_are_rounded_to_nearest(exponent: int, fraction: int) -> None
         middle = (low + high) / 2
         is_up = qsim.quantize(middle, fmt) == upper
         low, high = torch.where(is_up, low, middle), torch.where(is_up, middle, high)
-    assert torch.equal(qsim.quantize(low, fmt), lower) and torch.equal(qsim.quantize(high, fmt), upper)
+    assert torch.equal(qsim.quantize(low, fmt), lower)
+    assert torch.equal(qsim.quantize(high, fmt), upper)
     field, root = 2 ** (exponent + fraction - 1), 2 ** (fraction + 1)
     for index, (last, first) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
         target = Fraction(2) ** (2 * (index + 1 - field) + 1)
         assert Fraction(last) ** root <= target <= Fraction(first) ** root
     half = torch.tensor([fmt.smallest / 2, -fmt.smallest / 2], dtype=torch.float64)
-    assert qsim.quantize(half, fmt).tolist() == [0, 0] and qsim.quantize(half * 1.001, fmt).tolist() == [fmt.smallest, -fmt.smallest]
+    assert qsim.quantize(half, fmt).tolist() == [0, 0]
+    assert qsim.quantize(half * 1.001, fmt).tolist() == [fmt.smallest, -fmt.smallest]
 
 
 def test_names() -> None:
-    assert qsim.format("posit16") == Posit(16) == Posit(16, 2) and qsim.format("takum16") == Takum(16)
-    assert qsim.format("Log(4, 3)") == Log(4, 3) and repr(Log(4, 3)) == "Log(4, 3)"
-    assert qsim.formats.name_of(Posit(8)) == "posit8" and qsim.formats.name_of(Posit(8, 1)) == "Posit(8, 1)"
+    assert qsim.format("posit16") == Posit(16) == Posit(16, 2)
+    assert qsim.format("takum16") == Takum(16)
+    assert qsim.format("Log(4, 3)") == Log(4, 3)
+    assert repr(Log(4, 3)) == "Log(4, 3)"
+    assert qsim.formats.name_of(Posit(8)) == "posit8"
+    assert qsim.formats.name_of(Posit(8, 1)) == "Posit(8, 1)"
     for fmt, reserved in ((Posit(8), "NaR"), (Takum(8), "NaR; exponents below -126"), (Log(4, 3), "negative zero: NaN")):
         assert reserved in fmt.describe()
 

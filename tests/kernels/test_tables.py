@@ -102,9 +102,11 @@ def test_pythons_integers_round_as_the_operators_do(rounding: Any, overflow: str
 
 def test_text() -> None:
     grid = qsim.Float(4, 3, specials="none").grid
-    assert "table" not in spell(grid) and read(type(grid), spell(grid)) == grid
+    assert "table" not in spell(grid)
+    assert read(type(grid), spell(grid)) == grid
     table = qsim.formats.Posit(8).grid
-    assert spell(table).endswith(" table='posit(8,2)'") and read(type(table), spell(table)) == table
+    assert spell(table).endswith(" table='posit(8,2)'")
+    assert read(type(table), spell(table)) == table
     unknown = table._replace(table="unum(8)")
     with pytest.raises(ValueError, match="no table has the name 'unum': known are values, log, posit, takum; import qsim"):
         variant_of(rounding_bits(unknown, qsim.rounding.NEAREST.rule("saturate"), False), qsim.rounding.NEAREST.rule("saturate"))

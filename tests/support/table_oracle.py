@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ class ExactTable(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[Fraction], codes: Sequence[int] | None = None) -> ExactTable:
         """A table whose middles are means, and whose codes count the values if none are given."""
-        return cls(values, codes or range(len(values)), [(a + b) / 2 for a, b in zip(values, values[1:], strict=False)])
+        return cls(values, codes or range(len(values)), [(a + b) / 2 for a, b in itertools.pairwise(values)])
 
 
 def is_up(rounding: str, x: Fraction, below: Fraction, above: Fraction, codes: tuple[int, int], middle: Fraction) -> bool:
@@ -41,9 +42,9 @@ def round_in_table(
     table: ExactTable,
     rounding: str,
     overflow: str,
-    R: int = 0,
+    R: int = 0,  # noqa: N803 (the contract's letters)
     r: int = 0,
-    correction: bool = False,  # noqa: N803
+    correction: bool = False,
 ) -> float:
     """Round one number; `R` is the random integer of stochastic rounding, `r` its number of bits."""
     if math.isnan(x):
@@ -72,9 +73,8 @@ def round_in_table(
 
 def assert_equal(found: Tensor, expected: Sequence[float], case: object = "") -> None:
     """Compare numbers, every NaN as the same; zero has no sign."""
-    torch.testing.assert_close(
-        found, torch.tensor(expected, dtype=found.dtype), rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{case}: {text}"
-    )
+    target = torch.tensor(expected, dtype=found.dtype)
+    torch.testing.assert_close(found, target, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{case}: {text}")
     assert not (found.signbit() & (found == 0)).any()
 
 

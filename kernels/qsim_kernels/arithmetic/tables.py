@@ -1,6 +1,6 @@
 """Rounding onto a table, in integers alone: bisection of the places where results change, and exact distances for stochastic rounding.
 
-A table in memory is what `numbers.places.memory_of` returns: rows of `1 << variant.table` numbers of 64 bits, the fields of `Place`.
+A table in memory is what `numbers.places.memory_of` returns: rows of `1 << variant.table` numbers of 64 bits, the fields of `TablePlace`.
 """
 
 from qsim_kernels.arithmetic.words import (

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from qsim_kernels.numbers.carrier import Carrier
 from qsim_kernels.numbers.grid import Mode, Overflow, Rule
-from qsim_kernels.numbers.tables import Exact, Table, read_table, significant_bits, steps_of
+from qsim_kernels.numbers.tables import CodedValues, Exact, read_table, significant_bits, steps_of
 
 
-class Place(NamedTuple):
-    """What a rounding onto a table does with the numbers from one on to the next place, as bits of a carrier; see `arithmetic.tables`.
+class TablePlace(NamedTuple):
+    """Numbers that a rounding onto a table treats alike, from one on to the next place, as bits of a carrier; see `arithmetic.tables`.
 
     Attributes:
         first: The key of the first of these numbers: its bits, but in the order of the numbers.
@@ -61,7 +61,7 @@ def values_by_code(text: str, bits: int, carrier: Carrier) -> list[int]:
     return found
 
 
-def _places(text: str, rule: Rule, carrier: Carrier, writes_codes: bool = False) -> list[Place]:
+def _places(text: str, rule: Rule, carrier: Carrier, writes_codes: bool = False) -> list[TablePlace]:
     table = read_table(text)
     results = list(table.codes) if writes_codes else [_bits(value, carrier) for value in table.values]
     if rule.overflow == Overflow.SATURATE_SYMMETRIC:
@@ -70,13 +70,13 @@ def _places(text: str, rule: Rule, carrier: Carrier, writes_codes: bool = False)
     if rule.mode == Mode.STOCHASTIC:
         inner = _intervals(table.values, results, carrier)
     else:
-        inner = [Place(first, result, result) for first, result in zip(_cuts(table, rule, carrier), results[1:], strict=True)]
+        inner = [TablePlace(first, result, result) for first, result in zip(_cuts(table, rule, carrier), results[1:], strict=True)]
     return [*_below(table.values[0], results[0], rule, carrier), *inner, *_above(table.values[-1], results[-1], rule, carrier)]
 
 
-def _below(least: float, end: int, rule: Rule, carrier: Carrier) -> list[Place]:
+def _below(least: float, end: int, rule: Rule, carrier: Carrier) -> list[TablePlace]:
     """The places below the smallest value. Without values below zero, numbers from zero on are in range."""
-    at_end, nan = Place(carrier.sign, end, end), Place(carrier.sign, carrier.nan, carrier.nan)
+    at_end, nan = TablePlace(carrier.sign, end, end), TablePlace(carrier.sign, carrier.nan, carrier.nan)
     if rule.saturates:
         # Below a negative value, the first interval goes on.
         return [] if rule.mode == Mode.STOCHASTIC and least < 0 else [at_end]
@@ -85,16 +85,16 @@ def _below(least: float, end: int, rule: Rule, carrier: Carrier) -> list[Place]:
     return [nan, finite._replace(first=-carrier.infinity), *within]
 
 
-def _above(largest: float, end: int, rule: Rule, carrier: Carrier) -> list[Place]:
+def _above(largest: float, end: int, rule: Rule, carrier: Carrier) -> list[TablePlace]:
     """The places above the largest value."""
     if rule.saturates:
         return []
-    nan = Place(carrier.infinity, carrier.nan, carrier.nan)
-    finite = Place(0, end, end) if rule.mode in (Mode.DOWN, Mode.TOWARD_ZERO) else nan
+    nan = TablePlace(carrier.infinity, carrier.nan, carrier.nan)
+    finite = TablePlace(0, end, end) if rule.mode in (Mode.DOWN, Mode.TOWARD_ZERO) else nan
     return [finite._replace(first=_key_after(largest, carrier)), nan]
 
 
-def _cuts(table: Table, rule: Rule, carrier: Carrier) -> list[int]:
+def _cuts(table: CodedValues, rule: Rule, carrier: Carrier) -> list[int]:
     """The key of the first number that goes to each value but the smallest, in a rounding without random bits."""
     neighbours = pairwise(table.values), pairwise(table.codes), table.middles
     return [_cut(*values, *codes, middle, rule.mode, carrier) for values, codes, middle in zip(*neighbours, strict=True)]
@@ -121,7 +121,7 @@ def _cut(below: float, above: float, code_below: int, code_above: int, middle: E
     return _key_from(middle, carrier) if leads_up else _key_after(middle, carrier)
 
 
-def _intervals(values: tuple[float, ...], results: list[int], carrier: Carrier) -> list[Place]:
+def _intervals(values: tuple[float, ...], results: list[int], carrier: Carrier) -> list[TablePlace]:
     """The places between neighbours, and between them and zero if they are on both sides of it."""
     found = []
     for (below, above), (low, high) in zip(pairwise(values), pairwise(results), strict=True):
@@ -132,7 +132,7 @@ def _intervals(values: tuple[float, ...], results: list[int], carrier: Carrier) 
     return found
 
 
-def _interval(first: int, near: float, far: float, at_near: int, at_far: int, carrier: Carrier) -> Place:
+def _interval(first: int, near: float, far: float, at_near: int, at_far: int, carrier: Carrier) -> TablePlace:
     place = min(significant_bits(value)[1] for value in (near, far) if value)
     at, end = (int(value / 2.0**place) for value in (near, far))
     # Beyond zero, the near neighbour is on the other side: then its distance from zero is added.
@@ -142,7 +142,7 @@ def _interval(first: int, near: float, far: float, at_near: int, at_far: int, ca
             f"stochastic rounding between {near!r} and {far!r} is not exact in 64 bits: neighbours in a table must be closer, "
             "or values with fewer significant bits"
         )
-    return Place(first, at_near, at_far, offset, place + carrier.bias + carrier.mantissa, width >> _LOW, width & (1 << _LOW) - 1)
+    return TablePlace(first, at_near, at_far, offset, place + carrier.bias + carrier.mantissa, width >> _LOW, width & (1 << _LOW) - 1)
 
 
 def _bits(value: float, carrier: Carrier) -> int:

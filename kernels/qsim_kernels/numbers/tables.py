@@ -23,7 +23,7 @@ def mean(a: float, b: float) -> Fraction:
     return (Fraction(a) + Fraction(b)) / 2
 
 
-class Table(NamedTuple):
+class CodedValues(NamedTuple):
     """A finite set of values with their codes.
 
     Attributes:
@@ -37,7 +37,7 @@ class Table(NamedTuple):
     middles: tuple[Exact, ...]
 
     @classmethod
-    def of(cls, coded: dict[float, int], middle: Callable[[float, float], Exact] = mean) -> Table:
+    def of(cls, coded: dict[float, int], middle: Callable[[float, float], Exact] = mean) -> CodedValues:
         """A table from its values and their codes, and a function that gives the middle of two neighbours: by default their mean."""
         ordered = sorted(coded)
         middles = tuple(middle(a, b) for a, b in pairwise(ordered))
@@ -45,23 +45,23 @@ class Table(NamedTuple):
 
 
 #: The functions that list the tables of a family, by the name that a table's text begins with.
-FAMILIES: dict[str, Callable[..., Table]] = {}
+FAMILIES: dict[str, Callable[..., CodedValues]] = {}
 
 
-def family(function: Callable[..., Table]) -> Callable[..., Table]:
+def family(function: Callable[..., CodedValues]) -> Callable[..., CodedValues]:
     """Make a function that lists values known by its name."""
     FAMILIES[function.__name__] = function
     return function
 
 
 @family
-def values(*listed: float) -> Table:
+def values(*listed: float) -> CodedValues:
     """The table of numbers in ascending order, whose codes count them."""
-    return Table.of({value: code for code, value in enumerate(listed)})
+    return CodedValues.of({value: code for code, value in enumerate(listed)})
 
 
 @cache
-def read_table(text: str) -> Table:
+def read_table(text: str) -> CodedValues:
     """The table of a text.
 
     Raises:

@@ -124,7 +124,7 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
 
 
 def _coder(grid: Grid, coding: Coding, how: GridBits) -> tuple[GridBits, Callable[[Tensor], Tensor]]:
-    """What values are rounded onto, and a function that makes codes of the results: rounding onto a table finds codes itself."""
+    """The grid for a rounding to codes, and a function that makes codes of its results: rounding onto a table finds them itself."""
     if grid.table:
         nan = coding.nan if coding.nan >= 0 else largest_code(grid, coding)
         return how._replace(writes_codes=True), lambda codes: codes.masked_fill(codes == how.carrier.nan, nan)
