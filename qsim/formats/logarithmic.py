@@ -30,7 +30,7 @@ class Log(Tabulated):
         >>> import torch, qsim
         >>> log = qsim.formats.Log(4, 1)
         >>> log.values()[-3:]
-        (90.50966644287109, 128.0, 181.01933288574219)
+        (90.5096664428711, 128.0, 181.0193328857422)
         >>> qsim.quantize(torch.tensor([1.18, 1.2, 1.5]), log)
         tensor([1.0000, 1.4142, 1.4142])
     """

@@ -88,7 +88,7 @@ def Table(values: Iterable[float]) -> ListedValues:  # noqa: N802 (reads as the 
     Example:
         >>> import torch, qsim
         >>> ternary = qsim.formats.Table([-1, 0, 1])
-        >>> qsim.quantize(torch.tensor([-3.0, -0.5, 0.2, 0.6]), ternary).tolist()
+        >>> qsim.quantize(torch.tensor([-3.0, -0.4, 0.2, 0.6]), ternary).tolist()
         [-1.0, 0.0, 0.0, 1.0]
         >>> qsim.encode(torch.tensor([-1.0, 0.0, 1.0]), ternary)
         tensor([0, 1, 2], dtype=torch.uint8)

@@ -29,7 +29,7 @@ class Takum(Tabulated):
         >>> import torch, qsim
         >>> takum = qsim.formats.Takum(8)
         >>> qsim.quantize(torch.tensor([0.3, 1.0, -3000.0]), takum)
-        tensor([ 2.5000e-01,  1.0000e+00, -2.0480e+03])
+        tensor([ 3.1250e-01,  1.0000e+00, -2.0480e+03])
         >>> takum.max == 2.0**127
         True
     """
