@@ -86,9 +86,9 @@ def prepare(method: str, vocabulary: int, seed: int) -> tuple[GPT, torch.optim.O
         model = model.to(torch.bfloat16)
         return model, qsim.optim.AdamW(model.parameters(), update="stochastic", **options)
     if method == "fp8":
-        qsim.convert(model, qsim.recipes.fp8_hybrid(), exclude=["head"])
+        qsim.convert(model, "fp8_hybrid", exclude=["head"])
     elif method == "fp4":
-        qsim.convert(model, qsim.recipes.nvfp4(last=0), exclude=["head"])
+        qsim.convert(model, "nvfp4.with_(last=0)", exclude=["head"])
     return model, torch.optim.AdamW(model.parameters(), **options)
 
 

@@ -33,9 +33,9 @@ from transformers.trainer_callback import ExportableState
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from qsim.nn.calls.attention import attention
+from qsim.nn.converting.checks import OWN
 from qsim.nn.converting.configs import METHOD, note_in_configs
 from qsim.nn.converting.from_description import check_description, convert_as_described
-from qsim.nn.converting.interfaces import OWN
 from qsim.nn.histories import RemembersAmaxes, histories_of
 from qsim.schedule import Schedule, Schedules
 from qsim.text.files import reading

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from qsim.cli.circuits import add_options, circuits
 from qsim.cli.text import terminal_width
 from qsim.silicon import cost
+from qsim.silicon.graphs import routine
 from qsim.text.columns import aligned
+from qsim_kernels.meanings.expressions import needed
 
 _EXAMPLES = """\
 examples:
   qsim cost e4m3                                              to nearest, from float32
   qsim cost e4m3 --rounding nearest,toward_zero,stochastic    several roundings
+  qsim cost e4m3 --accumulate e4m3 --stages 3                 a multiply-add
   qsim cost e4m3 --operation encode --source bf16 --stages 2  codes from bfloat16, in three steps
 """
 
@@ -29,17 +33,23 @@ def register(commands: Any) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("format", metavar="FORMAT", help="such as e4m3, bf16, int8")
+    command.add_argument("format", nargs="?", metavar="FORMAT", help="such as e4m3, bf16, int8")
     add_options(command, "round")
     command.add_argument("--stages", type=int, default=0, metavar="N", help="registers between input and output")
     command.add_argument("--generator", action="store_true", help="with a generator of the random bits")
+    command.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="how long Yosys may take; 600 by default")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    costs = {circuit.name: cost(circuit, args.stages, args.generator and circuit.random_bits > 0) for circuit in circuits(args)}
+    costs = {}
+    for circuit in circuits(args):
+        count = len(needed(routine(circuit).results))
+        limit = f"for at most {args.limit:g} seconds each for LUTs and gates"
+        print(f"{circuit.name}: synthesizing {count:,} operations, {limit}", file=sys.stderr)
+        costs[circuit.name] = cost(circuit, args.stages, args.generator and circuit.random_bits > 0, args.limit)
     if args.json:
         print(json.dumps({name: {"fpga": each.fpga._asdict(), "gates": each.gates._asdict()} for name, each in costs.items()}, indent=2))
         return 0

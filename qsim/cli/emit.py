@@ -1,4 +1,4 @@
-"""`qsim emit`: rounding, encoding and decoding of a format as C, SystemVerilog or JavaScript."""
+"""`qsim emit`: a format's arithmetic as C, SystemVerilog or JavaScript."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from qsim.cli.circuits import add_options, listed, write
-from qsim.silicon import emit
-from qsim.silicon.emission import Language
+from qsim.cli.circuits import add_options, circuits, write
+from qsim.silicon import emit, emit_circuits
+from qsim.silicon.emission import ANY, Language
 
 _EXAMPLES = """\
 examples:
   qsim emit c --format e4m3 --rounding nearest,stochastic -o qsim_e4m3.h
   qsim emit systemverilog --format e4m3 --operation encode --source bf16 --stages 2
   qsim emit systemverilog --format e2m1 --rounding stochastic --generator
+  qsim emit systemverilog --format e4m3 --accumulate fp16        a multiply-add
+  qsim emit c --format e4m3 --accumulate h100_fp8                a step of a matrix unit
+  qsim emit c --philox
   qsim emit javascript --format "Float(3, 2, specials='fn')" -o own.mjs
   qsim emit javascript --format any -o arithmetic.mjs            the arithmetic itself, with a format's numbers as parameters
 """
@@ -25,13 +28,13 @@ def register(commands: Any) -> None:
     command = commands.add_parser(
         "emit",
         help="write a format's arithmetic as C, SystemVerilog or JavaScript",
-        description="Write the rounding of a format, to its values or codes, as code that gives the same bits as qsim.\n"
+        description="Write the rounding of a format, sums of products or Philox as code that gives the same bits as qsim.\n"
         "A C header is also C++ and code for CUDA devices; SystemVerilog is synthesizable.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("language", metavar="LANGUAGE", help=", ".join(get_args(Language)))
-    command.add_argument("--format", required=True, metavar="FORMAT", help="such as e4m3, bf16, int8, 'Float(3, 2, specials=\"fn\")'")
+    command.add_argument("--format", metavar="FORMAT", help="such as e4m3, bf16, int8, 'Float(3, 2, specials=\"fn\")'")
     add_options(command, "round,encode,decode")
     command.add_argument("--stages", type=int, default=0, metavar="N", help="registers between input and output of a module")
     command.add_argument("--generator", action="store_true", help="modules make their random bits themselves, without a port for them")
@@ -41,16 +44,10 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    text = emit(
-        args.language,
-        args.format,
-        listed(args.rounding),
-        operations=listed(args.operation),  # type: ignore[arg-type]
-        overflow=args.overflow,
-        source=args.source,
-        stages=args.stages,
-        generator=args.generator,
-        name="qsim" if args.output is None else Path(args.output).stem,
-    )
+    name = "qsim" if args.output is None else Path(args.output).stem
+    if args.format == ANY:
+        text = emit(args.language, ANY, stages=args.stages, generator=args.generator)
+    else:
+        text = emit_circuits(args.language, circuits(args), stages=args.stages, generator=args.generator, name=name)
     write(text, args.output)
     return 0

@@ -14,7 +14,7 @@ _EXAMPLES = """\
 examples:
   qsim recipes                        every recipe
   qsim recipes nvfp4                  one of them: its points, layers in high precision, its source
-  qsim recipes "nvfp4(last=4)"        with arguments, as in Python
+  qsim recipes "nvfp4.with_(last=4)"  with arguments, as in Python
   qsim recipes "weight_only('e4m1')"  a recipe for any format; by name only, it is shown in E4M3
   qsim recipes mxfp8 --json           as JSON, which qsim.recipes.Recipe.from_dict takes
 """

@@ -15,6 +15,7 @@ examples:
   qsim vectors e4m3 --rounding nearest -o e4m3.hex                     for $readmemh
   qsim vectors e4m3 --operation encode --source bf16 -o e4m3.csv --form csv
   qsim vectors e4m3 --form testbench --file e4m3.hex -o test.sv        a testbench that reads e4m3.hex
+  qsim vectors e4m3 --accumulate fp16 -o multiply_add.hex              a multiply-add
   qsim vectors --check results.hex                                     the same file with your results
 """
 
@@ -43,7 +44,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    chosen = circuits(args) if args.format is not None else []
+    chosen = circuits(args) if args.format is not None or args.philox else []
     if len(chosen) > 1:
         raise ValueError(f"vectors are those of one circuit: give one rounding and one operation, got {len(chosen)}")
     circuit = next(iter(chosen), None)
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{results.circuit.name}: {report}")
         return 1 if report.differing else 0
     if circuit is None:
-        raise ValueError("give a format, such as e4m3, or --check with a file of results")
+        raise ValueError("give a format, such as e4m3, --philox, or --check with a file of results")
     golden = vectors(circuit, args.count, args.seed)
     write(text(golden, args.form, args.file), args.output)
     if args.output is not None:

@@ -184,17 +184,21 @@ def keep_histories(module: nn.Module, points: Mapping[str, Any]) -> None:
 
 
 def keep_modules(module: nn.Module, points: FivePoint | None) -> None:
-    """Make the modules in points parts of a module, named after their point, and drop all others."""
-    given = {name: getattr(points, name) for name in POINTS} if points is not None else {}
-    wanted = {
-        f"{name}_point": point.module for name, point in given.items() if isinstance(point, CallablePoint) and point.module is not None
-    }
+    """Make the modules in points parts of a module, named after their point and on the device of its parameters; drop all others."""
+    wanted = {} if points is None else modules_in(points)
     for name in (f"{name}_point" for name in POINTS):
         if name in module._modules and name not in wanted:
             del module._modules[name]
     for name, part in wanted.items():
         if module._modules.get(name) is not part:
-            module.add_module(name, part)
+            device = next((weight.device for weight in module.parameters(recurse=False) if not weight.is_meta), None)
+            module.add_module(name, part.to(device))
+
+
+def modules_in(points: FivePoint) -> dict[str, nn.Module]:
+    """The modules in points, by the names that they have in a layer."""
+    given = {name: getattr(points, name) for name in POINTS}
+    return {f"{name}_point": point.module for name, point in given.items() if isinstance(point, CallablePoint) and point.module is not None}
 
 
 def with_history(module: nn.Module, name: str, point: Quantizer) -> Quantizer:

@@ -22,7 +22,7 @@ class Noise(PointModule):
     tensor's device, as dropout's is, or from `generator=` of a call.
 
     Args:
-        std: The standard deviation of the noise.
+        std: The standard deviation of the noise; 0 adds none, as the beginning of a sweep.
         distribution: `"normal"` or `"uniform"`.
         relative_to: The unit of `std`: `"rms"`, the tensor's root mean square, `"max"`, its largest magnitude, or `None` for 1.
 
@@ -39,7 +39,9 @@ class Noise(PointModule):
 
     def __init__(self, std: float, distribution: Distribution = "normal", *, relative_to: Unit | None = None) -> None:
         super().__init__()
-        self.std = check_number("Noise", "std", std, 0.0, math.inf)
+        self.std = check_number("Noise", "std", std, -math.inf, math.inf)
+        if self.std < 0:
+            raise ValueError(f"Noise: std must not be negative, got {std!r}")
         if distribution not in get_args(Distribution):
             raise ValueError(f"Noise: distribution must be 'normal' or 'uniform', got {distribution!r}")
         if relative_to not in (None, *get_args(Unit)):

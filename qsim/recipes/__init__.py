@@ -17,7 +17,7 @@ from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, wei
 from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4
 from qsim.recipes.named import NAMED, describe, listing, resolve
 from qsim.recipes.recipe import Recipe
-from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8
+from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8, torchao_rowwise
 
 __all__ = [
     "NAMED",
@@ -37,5 +37,6 @@ __all__ = [
     "nvfp4",
     "resolve",
     "stochastic_backward",
+    "torchao_rowwise",
     "weight_only",
 ]

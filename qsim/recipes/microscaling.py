@@ -68,7 +68,7 @@ def mxfp4(forward: Spec | None = "mxfp4") -> Recipe:
     return Recipe("mxfp4", points, source="Tseng et al., Training LLMs with MXFP4, arXiv 2502.20586")
 
 
-def nvfp4(last: int = 1, *, outer: PerTensor | str | None = None) -> Recipe:
+def nvfp4(*, outer: PerTensor | str | None = None) -> Recipe:
     """FP4 in blocks of 16 with E4M3 scales and one scale per tensor; weights in tiles of 16 × 16, gradients stochastic.
 
     A square tile is the same in both directions, so that the backward pass reuses the rounded weight of the forward pass. Both operands of
@@ -77,8 +77,10 @@ def nvfp4(last: int = 1, *, outer: PerTensor | str | None = None) -> Recipe:
     rounded up: with round-to-nearest, as at the other points, E4M3 scales may be up to 1/16 too small, and the largest elements of their
     blocks saturate.
 
+    The last layer stays in high precision. The paper leaves out about 15 % of the linear layers, most of them at the end: `with_(last=4)`
+    leaves out four.
+
     Args:
-        last: Number of final layers left in high precision. The paper leaves out about 15 % of the linear layers, most of them at the end.
         outer: The scale of each whole weight: `PerTensor()`, the default, or another `PerTensor`, or the `repr` of one. Servers compute
             several layers in one product, such as the projections of queries, keys and values, with one such scale for all of them.
             `PerTensor("e8m0", "ceil")` gives powers of two, which `qsim.export` can make equal without changing a weight.
@@ -97,4 +99,4 @@ def nvfp4(last: int = 1, *, outer: PerTensor | str | None = None) -> Recipe:
     transformed = Quantizer(NVFP4, transform=Hadamard(16))
     grad, grad_w = (Quantizer(unsaturated, "stochastic", transform=transform) for transform in (None, Hadamard(16)))
     points = FivePoint(NVFP4, weight, act_bwd=transformed, weight_bwd="same", grad=grad, grad_w=grad_w)
-    return Recipe("nvfp4", points, last=last, source="NVIDIA, Pretraining Large Language Models with NVFP4, arXiv 2509.25149")
+    return Recipe("nvfp4", points, last=1, source="NVIDIA, Pretraining Large Language Models with NVFP4, arXiv 2509.25149")

@@ -11,7 +11,7 @@ from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, wei
 from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4
 from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
-from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8
+from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8, torchao_rowwise
 from qsim.text.columns import aligned
 from qsim.text.parsing import read_call
 
@@ -20,6 +20,7 @@ NAMED: dict[str, Callable[..., Recipe]] = {
     function.__name__: function
     for function in (
         fp8_hybrid,
+        torchao_rowwise,
         fp8_blockwise,
         deepseek_v3,
         hfp8,
@@ -43,8 +44,8 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
     """Return a recipe by its name, or by the call that creates it.
 
     Args:
-        name: For example `"mxfp4"` or `"nvfp4(last=4)"`; a name without arguments may be in capitals. Options that all recipes share follow
-            as in Python: `"mxfp4.with_(accumulate='h100_bf16')"`.
+        name: For example `"mxfp4"` or `"weight_only('e4m1')"`; a name without arguments may be in capitals. Options that all recipes share
+            follow as in Python: `"nvfp4.with_(last=4)"`.
         format: The format for a recipe for any format that is given by name only.
 
     Raises:
@@ -53,8 +54,8 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
 
     Example:
         >>> import qsim
-        >>> qsim.recipes.resolve("nvfp4(last=4)").last
-        4
+        >>> qsim.recipes.resolve("weight_only('e4m1')").points.weight.format
+        Float(4, 1)
         >>> qsim.recipes.resolve("nvfp4.with_(first=1, last=4)").first
         1
     """
@@ -76,7 +77,7 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
     try:
         found: Recipe | None = read_call(name, NAMED)
     except TypeError as error:
-        raise TypeError(f"{name!r}: {error}. Options of all recipes follow as in 'nvfp4.with_(accumulate=…)'") from error
+        raise TypeError(f"{name!r}: {error}. Options of all recipes follow as in 'nvfp4.with_(first=1, last=4)'") from error
     if found is not None:
         return found
     close = [_FAMILIES[name]] if name in _FAMILIES else difflib.get_close_matches(name.partition("(")[0], NAMED, n=1, cutoff=0.8)

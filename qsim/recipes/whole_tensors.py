@@ -34,16 +34,38 @@ def fp8_hybrid(scale: Scaling | str | None = None) -> Recipe:
     return Recipe("fp8_hybrid", points, source="Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433")
 
 
-def fp8_blockwise(last: int = 1) -> Recipe:
+def torchao_rowwise(*, weight_gradient: bool = True) -> Recipe:
+    """E4M3 everywhere, gradients included, with a power of two per row or column, rounded up: nothing saturates.
+
+    Rows follow the dimension that a product sums over, so each operand is rounded again for its other product.
+
+    Args:
+        weight_gradient: Whether the weight's gradient is a product of rounded operands, as in torchao's configuration `"rowwise"`. If not,
+            as in `"rowwise_with_gw_hp"`, that product is in high precision, and the weight has one scale in the other backward product.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.torchao_rowwise().points.grad.scale)
+        rows(e8m0, ceil)
+    """
+    rows = Quantizer(E4M3, scale=PerRow(format="e8m0", rule="ceil"))
+    if weight_gradient:
+        points = FivePoint(rows, rows, act_bwd=rows, weight_bwd=rows, grad=rows)
+    else:
+        whole = Quantizer(E4M3, scale=PerTensor("e8m0", "ceil"))
+        points = FivePoint(rows, rows, act_bwd=None, weight_bwd=whole, grad=rows, grad_w="fp32")
+    return Recipe("torchao_rowwise", points, source="torchao 0.18, torchao.float8.Float8LinearConfig.from_recipe_name")
+
+
+def fp8_blockwise() -> Recipe:
     """E4M3 everywhere: inputs and gradients in blocks of 128 along the summed dimension, weights in tiles of 128 × 128.
 
     A square tile is the same in both directions, so the backward pass reuses the forward pass's weight. Scales are powers of two, rounded
     up: nothing saturates, and a value times its scale still has E4M3's four significant bits, so that the products of bfloat16 tensor
     cores are exact. (The paper takes such scales for some layers' inputs and float32 ones elsewhere.)
 
-    Args:
-        last: Number of final layers left in high precision: the paper leaves out the output head, embeddings and the products of attention;
-            the latter two are not converted anyway.
+    The last layer stays in high precision. The paper leaves out the output head, embeddings and the products of attention; the latter two
+    are not converted anyway.
 
     Example:
         >>> import qsim
@@ -51,25 +73,22 @@ def fp8_blockwise(last: int = 1) -> Recipe:
         fp8_blockwise: act=fp8_1x128, weight=fp8_128x128, act_bwd=fp8_1x128, grad=fp8_1x128; high precision: the last layer
     """
     points = FivePoint(FP8_1X128, FP8_128X128, act_bwd=FP8_1X128, weight_bwd="same", grad=FP8_1X128)
-    return Recipe("fp8_blockwise", points, last=last, source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437")
+    return Recipe("fp8_blockwise", points, last=1, source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437")
 
 
-def deepseek_v3(last: int = 1) -> Recipe:
+def deepseek_v3() -> Recipe:
     """`fp8_blockwise` with the sums of the paper: an H100's, promoted every 128 products, where scales enter in float32.
 
     The sum of 128 products of E4M3 numbers comes from the matrix unit. It is multiplied by the scales of both operands, which do not
     change within it, and added in float32. (Scales are powers of two everywhere, see `fp8_blockwise`; the paper has float32 ones in most
     places.) Convolutions are refused, because scales change within their sums: exclude them.
 
-    Args:
-        last: See `fp8_blockwise`.
-
     Example:
         >>> import qsim
         >>> print(qsim.recipes.deepseek_v3().points.accumulate)
         Promoted('h100_fp8', 128)
     """
-    recipe = fp8_blockwise(last).with_(accumulate="h100_fp8_promoted")
+    recipe = fp8_blockwise().with_(accumulate="h100_fp8_promoted")
     return replace(recipe, name="deepseek_v3", source=f"{recipe.source}, section 3.3")
 
 

@@ -1,5 +1,6 @@
 """From a format to silicon: the arithmetic as C, SystemVerilog and JavaScript, golden vectors, and what it costs in hardware."""
 
+from qsim.silicon.blocks import BlockCircuit
 from qsim.silicon.checking import Comparison, check
 from qsim.silicon.circuits import Circuit
 from qsim.silicon.coverage import VectorCoverage, coverage
@@ -14,6 +15,7 @@ __all__ = [
     "FORMS",
     "Cost",
     "VectorCoverage",
+    "BlockCircuit",
     "Comparison",
     "Circuit",
     "Dot",

@@ -8,11 +8,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qsim.formats import Format
+from qsim.formats import FP32, Format
 from qsim.formats.base import shortest
 from qsim.rounding import DOWN, NEAREST, NEAREST_DOWN, NEAREST_UP, UP
+from qsim.silicon.blocks import BlockCircuit
+from qsim.silicon.circuits import Circuit
+from qsim.silicon.dots import Dot
+from qsim.silicon.generators import Philox
 from qsim.silicon.golden import results, values_of
+from qsim.silicon.graphs import AnyCircuit
 from qsim.silicon.vectors import Vectors
+from qsim_kernels.meanings.printing import Parameter
 
 #: Steps of the definition, in the order in which they are tried, and what went wrong there.
 STEPS = {
@@ -26,6 +32,13 @@ STEPS = {
     "code": "code_of: the value is right, but not its code",
     "value": "value_of: the value of a code",
     "far": "round_bits: the result is not a neighbour of the number",
+    "special": "special_sum: infinities and NaN among the operands",
+    "sign of a sum": "add_to_odd: the sign of the result",
+    "last place": "onto_grid: the rounding of the sum",
+    "sum": "add_to_odd, truncated_sum: the sum itself",
+    "scale": "scale_of: the scale of a block",
+    "element": "round_bits: an element divided by its scale",
+    "word": "philox: a word of the result",
 }
 
 
@@ -35,9 +48,9 @@ class Difference:
 
     Attributes:
         index: Its place among the vectors.
-        x: The input's code.
-        random: The random integer.
-        got: The result.
+        x: The input's code; of several inputs the first.
+        random: The random integer, or the first.
+        got: The result, or the first.
         expected: What it must be.
         step: A key of `STEPS`.
         text: A description.
@@ -102,7 +115,7 @@ def check(vectors: Vectors) -> Comparison:
     """
     circuit = vectors.circuit
     golden = results(circuit, vectors.x, vectors.random)
-    wrong = (golden != vectors.y).nonzero().view(-1)
+    wrong = (golden != vectors.y).view(len(golden), -1).any(1).nonzero().view(-1)
     if not len(wrong):
         return Comparison(len(vectors), 0, None, {})
     part = Vectors(circuit, vectors.x[wrong], vectors.random[wrong], vectors.y[wrong])
@@ -114,10 +127,17 @@ def check(vectors: Vectors) -> Comparison:
 
 def _steps(vectors: Vectors, golden: Tensor) -> list[str]:
     """The step of the definition that each wrong result concerns."""
-    circuit, fmt = vectors.circuit, vectors.circuit.format
+    circuit = vectors.circuit
+    if isinstance(circuit, Philox):
+        return ["word"] * len(vectors)
+    if isinstance(circuit, BlockCircuit):
+        return ["scale" if circuit.operation == "scale" else "element"] * len(vectors)
+    if isinstance(circuit, Dot):
+        return _steps_of_sums(circuit, vectors, golden)
     if circuit.operation == "decode":
         return ["value"] * len(vectors)
-    x, got, expected = (values_of(codes, kind).double() for codes, kind in _parts(vectors, golden).values())
+    fmt, columns = circuit.format, ((vectors.x, circuit.input), (vectors.y, circuit.output), (golden, circuit.output))
+    x, got, expected = (values_of(codes, kind).double() for codes, kind in columns)
     rounds = replace(circuit, operation="round")
     below, above, up, down, again = (
         values_of(results(replace(rounds, **changed), codes, torch.zeros_like(codes)), rounds.output)
@@ -143,27 +163,48 @@ def _steps(vectors: Vectors, golden: Tensor) -> list[str]:
     }
     if circuit.operation == "round":
         del tests["code"]
+    return _first(tests)
+
+
+def _steps_of_sums(circuit: Dot, vectors: Vectors, golden: Tensor) -> list[str]:
+    got, expected = (values_of(codes, circuit.total) for codes in (vectors.y, golden))
+    return _first(
+        {
+            "special": ~got.isfinite() | ~expected.isfinite(),
+            "sign of a sum": got == -expected,
+            "last place": (vectors.y - golden).abs() <= 1,
+            "sum": torch.ones_like(got, dtype=torch.bool),
+        }
+    )
+
+
+def _first(tests: dict[str, Tensor]) -> list[str]:
+    """The name of the first test that holds, for each result."""
     found = torch.stack(list(tests.values())).long().argmax(0)
     return [list(tests)[k] for k in found.tolist()]
 
 
-def _parts(vectors: Vectors, golden: Tensor) -> dict[str, tuple[Tensor, Format]]:
-    """The codes of inputs, results and golden results, and the formats that they are of."""
-    circuit = vectors.circuit
-    return {"x": (vectors.x, circuit.input), "got": (vectors.y, circuit.output), "expected": (golden, circuit.output)}
-
-
 def _difference(vectors: Vectors, golden: Tensor, index: int, step: str) -> Difference:
-    parts, bits, random = _parts(vectors, golden), vectors.circuit.random_bits, int(vectors.random[0])
-    lines = [
-        f"  {name:<9} {_shown(int(codes[0]), fmt.bits)}  {shortest(values_of(codes[:1], fmt).item())}"
-        for name, (codes, fmt) in parts.items()
-    ]
-    if bits:
-        lines.insert(1, f"  {'random':<9} {_shown(random, bits)}")
-    x, got, expected = (int(codes[0]) for codes, _ in parts.values())
-    return Difference(index, x, random, got, expected, step, "\n".join([*lines, f"  {'step':<9} {STEPS[step]}"]))
+    *given, (output, got) = vectors.columns
+    expected = golden.view(len(golden), -1)
+    columns = [*((part.name, part, words) for part, words in given), ("got", output, got), ("expected", output, expected)]
+    kinds = _kinds(vectors.circuit)
+    lines = [f"  {name:<9} {_shown(words[0], part, kinds.get(part.name))}" for name, part, words in columns]
+    x, random, y, right = (
+        int(column.view(len(column), -1)[0, 0]) if column.numel() else 0 for column in (vectors.x, vectors.random, got, expected)
+    )
+    return Difference(index, x, random, y, right, step, "\n".join([*lines, f"  {'step':<9} {STEPS[step]}"]))
 
 
-def _shown(code: int, bits: int) -> str:
-    return f"0x{code:0{-(-bits // 4)}X}"
+def _kinds(circuit: AnyCircuit) -> dict[str, Format]:
+    """The formats whose codes parameters are."""
+    if isinstance(circuit, Circuit):
+        return {"x": circuit.input, "y": circuit.output}
+    if isinstance(circuit, BlockCircuit):
+        return {"x": circuit.source, "scale": circuit.format.scale, "whole": FP32, "y": circuit.output}
+    return {"a": circuit.a, "b": circuit.b, "c": circuit.total, "y": circuit.total} if isinstance(circuit, Dot) else {}
+
+
+def _shown(words: Tensor, part: Parameter, fmt: Format | None) -> str:
+    codes = " ".join(f"0x{code:0{-(-part.bits // 4)}X}" for code in words.tolist())
+    return codes if fmt is None else f"{codes}  {' '.join(shortest(x) for x in values_of(words, fmt).tolist())}"

@@ -58,7 +58,7 @@ class Circuit:
         """The name of the function or module."""
         parts = ["qsim", self.operation, identifier(self.format)]
         if self.operation != "decode":
-            parts.append(_rounding_name(self.rounding))
+            parts.append(rounding_name(self.rounding))
             parts += [self.overflow] if self.overflow != "saturate" else []
             parts += ["from", identifier(self.source)] if self.source != FP32 else []
         return "_".join(parts)
@@ -93,9 +93,7 @@ class Circuit:
         if self.operation == "decode":
             return (f"The float32 bits of the value of a code of {described(target)}.", *_codes(target))
         lines = [f"Rounds a number of {described(source)} to {described(target)}."]
-        lines += [f"Rounding: {self.rounding}. {_RULES[str(self.rounding).partition('(')[0].lower()]}"]
-        if self.random_bits:
-            lines.append(f"random: an integer of {self.random_bits} bits, all values equally likely.")
+        lines += rounding_lines(self.rounding, self.random_bits)
         lines.append("Overflow: " + _OVERFLOW[self.overflow])
         if self.operation == "round":
             return (*lines, "The result is float32's bits of the rounded number; NaN is 0x7FFFFFFF.")
@@ -118,6 +116,12 @@ _OVERFLOW = {
     "saturate_symmetric": "as saturate, and integers end at the negative of the largest value.",
     "nonfinite": "magnitudes beyond the largest value become infinity, or NaN if there is none, where the rounding leads outward.",
 }
+
+
+def rounding_lines(rounding: roundings.Rounding, random_bits: int) -> list[str]:
+    """Lines that say what a rounding does, and what random bits it reads."""
+    lines = [f"Rounding: {rounding}. {_RULES[str(rounding).partition('(')[0].lower()]}"]
+    return [*lines, *([f"random: an integer of {random_bits} bits, all values equally likely."] if random_bits else [])]
 
 
 def described(fmt: Format) -> str:
@@ -151,7 +155,8 @@ def identifier(fmt: Format) -> str:
     return re.sub(r"\W+", "_", repr(fmt).replace("-", "m")).strip("_").lower()
 
 
-def _rounding_name(rounding: roundings.Rounding) -> str:
+def rounding_name(rounding: roundings.Rounding) -> str:
+    """The part of a name that means a rounding."""
     if not isinstance(rounding, Stochastic):
         return str(rounding)
     bits = "" if rounding.bits is None else str(rounding.bits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,13 +13,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from qsim.accumulators import Rounded
 from qsim.formats import FP32
 from qsim.functional import encode
 from qsim.rounding import NEAREST_DOWN, NEAREST_UP
+from qsim.silicon.blocks import BlockCircuit
+from qsim.silicon.circuits import Circuit
+from qsim.silicon.dots import Dot
+from qsim.silicon.generators import Philox
 from qsim.silicon.golden import results, values_of
+from qsim.silicon.values import Meaning
 from qsim.silicon.vectors import Vectors
 from qsim_kernels import arithmetic
-from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.meanings import python, torch as meaning
 from qsim_kernels.meanings.binding import bound
 from qsim_kernels.numbers.carrier import DOUBLE, Carrier, counts_wide, grid_bits, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import coding_bits
@@ -50,10 +56,10 @@ class VectorCoverage:
 
     Attributes:
         count: The number of vectors.
-        reached: How many codes of the format are results, or inputs of `decode`.
+        reached: How many codes of the format are results, or inputs of `decode`; none of Philox.
         codes: How many codes the format has; `None` if they are too many to count.
-        ties: How many inputs are midpoints between two values.
-        branches: The choices of the definition.
+        ties: How many inputs, or sums of one product, are midpoints between two values; `None` of others.
+        branches: The choices of the definition, but of blocks and Philox.
 
     Example:
         >>> from qsim.silicon import Circuit, coverage, vectors
@@ -65,7 +71,7 @@ class VectorCoverage:
     count: int
     reached: int
     codes: int | None
-    ties: int
+    ties: int | None
     branches: tuple[Branch, ...]
 
     @property
@@ -74,8 +80,13 @@ class VectorCoverage:
         return tuple(branch for branch in self.branches if not (branch.taken and branch.other))
 
     def __str__(self) -> str:
+        if not self.reached:
+            return f"{self.count} vectors"
         of = "" if self.codes is None else f" of {self.codes}"
-        lines = [f"{self.count} vectors reach {self.reached}{of} codes and {self.ties} ties"]
+        ties = "" if self.ties is None else f" and {self.ties} ties"
+        lines = [f"{self.count} vectors reach {self.reached}{of} codes{ties}"]
+        if not self.branches:
+            return lines[0]
         ways = 2 * len(self.branches) - len(self.missed)
         lines.append(f"{ways} of {2 * len(self.branches)} ways through the definition's {len(self.branches)} choices are taken")
         lines += [f"  never {'true' if not branch.taken else 'false'}: {branch.place}: {branch.text}" for branch in self.missed]
@@ -92,6 +103,13 @@ def coverage(vectors: Vectors) -> VectorCoverage:
         (16, 16, 14)
     """
     circuit = vectors.circuit
+    if isinstance(circuit, Philox):
+        return VectorCoverage(len(vectors), 0, None, None, ())
+    if isinstance(circuit, (Dot, BlockCircuit)):
+        fmt = circuit.total if isinstance(circuit, Dot) else circuit.output
+        ties, branches = _of_sums(circuit, vectors) if isinstance(circuit, Dot) else (None, ())
+        codes = 1 << fmt.bits if fmt.bits <= _COUNTED_BITS else None
+        return VectorCoverage(len(vectors), len(vectors.y.unique()), codes, ties, branches)
     countable = circuit.format.bits <= _COUNTED_BITS
     if circuit.operation == "round":
         reached = encode(values_of(vectors.y, circuit.output), circuit.format, overflow="nonfinite", check=False)
@@ -103,13 +121,24 @@ def coverage(vectors: Vectors) -> VectorCoverage:
         up, down = (results(replace(circuit, operation="round", rounding=rule), x, zeros) for rule in (NEAREST_UP, NEAREST_DOWN))
         ties = int((up != down).sum())
     return VectorCoverage(
-        len(vectors), len(reached.unique()), 1 << circuit.format.bits if countable else None, ties, tuple(_branches(vectors))
+        len(vectors), len(reached.unique()), 1 << circuit.format.bits if countable else None, ties, tuple(_branches(circuit, vectors))
     )
 
 
-def _branches(vectors: Vectors) -> list[Branch]:
+def _of_sums(circuit: Dot, vectors: Vectors) -> tuple[int | None, tuple[Branch, ...]]:
+    """Count the sums of one product that are midpoints, if they are rounded once, and the choices of the definition."""
+    adder, recorder, ties = circuit.accumulator, _ChoiceCounter(), None
+    results(circuit, vectors.x, vectors.random, Meaning(DOUBLE, recorder.for_integers))
+    if isinstance(adder, Rounded) and circuit.length == 1 and adder.product is None:
+        ends = (Rounded(adder.format, rounding=rule, overflow=adder.overflow) for rule in (NEAREST_UP, NEAREST_DOWN))
+        up, down = (results(replace(circuit, accumulator=end), vectors.x, torch.zeros(len(vectors), 0)) for end in ends)
+        ties = int((up != down).sum())
+    return ties, tuple(recorder.branches())
+
+
+def _branches(circuit: Circuit, vectors: Vectors) -> list[Branch]:
     """Run the definition and count which way each choice goes."""
-    circuit, recorder = vectors.circuit, _ChoiceCounter()
+    recorder = _ChoiceCounter()
     grid, coding = circuit.format.grid, circuit.format.coding
     coder = grid_bits(grid, wide=counts_wide(grid, coding))
     if circuit.operation == "decode":
@@ -136,24 +165,39 @@ class _ChoiceCounter:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int, int], list[int]] = {}
+        self._functions: dict[ModuleType, SimpleNamespace] = {}
 
     def meaning(self, module: ModuleType, carrier: Carrier) -> SimpleNamespace:
         """The functions of a module of the arithmetic."""
-        plain = vars(meaning.rounding(carrier) if module is arithmetic.rounding else meaning.codes(carrier))
-        vocabulary = {name: given for name, given in plain.items() if name not in vars(module) or not _is_defined_in(module, name)}
-        vocabulary |= {name: self._recording(plain[name], compare) for name, compare in _COMPARED.items()}
+        vocabulary = self._vocabulary(module, vars(meaning.rounding(carrier) if module is arithmetic.rounding else meaning.codes(carrier)))
         vocabulary["to_word"] = lambda x: x.to(torch.int64)
         vocabulary["carries"] = lambda a, b: (-((a + b) >> carrier.drawn)).to(torch.int64 if carrier == DOUBLE else torch.int32)
         return bound(module, vocabulary)
 
+    def for_integers(self, module: ModuleType) -> SimpleNamespace:
+        """The functions of a module of the arithmetic for Python's integers, in float64's bits."""
+        if module not in self._functions:
+            self._functions[module] = self._for_integers(module)
+        return self._functions[module]
+
+    def _for_integers(self, module: ModuleType) -> SimpleNamespace:
+        vocabulary = self._vocabulary(module, vars(python.functions(module, DOUBLE)))
+        if module is arithmetic.sums:
+            round_bits = self.for_integers(arithmetic.rounding).round_bits
+            vocabulary["round_bits"] = lambda bits, drawn, grid, rule: round_bits(bits, drawn, grid, variant_of(grid, rule))
+        return bound(module, vocabulary)
+
+    def _vocabulary(self, module: ModuleType, plain: Mapping[str, Any]) -> dict[str, Any]:
+        vocabulary = {name: given for name, given in plain.items() if name not in vars(module) or not _is_defined_in(module, name)}
+        return vocabulary | {name: self._recording(plain[name], compare) for name, compare in _COMPARED.items()}
+
     def _recording(self, function: Callable[..., Any], compare: Callable[..., Any]) -> Callable[..., Any]:
         def record(*args: Any) -> Any:
             frame, condition = sys._getframe(1), compare(*args)
-            if isinstance(condition, Tensor):
-                counts = self._counts.setdefault((frame.f_code.co_filename, frame.f_lineno, frame.f_lasti), [0, 0])
-                holds = int((condition != 0).sum())
-                counts[0] += holds
-                counts[1] += condition.numel() - holds
+            counts = self._counts.setdefault((frame.f_code.co_filename, frame.f_lineno, frame.f_lasti), [0, 0])
+            holds, count = (int((condition != 0).sum()), condition.numel()) if isinstance(condition, Tensor) else (bool(condition), 1)
+            counts[0] += holds
+            counts[1] += count - holds
             return function(*args)
 
         return record

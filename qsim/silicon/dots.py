@@ -12,7 +12,6 @@ from qsim.accumulators import Aligned, Promoted, Rounded, TwoStep, resolve
 from qsim.formats import FP32, Format, format as resolve_format, holds
 from qsim.formats.base import check_integer
 from qsim.silicon.circuits import described, identifier
-from qsim_kernels.numbers.grid import Rule
 
 #: The most products of one circuit.
 _MOST_PRODUCTS = 256
@@ -81,8 +80,8 @@ class Dot:
     @property
     def random_bits(self) -> int:
         """The bits of each random integer; 0 without stochastic rounding."""
-        bits: int = self._rule.bits
-        return bits if self.accumulator.is_stochastic else 0
+        bits: int = self._rounded.rounding.rule("saturate").bits if self.accumulator.is_stochastic else 0
+        return bits
 
     @property
     def draws(self) -> int:
@@ -104,11 +103,6 @@ class Dot:
         inner: Any = adder.inner if isinstance(adder, Promoted) else adder
         found: Rounded = inner
         return found
-
-    @property
-    def _rule(self) -> Rule:
-        rule: Rule = self._rounded.rounding.rule("saturate")
-        return rule
 
     @property
     def specification(self) -> tuple[str, ...]:

@@ -74,10 +74,10 @@ def emit(
 def emit_circuits(
     language: Language, circuits: Sequence[AnyCircuit], *, stages: int = 0, generator: bool = False, name: str = "qsim"
 ) -> str:
-    """Write circuits as code: sums of products, Philox, and operations of formats.
+    """Write circuits as code: operations of formats and of block formats, sums of products, and Philox.
 
     Vectors are arrays, whose first element has the index 0; Philox's four words are the array `y` in C and SystemVerilog, and are returned
-    in JavaScript. C and JavaScript are compared with the library; of sums and Philox as SystemVerilog, a linter has checked two.
+    in JavaScript. Ports of modules hold arrays with the first element in the lowest bits.
 
     Args:
         language: See `emit`.

@@ -6,6 +6,8 @@ from functools import lru_cache
 from types import SimpleNamespace
 
 from qsim.rounding import Rounding
+from qsim.silicon import block_graphs
+from qsim.silicon.blocks import BlockCircuit
 from qsim.silicon.circuits import Circuit
 from qsim.silicon.dots import Dot
 from qsim.silicon.generators import Philox
@@ -18,7 +20,7 @@ from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits, variant_of
 
 #: What can be printed and synthesized.
-AnyCircuit = Circuit | Dot | Philox
+AnyCircuit = Circuit | BlockCircuit | Dot | Philox
 
 
 @lru_cache(maxsize=256)
@@ -28,6 +30,8 @@ def routine(circuit: AnyCircuit) -> Routine:
         return dot(circuit)
     if isinstance(circuit, Philox):
         return philox(circuit)
+    if isinstance(circuit, BlockCircuit):
+        return block_graphs.scale(circuit) if circuit.operation == "scale" else block_graphs.element(circuit)
     x = word("x", circuit.input.bits)
     if circuit.operation == "decode":
         return Routine(circuit.name, circuit.specification, (x,), value_of(x, circuit.format), 32)
@@ -45,7 +49,7 @@ def _rounded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
     how = rounding_bits(circuit.format.grid, rule, wide=False)
     functions = symbols.meaning(arithmetic.rounding, how.carrier)
     drawn = functions.random_bits(random << 32 - rule.bits, used_bits(how.carrier, rule.bits, rule.correction))
-    return as_single(functions.round_bits(in_carrier(x, how), drawn, how, variant_of(how, rule)), how)
+    return as_single(functions.round_bits(in_carrier(x, how.carrier), drawn, how, variant_of(how, rule)), how.carrier)
 
 
 def significand(kept: int, dropped: int, rounding: Rounding) -> Routine:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -74,17 +76,19 @@ class Cost(NamedTuple):
     gates: Gates
 
 
-def cost(circuit: AnyCircuit, stages: int = 0, generator: bool = False) -> Cost:
+def cost(circuit: AnyCircuit, stages: int = 0, generator: bool = False, limit: float | None = None) -> Cost:
     """Synthesize a circuit with Yosys and count its cells.
 
     Args:
         circuit: The circuit.
         stages: See `emit`.
         generator: See `emit`.
+        limit: The seconds that Yosys may take for LUTs, and as many for gates; no limit by default.
 
     Raises:
         FileNotFoundError: If Yosys is not installed.
         RuntimeError: If it fails.
+        TimeoutError: If it takes longer than `limit`.
 
     Example:
         >>> import shutil
@@ -93,27 +97,28 @@ def cost(circuit: AnyCircuit, stages: int = 0, generator: bool = False) -> Cost:
         True
     """
     source = systemverilog.module(routine(circuit), stages, generator)
-    return Cost(fpga(source, circuit.name), gates(source, circuit.name))
+    return Cost(fpga(source, circuit.name, limit), gates(source, circuit.name, limit))
 
 
-def fpga(source: str, top: str) -> Fpga:
+def fpga(source: str, top: str, limit: float | None = None) -> Fpga:
     """The cells of an FPGA for a module.
 
     Args:
         source: SystemVerilog.
         top: The module's name.
+        limit: The seconds that it may take.
     """
-    cells, depth = _synthesized(source, top, _FPGA)
+    cells, depth = _synthesized(source, top, _FPGA, limit)
     return Fpga(_count(cells, r"LUT\d|INV"), _count(cells, "CARRY4"), _count(cells, r"FD\w+"), depth)
 
 
-def gates(source: str, top: str) -> Gates:
+def gates(source: str, top: str, limit: float | None = None) -> Gates:
     """The gates for a module; see `fpga`."""
-    cells, depth = _synthesized(source, top, _GATES)
+    cells, depth = _synthesized(source, top, _GATES, limit)
     return Gates(_count(cells, r"\$_(?:AND|OR|XOR|MUX|NOT)_"), depth)
 
 
-def _synthesized(source: str, top: str, script: str) -> tuple[str, int]:
+def _synthesized(source: str, top: str, script: str, limit: float | None) -> tuple[str, int]:
     """Yosys's list of cells, and how many are in a row."""
     yosys = shutil.which("yosys")
     if yosys is None:
@@ -122,11 +127,21 @@ def _synthesized(source: str, top: str, script: str) -> tuple[str, int]:
         folder = Path(name)
         (folder / "circuit.sv").write_text(source)
         (folder / "script.ys").write_text((script + _REPORT).format(source=folder / "circuit.sv", top=top, folder=folder))
-        done = subprocess.run([yosys, "-q", "-s", str(folder / "script.ys")], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"Yosys cannot synthesize {top}: {done.stderr.strip()}")
+        _run([yosys, "-q", "-s", str(folder / "script.ys")], top, limit)
         longest = re.search(r"length=(\d+)", (folder / "depth.txt").read_text())
         return (folder / "cells.txt").read_text(), int(longest[1]) if longest else 0
+
+
+def _run(command: list[str], top: str, limit: float | None) -> None:
+    """Run Yosys, and end it with the programs that it has started if it takes too long."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            _, errors = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise TimeoutError(f"Yosys has not synthesized {top} in {limit:g} seconds: give it more, or fewer products") from None
+    if process.returncode:
+        raise RuntimeError(f"Yosys cannot synthesize {top}: {errors.strip()}")
 
 
 def _count(cells: str, names: str) -> int:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from qsim.silicon.blocks import BlockCircuit
 from qsim.silicon.circuits import Circuit
+from qsim.silicon.dots import Dot
+from qsim.silicon.generators import Philox
 from qsim.silicon.golden import values_of
+from qsim.silicon.graphs import AnyCircuit, routine
 from qsim.silicon.vectors import Vectors
 from qsim.text.files import FileError
+from qsim_kernels.meanings.printing import Parameter, parameters
 
 #: The forms of vectors.
 FORMS = ("hex", "csv", "json", "testfloat", "testbench", "c")
 
 _CIRCUIT = "circuit: "
-_HEADINGS = ("x", "random", "y")
 
 
 def text(vectors: Vectors, form: str, file: str = "") -> str:
@@ -43,11 +49,12 @@ def text(vectors: Vectors, form: str, file: str = "") -> str:
 
 
 def columns(vectors: Vectors) -> list[tuple[str, int, list[int]]]:
-    """The name, the bits and the integers of each column."""
-    circuit = vectors.circuit
-    widths = (circuit.input.bits, circuit.random_bits, circuit.output.bits)
-    numbers = (vectors.x, vectors.random, vectors.y)
-    return [(name, width, column.tolist()) for name, width, column in zip(_HEADINGS, widths, numbers, strict=True) if width]
+    """The name, the bits and the integers of each column: of arrays all elements in one, the first in the lowest bits."""
+    return [(part.name, max(part.words, 1) * part.bits, _packed(part.bits, words)) for part, words in vectors.columns]
+
+
+def _packed(bits: int, words: Tensor) -> list[int]:
+    return [sum(word << k * bits for k, word in enumerate(row)) for row in words.tolist()]
 
 
 def _rows(vectors: Vectors, prefix: str = "") -> list[list[str]]:
@@ -76,13 +83,15 @@ def _json(vectors: Vectors, file: str) -> str:
 def _testfloat(vectors: Vectors, file: str) -> str:
     """Operands, result and exception flags, of which only that of inexact results is set."""
     circuit = vectors.circuit
+    if not isinstance(circuit, Circuit):
+        raise ValueError(f"TestFloat's text has results of one operand: write vectors of {circuit.name} in another form")
     given, result = values_of(vectors.x, circuit.input), values_of(vectors.y, circuit.output)
     inexact = (given != result) & ~given.isnan()
     return "\n".join([*(" ".join([*row, f"{flag:02X}"]) for row, flag in zip(_rows(vectors), inexact.long().tolist(), strict=True)), ""])
 
 
 def _testbench(vectors: Vectors, file: str) -> str:
-    circuit, parts = vectors.circuit, columns(vectors)
+    parts, output = columns(vectors), vectors.columns[-1][0]
     padded = [4 * -(-width // 4) for _, width, _ in parts]
     ends = [sum(padded[k:]) for k in range(len(parts))]
     fields = {
@@ -94,8 +103,8 @@ def _testbench(vectors: Vectors, file: str) -> str:
     assigned = " ".join(f"{name} = {fields[name]};" for name, _ in inputs)
     shown, written = " ".join(f"{name}=%h" for name, _ in inputs), "_".join("%h" for _ in inputs)
     return _TESTBENCH.format(
-        name=circuit.name,
-        circuit=_spelled(circuit),
+        name=vectors.circuit.name,
+        circuit=_spelled(vectors.circuit).replace('"', '\\"'),
         count=len(vectors),
         last=len(vectors) - 1,
         bits=sum(padded),
@@ -103,7 +112,7 @@ def _testbench(vectors: Vectors, file: str) -> str:
         ports=ports,
         assigned=assigned,
         file=file,
-        width=circuit.output.bits - 1,
+        width=max(output.words, 1) * output.bits - 1,
         expected=fields["y"],
         shown=shown,
         written=written,
@@ -143,32 +152,56 @@ endmodule
 
 
 def _c(vectors: Vectors, file: str) -> str:
-    circuit, parts = vectors.circuit, columns(vectors)
-    rows = ",\n".join("    {" + ", ".join(f"0x{value}u" for value in row) + "}" for row in _rows(vectors))
-    arguments = ", ".join(f"vectors[i][{k}]" for k in range(len(parts) - 1))
-    return _C_TEST.format(name=circuit.name, file=file or "qsim.h", columns=len(parts), last=len(parts) - 1, rows=rows, arguments=arguments)
+    *given, (output, _) = vectors.columns
+    words = torch.cat([column for _, column in vectors.columns], 1)
+    starts = [0, *itertools.accumulate(column.shape[1] for _, column in vectors.columns)]
+    arguments = [f"row + {start}" if part.words else f"row[{start}]" for (part, _), start in zip(given, starts, strict=False)]
+    called = f"{vectors.circuit.name}({', '.join([*arguments, *(['y'] if output.words else [])])})"
+    return _C_TEST.format(
+        name=vectors.circuit.name,
+        file=file or "qsim.h",
+        columns=words.shape[1],
+        inputs=starts[-2],
+        outputs=max(output.words, 1),
+        rows=",\n".join("    {" + ", ".join(f"0x{word:X}u" for word in row) + "}" for row in words.tolist()),
+        call=called if output.words else f"y[0] = {called}",
+    )
 
 
 _C_TEST = """\
 /* Compares {name} with golden vectors; returns 1 if a result differs. */
 #include <stdio.h>
+#include <string.h>
 #include "{file}"
 
 static const uint32_t vectors[][{columns}] = {{
 {rows}
 }};
 
+static void print_words(const char *name, const uint32_t *words, int count)
+{{
+    printf(" %s=", name);
+    while (count-- > 0)
+        printf("%08lx", (unsigned long)words[count]);
+}}
+
 int main(void)
 {{
     const unsigned long count = sizeof vectors / sizeof vectors[0];
     unsigned long differing = 0;
     for (unsigned long i = 0; i < count; i++) {{
-        const uint32_t y = {name}({arguments});
-        if (y == vectors[i][{last}])
+        const uint32_t *row = vectors[i];
+        uint32_t y[{outputs}];
+        {call};
+        if (memcmp(y, row + {inputs}, sizeof y) == 0)
             continue;
-        if (differing++ < 10)
-            printf("differs: x=%08lx y=%08lx, expected %08lx\\n",
-                   (unsigned long)vectors[i][0], (unsigned long)y, (unsigned long)vectors[i][{last}]);
+        if (differing++ < 10) {{
+            printf("differs:");
+            print_words("inputs", row, {inputs});
+            print_words("y", y, {outputs});
+            print_words("expected", row + {inputs}, {outputs});
+            printf("\\n");
+        }}
     }}
     printf("%lu of %lu results differ\\n", differing, count);
     return differing != 0;
@@ -178,11 +211,18 @@ int main(void)
 _WRITERS = {"hex": _hex, "csv": _csv, "json": _json, "testfloat": _testfloat, "testbench": _testbench, "c": _c}
 
 
-def _spelled(circuit: Circuit) -> str:
+def _spelled(circuit: AnyCircuit) -> str:
+    """The kind of a circuit and its arguments."""
+    if isinstance(circuit, Philox):
+        return "philox"
+    if isinstance(circuit, BlockCircuit):
+        return f"block {circuit.operation} | {circuit.format!r} | {circuit.rounding!r} | {circuit.source!r}"
+    if isinstance(circuit, Dot):
+        return f"dot | {circuit.accumulator!r} | {circuit.a!r} | {circuit.b!r} | {circuit.length}"
     return f"{circuit.operation} | {circuit.format!r} | {circuit.rounding!r} | {circuit.overflow} | {circuit.source!r}"
 
 
-def read(content: str, circuit: Circuit | None = None) -> Vectors:
+def read(content: str, circuit: AnyCircuit | None = None) -> Vectors:
     r"""Vectors with the results of another implementation, in the form `"hex"`, `"csv"`, `"json"` or `"testfloat"`.
 
     Args:
@@ -204,24 +244,34 @@ def read(content: str, circuit: Circuit | None = None) -> Vectors:
                  1  raised_by: a midpoint goes to the other neighbour
     """
     named, rows = _read_json(content) if content.lstrip().startswith("{") else _read_lines(content)
-    circuit = circuit or _read_circuit(named)
-    count = 3 if circuit.random_bits else 2
+    circuit = _read_circuit(named) if circuit is None else circuit
+    whole = routine(circuit)
+    given, count = parameters(whole), len(whole.result) if isinstance(whole.result, tuple) else 0
+    parts = [*given, Parameter("y", whole.width, count)]
     if not rows:
         raise FileError("the results hold no vectors: each line needs an input and a result, as `qsim vectors` writes them")
     for number, row in enumerate(rows, 1):
-        if len(row) not in (count, count + 1):
-            raise FileError(
-                f"vector {number} of {circuit.name} needs {count} numbers ({'x, random, y' if count == 3 else 'x, y'}), got {len(row)}"
-            )
+        if len(row) not in (len(parts), len(parts) + 1):
+            names = ", ".join(part.name for part in parts)
+            raise FileError(f"vector {number} of {circuit.name} needs {len(parts)} numbers ({names}), got {len(row)}")
     try:
-        numbers = torch.tensor([[int(value, 16) for value in row[:count]] for row in rows], dtype=torch.int64)
+        columns = list(zip(*([int(value, 16) for value in row[: len(parts)]] for row in rows), strict=True))
     except ValueError as error:
         raise FileError(f"numbers of results are hexadecimal: {error}") from None
-    x, y = numbers[:, 0], numbers[:, count - 1]
-    for name, values, bits in (("x", x, circuit.input.bits), ("y", y, circuit.output.bits)):
-        if int(values.min()) < 0 or int(values.max()) >> bits:
-            raise FileError(f"{name} of {circuit.name} has {bits} bits, got 0x{int(values.max()):X}")
-    return Vectors(circuit, x, numbers[:, 1] if count == 3 else torch.zeros_like(x), y)
+    words = {part.name: _unpacked(circuit.name, part, column) for part, column in zip(parts, columns, strict=True)}
+    y, random = words.pop("y"), words.pop("random", torch.zeros(len(rows), 0 if not isinstance(circuit, Circuit) else 1, dtype=torch.int64))
+    x = torch.cat(list(words.values()), 1)
+    if isinstance(circuit, Circuit):
+        x, random = x.view(-1), random.view(-1)
+    return Vectors(circuit, x, random, y if count else y.view(-1))
+
+
+def _unpacked(name: str, part: Parameter, column: Sequence[int]) -> Tensor:
+    """The elements of an array, or a word, in a row."""
+    count, last = max(part.words, 1), (1 << part.bits) - 1
+    if min(column) < 0 or max(column) >> count * part.bits:
+        raise FileError(f"{part.name} of {name} has {count * part.bits} bits, got 0x{max(column):X}")
+    return torch.tensor([[value >> k * part.bits & last for k in range(count)] for value in column], dtype=torch.int64)
 
 
 def _read_json(content: str) -> tuple[str, Sequence[Sequence[str]]]:
@@ -235,15 +285,29 @@ def _read_json(content: str) -> tuple[str, Sequence[Sequence[str]]]:
 def _read_lines(content: str) -> tuple[str, Sequence[Sequence[str]]]:
     named = re.search(rf"//\s*{_CIRCUIT}(.*)", content)
     lines = (re.sub(r"//.*", "", line).strip() for line in content.splitlines())
-    return named[1].strip() if named else "", [re.split(r"[_,\s]+", line) for line in lines if line and not line.startswith("x")]
+    return named[1].strip() if named else "", [re.split(r"[_,\s]+", line) for line in lines if line and not line.endswith("y")]
 
 
-def _read_circuit(named: str) -> Circuit:
-    parts = named.split(" | ")
-    if len(parts) != 5:
-        raise FileError("the results do not name their circuit: give the format, and the options with which the vectors were written")
-    operation, fmt, rounding, overflow, source = parts
+def _read_circuit(named: str) -> AnyCircuit:
+    kind, *parts = named.split(" | ")
     try:
-        return Circuit(fmt, operation, rounding.lower() if rounding.isupper() else rounding, overflow, source)  # type: ignore[arg-type]
+        match kind, len(parts):
+            case "philox", 0:
+                return Philox()
+            case "dot", 4:
+                accumulator, a, b, length = parts
+                return Dot(accumulator, a, b, int(length))
+            case "block scale" | "block encode", 3:
+                fmt, rounding, source = parts
+                return BlockCircuit(fmt, kind.removeprefix("block "), _rounding(rounding), source)  # type: ignore[arg-type]
+            case _, 4:
+                fmt, rounding, overflow, source = parts
+                return Circuit(fmt, kind, _rounding(rounding), overflow, source)  # type: ignore[arg-type]
     except ValueError as error:
         raise FileError(f"the results name a circuit that does not exist: {error}") from None
+    raise FileError("the results do not name their circuit: give the format, and the options with which the vectors were written")
+
+
+def _rounding(spelled: str) -> str:
+    """The name of a rounding, which prints as a constant if it has no arguments."""
+    return spelled.lower() if spelled.isupper() else spelled

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
 from qsim.formats import FP32, Float, Format
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand
 from qsim_kernels.meanings.simplification import operation
-from qsim_kernels.numbers.carrier import SINGLE, GridBits, counts_wide, grid_bits, is_flat
+from qsim_kernels.numbers.carrier import SINGLE, Carrier, GridBits, counts_wide, grid_bits, grid_in, is_flat
 from qsim_kernels.numbers.encoding import coding_bits
+from qsim_kernels.numbers.grid import Grid
 
 _WORD, _DOUBLE_WORD = (1 << 32) - 1, (1 << 64) - 1
 
@@ -23,29 +28,57 @@ def value_of(x: Operand, source: Format) -> Operand:
         # Its values are spaced like float32's own, down to zero.
         variant = variant._replace(zero=False, subnormals=False)
     value = symbols.meaning(arithmetic.codes, how.carrier).value_of(x, numbers, variant)
-    return as_single(value, how)
+    return as_single(value, how.carrier)
 
 
 def code_of(value: Operand, fmt: Format) -> Operand:
     """The code of a value, given by float32's bits."""
-    grid, coding = fmt.grid, fmt.coding
     if fmt == FP32:
         return value
-    how = grid_bits(grid, wide=counts_wide(grid, coding))
-    result = symbols.meaning(arithmetic.codes, how.carrier).code_of(in_carrier(value, how), *coding_bits(grid, coding, how))
-    return result & ((1 << coding.bits) - 1)
+    carrier = grid_bits(fmt.grid, wide=counts_wide(fmt.grid, fmt.coding)).carrier
+    return for_symbols(carrier).code(in_carrier(value, carrier), fmt)
 
 
-def in_carrier(x: Operand, how: GridBits) -> Operand:
+class Meaning(NamedTuple):
+    """A meaning of the arithmetic, for symbols or for Python's integers.
+
+    Attributes:
+        carrier: The carrier in whose bits numbers are given.
+        functions: Gives the functions of a module of the arithmetic.
+    """
+
+    carrier: Carrier
+    functions: Callable[[ModuleType], Any]
+
+    def grid(self, grid: Grid) -> GridBits:
+        """Values in the bits of the carrier, which must hold them."""
+        return grid_in(self.carrier, grid)
+
+    def value(self, code: Any, fmt: Format) -> Any:
+        """The value of a code."""
+        return self.functions(arithmetic.codes).value_of(code, *coding_bits(fmt.grid, fmt.coding, self.grid(fmt.grid)))
+
+    def code(self, bits: Any, fmt: Format) -> Any:
+        """The code of a value."""
+        code = self.functions(arithmetic.codes).code_of(bits, *coding_bits(fmt.grid, fmt.coding, self.grid(fmt.grid)))
+        return code & ((1 << fmt.bits) - 1)
+
+
+def for_symbols(carrier: Carrier, unused: int = 0) -> Meaning:
+    """The meaning for symbols; see `symbols.meaning`."""
+    return Meaning(carrier, lambda module: symbols.meaning(module, carrier, unused))
+
+
+def in_carrier(x: Operand, carrier: Carrier) -> Operand:
     """Float32's bits as those of a carrier, with a sign."""
-    if how.carrier == SINGLE:
+    if carrier == SINGLE:
         return operation("signed", x, 32)
     return operation("signed", symbols.meaning(arithmetic.carriers, SINGLE).widened(x), 64)
 
 
-def as_single(bits: Operand, how: GridBits) -> Operand:
+def as_single(bits: Operand, carrier: Carrier) -> Operand:
     """A carrier's bits as those of a float32, as a word."""
-    if how.carrier == SINGLE:
+    if carrier == SINGLE:
         return bits & _WORD
     return symbols.meaning(arithmetic.carriers, SINGLE).narrowed(bits & _DOUBLE_WORD)
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qsim.silicon import inputs
+from qsim.silicon import inputs, several_inputs
 from qsim.silicon.circuits import Circuit
 from qsim.silicon.golden import results
+from qsim.silicon.graphs import AnyCircuit, routine
+from qsim_kernels.meanings.printing import Parameter, parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,9 +20,9 @@ class Vectors:
 
     Attributes:
         circuit: The circuit.
-        x: The inputs: codes of `circuit.input`.
-        random: Random integers of `circuit.random_bits` bits; zeros where the circuit reads none.
-        y: The results: codes of `circuit.output`.
+        x: The inputs: codes of `circuit.input`, or rows of all inputs in order where there are several.
+        random: Random integers of `circuit.random_bits` bits, or rows of them; zeros where the circuit reads none.
+        y: The results: codes of `circuit.output`, or rows of them.
 
     Example:
         >>> from qsim.silicon import Circuit, vectors
@@ -29,7 +31,7 @@ class Vectors:
         (16, [14, 15], ['0xc0000000', '0xbf800000'])
     """
 
-    circuit: Circuit
+    circuit: AnyCircuit
     x: Tensor
     random: Tensor
     y: Tensor
@@ -37,13 +39,25 @@ class Vectors:
     def __len__(self) -> int:
         return len(self.x)
 
+    @property
+    def columns(self) -> list[tuple[Parameter, Tensor]]:
+        """The inputs, the random integers and the results by parameters, each with a row for every vector."""
+        whole = routine(self.circuit)
+        given = parameters(whole)
+        sizes = [max(part.words, 1) for part in given if part.name != "random"]
+        inputs = iter(self.x.view(len(self), sum(sizes)).split(sizes, 1))
+        columns = [(part, self.random.view(len(self), -1) if part.name == "random" else next(inputs)) for part in given]
+        count = len(whole.result) if isinstance(whole.result, tuple) else 0
+        return [*columns, (Parameter("y", whole.width, count), self.y.view(len(self), -1))]
 
-def vectors(circuit: Circuit, count: int = 4096, seed: int = 0) -> Vectors:
+
+def vectors(circuit: AnyCircuit, count: int = 4096, seed: int = 0) -> Vectors:
     """Golden vectors of a circuit.
 
     If its input has at most 16 bits, these are all its inputs. Otherwise they are the corners of its format and random numbers with the
     weights of Berkeley TestFloat. With stochastic rounding each input comes with five random integers: the smallest, the largest, the two
-    between which the result changes, and any.
+    between which the result changes, and any. Sums have special operands, drawn ones of which many nearly cancel, and any random integers;
+    there are fewer the more products they add.
 
     Args:
         circuit: The circuit.
@@ -59,6 +73,9 @@ def vectors(circuit: Circuit, count: int = 4096, seed: int = 0) -> Vectors:
     if count < 0:
         raise ValueError(f"count must not be negative, got {count}")
     generator = torch.Generator().manual_seed(seed)
+    if not isinstance(circuit, Circuit):
+        x, random = several_inputs.drawn(circuit, count, generator)
+        return Vectors(circuit, x, random, results(circuit, x, random))
     x = inputs.codes(circuit, count, generator)
     random = torch.zeros_like(x)
     if circuit.random_bits:

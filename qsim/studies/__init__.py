@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qsim.studies.plans import Duration, Plan, plan, run
-    from qsim.studies.report import Claim, Picture, Report, Table
+    from qsim.studies.report import Claim, Picture, Report
     from qsim.studies.result import Result
     from qsim.studies.study import Study
     from qsim.studies.sweeps import Sweep, sweep
+    from qsim.text.tables import Table
 
 __all__ = [
     "Claim",
@@ -58,11 +59,12 @@ _STUDIES = {
     "stagnation": "stagnation.StagnationStudy",
 }
 _HOMES = {
-    "plans": ("Duration", "Plan", "plan", "run"),
-    "report": ("Claim", "Picture", "Report", "Table"),
-    "result": ("Result",),
-    "study": ("Study",),
-    "sweeps": ("Sweep", "sweep"),
+    "studies.plans": ("Duration", "Plan", "plan", "run"),
+    "studies.report": ("Claim", "Picture", "Report"),
+    "studies.result": ("Result",),
+    "studies.study": ("Study",),
+    "studies.sweeps": ("Sweep", "sweep"),
+    "text.tables": ("Table",),
 }
 
 
@@ -99,5 +101,5 @@ def __getattr__(name: str) -> Any:
     # Submodules are imported on first use: matplotlib and SciPy are slow to import, and may not be installed.
     for home, held in _HOMES.items():
         if name in held:
-            return getattr(importlib.import_module(f"qsim.studies.{home}"), name)
+            return getattr(importlib.import_module(f"qsim.{home}"), name)
     raise AttributeError(f"module 'qsim.studies' has no attribute {name!r}")

@@ -16,10 +16,11 @@ from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
-from qsim.studies.report import Claim, Picture, Report, Table, listed
+from qsim.studies.report import Claim, Picture, Report, listed
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, in_points, mean, proportion
 from qsim.studies.study import Study
+from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -162,7 +163,7 @@ class _Findings:
         for exponent in self.settings.exponents:
             names = [f"e{exponent}m{mantissa}" for mantissa in self.settings.mantissas]
             rows.append([f"E{exponent}", *(f"{proportion(self.accuracies(name, rounding)):.1%}" for name in names)])
-        return Table(f"Accuracy, {rounding}", ["exponent", *(f"M{mantissa}" for mantissa in self.settings.mantissas)], rows)
+        return Table.of(f"Accuracy, {rounding}", ["exponent", *(f"M{mantissa}" for mantissa in self.settings.mantissas)], rows)
 
     def _bits(self) -> Table:
         rows = []
@@ -170,7 +171,7 @@ class _Findings:
             cells = [self.bit(kind, bits, rounding) for rounding in self.settings.roundings for kind in (EXPONENT, MANTISSA)]
             rows.append([f"{bits} to {bits + 1}", *("-" if found is None else in_points(found) for found in cells)])
         header = [f"{kind} bit, {rounding}" for rounding in self.settings.roundings for kind in (EXPONENT, MANTISSA)]
-        return Table("Points of accuracy gained by one more bit, averaged over formats of a width", ["bits", *header], rows)
+        return Table.of("Points of accuracy gained by one more bit, averaged over formats of a width", ["bits", *header], rows)
 
     def _draw(self) -> list[Figure]:
         drawn, axes = figures.row(len(self.settings.roundings), width=3.9)

@@ -22,10 +22,11 @@ from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described, images
 from qsim.studies.learners.training import Training, full_precision, train
-from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.report import Claim, Picture, Report
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, confidence_text, describe_bars, difference, in_points, positive, proportion
 from qsim.studies.study import Study
+from qsim.text.tables import Table
 from qsim_kernels.meanings import systemverilog
 from qsim_kernels.meanings.printing import Routine
 
@@ -211,7 +212,7 @@ class _Findings:
             for name in self.settings.formats
         ]  # fmt: skip
         header = ["format", "bits", "accuracy", "batch factor", "LUTs, nearest", "LUTs, stochastic"]
-        return Table("Both costs of every format", header, rows)
+        return Table.of("Both costs of every format", header, rows)
 
     def _draw(self) -> Figure:
         figure, (accuracy, batch, luts) = figures.panels(3, 1, width=5.2, height=1.75, sharex=True)

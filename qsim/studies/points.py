@@ -14,10 +14,11 @@ from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
-from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.report import Claim, Picture, Report
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, confidence_text, describe_bars, difference, mean
 from qsim.studies.study import Study
+from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -144,7 +145,7 @@ class _Findings:
             [label, *(f"{self.added(point, name, rounding):+.3f}" for name in self.settings.formats)] for point, label in POINTS.items()
         ]
         full = mean(self.losses(NONE, "fp32", "nearest")).value
-        return Table(f"Added to a test loss of {full:.3f}, {rounding}", ["point", *map(str.upper, self.settings.formats)], rows)
+        return Table.of(f"Added to a test loss of {full:.3f}, {rounding}", ["point", *map(str.upper, self.settings.formats)], rows)
 
     def _draw(self) -> list[Figure]:
         drawn, axes = figures.row(len(self.settings.roundings))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import qsim
 from qsim.studies.result import Result
+from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,28 +78,6 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Numbers in rows and columns, with a heading.
-
-    Example:
-        >>> from qsim import studies
-        >>> print(studies.Table("Losses", ["format", "loss"], [["e4m3", "0.31"]]).markdown())
-        | format | loss |
-        | --- | --- |
-        | e4m3 | 0.31 |
-    """
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        """The table as Markdown."""
-        lines = [list(self.header), ["---"] * len(self.header), *self.rows]
-        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-@dataclass(frozen=True)
 class Picture:
     """A figure, and the name of its files.
 
@@ -145,7 +124,7 @@ class Report:
         >>> from qsim import studies
         >>> claim = studies.Claim("Figure 1", "larger batches help", "+1.2 % [0.4, 2.0]", agrees=True)
         >>> report = studies.Report(studies.named("batch-size"), ["How it was measured."], [claim], "Larger batches help.")
-        >>> report.verdicts.rows[0][-1]
+        >>> report.verdicts[0]["agrees"]
         'yes'
     """
 
@@ -162,7 +141,7 @@ class Report:
             [f"{number}. {claim.source}", claim.paper, claim.measured, claim.power, claim.verdict]
             for number, claim in enumerate(self.claims, 1)
         ]
-        return Table("Verdicts", ["where", "claim", "measured here", "smallest effect", "agrees"], rows)
+        return Table.of("Verdicts", ["where", "claim", "measured here", "smallest effect", "agrees"], rows)
 
     @property
     def tests(self) -> Table:
@@ -171,7 +150,7 @@ class Report:
         for number, claim in enumerate(self.claims, 1):
             alike.setdefault((claim.source, claim.test, claim.rule), []).append(str(number))
         rows = [[f"{', '.join(numbers)}. {source}", test, rule] for (source, test, rule), numbers in alike.items()]
-        return Table("How each claim was judged", ["where", "quantity that tests the claim", "rule, and its reason"], rows)
+        return Table.of("How each claim was judged", ["where", "quantity that tests the claim", "rule, and its reason"], rows)
 
     @property
     def pictures(self) -> list[Picture]:
@@ -186,7 +165,7 @@ class Report:
             panels: The number of panels of each picture that has several, by its name.
         """
         page = [f"# {self.title or self.study.question}", f"**{self.meaning}**", f"Study `{self.study.name}`. Source: {self.study.source}."]
-        page += [f"## {self.verdicts.title}", self.verdicts.markdown(), _SMALLEST if self.claims else ""]
+        page += [f"## {self.verdicts.heading}", self.verdicts.markdown(), _SMALLEST if self.claims else ""]
         page.append("## Figures" if self.pictures else "")
         for picture in self.pictures:
             names = picture.files((panels or {}).get(picture.name, 1))
@@ -195,7 +174,7 @@ class Report:
         page += [part for part in self.parts if isinstance(part, str)]
         for part in (*self.parts, self.tests):
             if isinstance(part, Table):
-                page += [f"## {part.title}", part.markdown()]
+                page += [f"## {part.heading}", part.markdown()]
         page += [_EACH_BY_ITSELF if self.claims else "", "## How it was run", origin]
         return "\n\n".join(part for part in page if part) + "\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, overload
@@ -81,8 +81,9 @@ class Records(Sequence[R], Generic[R]):
             return replace(self, records=self.records[place])
         if isinstance(place, int):
             return self.records[place]
-        if not isinstance(place, tuple) or len(place) != len(self.KEY):
-            raise TypeError(f"{type(self).__name__}: a key is {' and '.join(self.KEY)}, an index or a slice, got {place!r}")
+        names = self._key()
+        if not isinstance(place, tuple) or len(place) != len(names):
+            raise TypeError(f"{type(self).__name__}: a key is {' and '.join(names)}, an index or a slice, got {place!r}")
         for record in self.records:
             if self.key(record) == place:
                 return record
@@ -90,15 +91,15 @@ class Records(Sequence[R], Generic[R]):
         depth = next(depth for depth in range(len(place)) if not any(key[: depth + 1] == place[: depth + 1] for key in keys))
         known = dict.fromkeys(repr(key[depth]) for key in keys if key[:depth] == place[:depth])
         at = f" at {', '.join(map(repr, place[:depth]))}" if depth else ""
-        raise KeyError(f"no {self.KEY[depth]} {place[depth]!r}{at}: there are {', '.join(known) or 'none'}")
+        raise KeyError(f"no {names[depth]} {place[depth]!r}{at}: there are {', '.join(known) or 'none'}")
 
     def key(self, record: R) -> tuple[Any, ...]:
         """The key of a record."""
-        return tuple(getattr(record, name) for name in self.KEY)
+        return tuple(_value(record, name) for name in self._key())
 
     def filter(self, where: Callable[[R], bool] = lambda record: True, **equal: Any) -> Self:
         """The records for which a function is true and fields have given values, as in `found.filter(point="grad")`."""
-        kept = (r for r in self.records if where(r) and all(getattr(r, name) == value for name, value in equal.items()))
+        kept = (r for r in self.records if where(r) and all(_value(r, name) == value for name, value in equal.items()))
         return replace(self, records=tuple(kept))
 
     def ranking(self, by: str) -> list[tuple[R, float]]:
@@ -107,9 +108,10 @@ class Records(Sequence[R], Generic[R]):
         Raises:
             ValueError: If records are not ranked by that.
         """
-        if by not in self.LOSSES:
-            raise ValueError(f"by: must be one of {', '.join(self.LOSSES) or 'nothing'}; got {by!r}")
-        losses = [(record, float(_value(record, self.LOSSES[by]))) for record in self.records]
+        known = self._losses()
+        if by not in known:
+            raise ValueError(f"by: must be one of {', '.join(known) or 'nothing'}; got {by!r}")
+        losses = [(record, float(_value(record, known[by]))) for record in self.records]
         return sorted(losses, key=lambda pair: math.inf if math.isnan(pair[1]) else -pair[1])
 
     def worst(self, by: str) -> Self:
@@ -139,13 +141,48 @@ class Records(Sequence[R], Generic[R]):
             by: What to rank them by, the worst first; see `worst`. In their own order by default.
             rows: The number of rows; all by default.
         """
+        titles = [list(self._columns())] if self.HAS_TITLES else []
+        right = [place for place, title in enumerate(self._columns()) if title in self._right()]
+        return "\n".join(filter(None, [*self._above(), aligned([*titles, *self._cells(by, rows)], right=right), *self._below()]))
+
+    def markdown(self, by: str | None = None, rows: int | None = None) -> str:
+        """The records as a table in Markdown; see `table`.
+
+        Example:
+            >>> import torch, qsim
+            >>> print(qsim.nn.conversion(qsim.convert(torch.nn.Sequential(torch.nn.Linear(2, 4)), "e4m3")).markdown())
+            | layer | kind | points |
+            | --- | --- | --- |
+            | 0 | Linear | act=e4m3, weight=e4m3, grad=e4m3 |
+        """
+        titles = list(self._columns())
+        cells = [[*line, *[""] * (len(titles) - len(line))] for line in self._cells(by, rows)]
+        return "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (titles, ["---"] * len(titles), *cells)
+        )
+
+    def _cells(self, by: str | None, rows: int | None) -> list[list[str]]:
+        """The texts of the table, without titles."""
         blocks = self._blocks()
         shown = (blocks if by is None else blocks.worst(by))[:rows]
         last = [record for record in self.totals() if record not in self.records]
-        titles = [list(self.COLUMNS)] if self.HAS_TITLES else []
-        cells = [[_text(_value(record, value)) for value in self.COLUMNS.values()] for record in (*shown, *last)]
-        right = [place for place, title in enumerate(self.COLUMNS) if title in self.RIGHT]
-        return "\n".join(filter(None, [*self._above(), aligned([*titles, *cells], right=right), *self._below()]))
+        return [self._line(record) for record in (*shown, *last)]
+
+    def _line(self, record: R) -> list[str]:
+        """The texts of a record."""
+        return [_text(_value(record, value)) for value in self._columns().values()]
+
+    def _columns(self) -> Values:
+        return self.COLUMNS
+
+    def _right(self) -> Collection[str]:
+        return self.RIGHT
+
+    def _losses(self) -> Values:
+        return self.LOSSES
+
+    def _key(self) -> tuple[str, ...]:
+        return self.KEY
 
     def _blocks(self) -> Self:
         """The records that the table shows: those of repeated blocks may share one."""
@@ -177,9 +214,9 @@ class Records(Sequence[R], Generic[R]):
         lists = {field.name: plain(getattr(self, field.name)) for field in fields(self)[1:] if getattr(self, field.name) != ()}
         return {**lists, self.NAME: [plain(record) for record in self.records]}
 
-    def to_json(self) -> str:
-        """Everything as one line of JSON."""
-        return json.dumps(self.to_dict(), allow_nan=False)
+    def to_json(self, indent: int | None = None) -> str:
+        """Everything as JSON, in one line or indented by a number of spaces."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
     def to_pandas(self) -> Any:
         """The rows as a `pandas.DataFrame`.
@@ -235,7 +272,9 @@ def plain(value: Any) -> Any:
 
 
 def _value(record: Any, value: str | Callable[[Any], Any]) -> Any:
-    return getattr(record, value) if isinstance(value, str) else value(record)
+    if not isinstance(value, str):
+        return value(record)
+    return record.get(value, "") if isinstance(record, Mapping) else getattr(record, value)
 
 
 def _text(value: Any) -> str:

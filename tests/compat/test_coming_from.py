@@ -80,7 +80,7 @@ def linear() -> nn.Linear:
 
 def ours(row: Row) -> list[Tensor]:
     points = eval(row.ours, names())
-    assert isinstance(points, (FivePoint, Recipe))
+    assert isinstance(points, (FivePoint, Recipe, str))
     return run(qsim.convert(nn.Sequential(linear()), points))
 
 

@@ -17,6 +17,7 @@ import qsim
 from qsim.diagnostics import Estimate, GradientError
 from qsim.diagnostics.gradients.errors import GradientErrors
 from qsim.text.records import Records, Values, plain
+from qsim.text.tables import Quantity, Table
 from support.watched import net
 
 BELOW = Estimate(1.0, 0.5, math.inf)
@@ -172,3 +173,42 @@ def test_a_plot_of_what_is_worst() -> None:
     pytest.importorskip("matplotlib.pyplot").close("all")
     with pytest.raises(TypeError, match="worst: records must be a result of qsim, such as a Sample or a Coverage, got 3"):
         qsim.plot.worst(3, "share")  # type: ignore[arg-type]
+
+
+SPEEDS = Table(
+    ({"work": "a|b", "seconds": 0.0021, "peak": None}, {"work": "much", "note": "refused"}, {"work": "c", "seconds": 0.5, "peak": 7}),
+    {"work": "work", "ms": Quantity("seconds", 1, 1e3), "peak": Quantity("peak", missing="unknown")},
+    "Speed",
+)
+
+
+def test_rows_of_plain_values_are_records() -> None:
+    assert str(SPEEDS).splitlines() == ["work     ms     peak", "a|b     2.1  unknown", "much  refused", "c     500.0        7"]
+    assert SPEEDS["c",] is SPEEDS[2]
+    assert [row["work"] for row in SPEEDS.worst("seconds")] == ["c", "a|b", "much"]
+    assert SPEEDS.filter(peak=7) == SPEEDS[2:]
+    assert json.loads(SPEEDS[:1].to_json(indent=2)) == {"heading": "Speed", "rows": [{"work": "a|b", "seconds": 0.0021, "peak": None}]}
+    assert SPEEDS.rows() == [*SPEEDS.records]
+    writer = Writer()
+    SPEEDS.log(writer, 1, details=True)
+    assert writer.scalars == {"a|b/seconds": 0.0021, "c/seconds": 0.5, "c/peak": 7}
+
+
+def test_records_print_as_markdown() -> None:
+    assert SPEEDS.markdown(by="seconds").splitlines() == [
+        "| work | ms | peak |",
+        "| --- | --- | --- |",
+        "| c | 500.0 | 7 |",
+        "| a\\|b | 2.1 | unknown |",
+        "| much | refused |  |",
+    ]
+    assert FOUND.markdown(by="share", rows=1).splitlines()[2:] == ["| first | 50.00 % | 10 |"]
+
+
+def test_a_table_of_texts_has_columns_with_titles_of_their_own() -> None:
+    table = Table.of("Losses", ["format", "loss"], [["e4m3", "0.31"]])
+    assert (table.heading, table[0]) == ("Losses", {"format": "e4m3", "loss": "0.31"})
+    with pytest.raises(ValueError, match="Table: each column needs a title of its own, got loss, loss"):
+        Table.of("Losses", ["loss", "loss"], [])
+    with pytest.raises(ValueError, match="shorter"):
+        Table.of("Losses", ["format", "loss"], [["e4m3"]])

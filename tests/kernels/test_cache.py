@@ -15,7 +15,7 @@ import pytest
 
 pwd: Any = pytest.importorskip("pwd", reason="Windows keeps its users' folders apart itself")
 native: Any = pytest.importorskip("qsim_kernels.numba.native", reason="needs numba")
-from qsim_kernels.numba import building, cache, locks  # noqa: E402 (needs numba)
+from qsim_kernels.numba import building, cache  # noqa: E402 (needs numba)
 
 NAME, OURS, THEIRS = ("scales", "fit", "qsim_scales_fit"), b"compiled here", b"planted"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
@@ -118,7 +118,7 @@ def test_a_lock_changes_no_file(tmp_path: Path, linked: bool) -> None:
         lock.symlink_to(kept)
     else:
         lock.hardlink_to(kept)
-    with locks.locked(lock):
+    with cache.locked(lock):
         assert native._machine_code(*NAME) == OURS
     assert kept.read_text() == "mine"
 

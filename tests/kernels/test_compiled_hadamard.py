@@ -11,7 +11,7 @@ from qsim_kernels.numbers.scales import Turn
 from qsim_kernels.torch.hadamard import hadamard as reference
 from support.comparing import same_bits
 
-hadamard = pytest.importorskip("qsim_kernels.numba.hadamard", reason="needs numba").hadamard
+hadamard = pytest.importorskip("qsim_kernels.numba.scaling", reason="needs numba").hadamard
 
 
 def one_kind_of_nan(x: Tensor) -> Tensor:

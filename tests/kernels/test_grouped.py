@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qsim_kernels.triton.grouped.launch import TileShape, grouped_into
+from qsim_kernels.triton.grouped import TileShape, grouped_into
 from support.side_by_side import DEVICE
 
 #: Small tiles, so that the interpreter meets several of them.

@@ -141,7 +141,7 @@ def test_a_process_that_dies_while_it_compiles_keeps_nobody_waiting(compiled: li
 
 @FORKS
 def test_a_process_that_hangs_is_not_waited_for_forever(compiled: list[str], code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qsim_kernels.numba.locks.PATIENCE", 0.1)
+    monkeypatch.setattr("qsim_kernels.numba.cache.PATIENCE", 0.1)
     context = multiprocessing.get_context("fork")
     begun = context.Queue()
     process = context.Process(target=_compile, args=(begun, 60.0))

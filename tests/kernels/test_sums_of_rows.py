@@ -91,7 +91,7 @@ def test_what_lookups_with_accumulators_refuse() -> None:
         lookup(FivePoint(grad="mxfp8", accumulate="h100_fp8"))
     with pytest.raises(ValueError, match=r"convert: .*h100_fp8 in the sum for the table's gradient: grad: the unit takes operands"):
         qsim.convert(torch.nn.Embedding(2, 4), FivePoint("e4m3", accumulate=(None, None, "h100_fp8"), act_bwd=None), embeddings=True)
-    converted = qsim.convert(torch.nn.Embedding(2, 4), "deepseek_v3(last=0)", embeddings=True)
+    converted = qsim.convert(torch.nn.Embedding(2, 4), "deepseek_v3.with_(last=0)", embeddings=True)
     assert converted.points.accumulate is None, "gradients with scales are summed by torch"
     with pytest.raises(ValueError, match="embedding: scale_grad_by_freq cannot be combined with an accumulator"):
         lookup(FivePoint(accumulate=Rounded("bf16")), scale_grad_by_freq=True)

@@ -109,6 +109,76 @@ def test_compiled_weights_are_those_of_eager_code() -> None:
     assert torch.equal(eager(x), expected)
 
 
+class Inner(nn.Module):
+    """A product of a parameter and one of activations, neither in a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = nn.functional.linear(x, self.weight)
+        return rows + (rows @ rows.mT) @ x
+
+
+class CallsCompiledCode(nn.Module):
+    """Runs in Python, and calls compiled code in all the ways that there are."""
+
+    def __init__(self, way: str, backend: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.scores = Inner(), nn.Parameter(torch.randn(WIDTH, WIDTH) / 6)
+        self.called = torch.compile(self.inner.__call__, backend=backend) if way == "torch.compile" else self.inner
+        if way == "compile":
+            self.inner.compile(backend=backend)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.called(x @ self.scores) @ self.scores
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("way", ["compile", "torch.compile"])
+def test_a_graphs_products_are_rounded_once(way: str, backend: str) -> None:
+    """A model that runs in Python rounds what it calls; compiled code in it has been rounded when it was traced."""
+    points = FivePoint(lambda x: (4 * x).round() / 4 + 1, None, None)  # rounding twice would add two
+    torch.manual_seed(1)
+    x = torch.randn(4, WIDTH)
+    expected, own = (qsim.convert(CallsCompiledCode(kind, backend), points, calls="all")(x) for kind in ("eager", way))
+    torch.testing.assert_close(own, expected)
+
+
+class Casting(Block):
+    """A block that multiplies by a view of a cast weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.down.double().to(x)[:, :WIDTH].T
+
+
+class Around(nn.Module):
+    """A module of one's own, in whose run its blocks are compiled code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Casting() for _ in range(BLOCKS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_blocks_in_a_module_of_ones_own_share_one_graph_where_they_cast_weights() -> None:
+    torch.manual_seed(0)
+    model = qsim.convert(Around(), RECIPES["fp8_hybrid"])
+    expected = step(model)
+    counter = CompileCounterWithBackend("aot_eager")
+    for block in model.blocks:
+        block.compile(backend=counter, fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert all(map(torch.equal, step(model), expected))
+    assert counter.frame_count == 1
+
+
 class Region(Block):
     """A block that compilers trace once for all of its kind."""
 

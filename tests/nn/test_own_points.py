@@ -160,6 +160,12 @@ def test_layers_have_their_own_modules() -> None:
     assert not [name for name, _ in qsim.revert(model).named_parameters() if "point" in name]
 
 
+def test_modules_go_where_the_layer_is(device: torch.device) -> None:
+    layer = qsim.convert(nn.Linear(16, 4).to(device), FivePoint(Learned(0.5), None, None))
+    assert layer.act_point.step.device == layer.weight.device
+    assert layer(X.to(device)).shape == (8, 4)
+
+
 def test_learned_steps_train() -> None:
     layer = qsim.convert(nn.Linear(16, 4), FivePoint(Learned(0.5), Learned(0.5)))
     optimizer = torch.optim.Adam(layer.parameters(), 1e-2)
@@ -194,7 +200,8 @@ def test_compiled_checkpointed_and_transformed_code_gives_the_same_bits(points: 
 def test_reports_show_callables() -> None:
     model = qsim.convert(nn.Sequential(nn.Linear(16, 4)), FivePoint(e4m3, Learned(0.1), e5m2, output="e4m3"))
     assert str(model[0].points) == "act=e4m3, weight=Learned, grad=e5m2, output=e4m3"
-    assert qsim.coverage(model, X).share == 1.0
+    found = qsim.coverage(model, X)
+    assert (found.share, {product.module for product in found}) == (1.0, {"0"})
     with qsim.diagnostics.Monitor(model, 1) as monitor:
         model(X).sum().backward()
         monitor.step()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +13,15 @@ from torch import nn
 
 import qsim
 from qsim import FivePoint, Quantizer
+from support.comparing import same_bits
 
 pytest.importorskip("accelerate")
 transformers: Any = pytest.importorskip("transformers")
-pytest.importorskip("qsim.hugging_face")
+
+from qsim.hugging_face import ScheduleCallback  # noqa: E402
+from support.trained_llama import model, run, scheduled, trainer  # noqa: E402
 
 NOISY = FivePoint("e4m3", Quantizer("e4m3", "stochastic"), act_bwd="same", weight_bwd="same", grad=Quantizer("e5m2", "stochastic"))
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-TEXTS = [{"input_ids": row, "labels": row} for row in torch.randint(3, 40, (4, 12), generator=torch.Generator().manual_seed(0))] * 4
-
-
-def model() -> Any:
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, vocab_size=40, attn_implementation="qsim"))
-
-
-def trainer(model: Any, folder: Path, callbacks: Any = (), **options: Any) -> Any:
-    given = {"per_device_train_batch_size": 4, "max_steps": 8, "learning_rate": 1e-2, "use_cpu": True, "seed": 3}
-    silent = {"report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
-    arguments = transformers.TrainingArguments(str(folder), **{**given, **silent, **options})
-    optimizer = qsim.optim.AdamW(model.parameters(), lr=1e-2, update="stochastic", seed=5)
-    return transformers.Trainer(model, arguments, train_dataset=TEXTS, optimizers=(optimizer, None), callbacks=[*callbacks])
-
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -52,17 +41,21 @@ def test_it_trains(option: str, tmp_path: Path) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_checkpointing_and_compilation_do_not_change_a_bit(tmp_path: Path) -> None:
+# Compiled code draws other random bits.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "points"), [(OPTIONS["checkpointing"], NOISY), (COMPILED, "fp8_hybrid")], ids=["checkpointing", "compiled"]
+)
+def test_checkpointing_and_compilation_do_not_change_a_bit(options: dict[str, Any], points: Any, tmp_path: Path) -> None:
     def weights(**options: Any) -> list[torch.Tensor]:
-        own = qsim.convert(model(), NOISY)
+        own = qsim.convert(model(), points)
         trainer(own, tmp_path, max_steps=3, **options).train()
         return list(own.parameters())
 
-    usual = weights()
-    for options in (OPTIONS["checkpointing"], COMPILED):
-        assert all(map(torch.equal, usual, weights(**options))), options
+    assert all(map(torch.equal, weights(), weights(**options)))
 
 
+@pytest.mark.slow
 def test_inductor_trains_as_eager_code_does(tmp_path: Path) -> None:
     def losses(**options: Any) -> list[float]:
         own = trainer(qsim.convert(model(), "fp8_hybrid"), tmp_path, **options)
@@ -82,15 +75,6 @@ def test_an_interrupted_run_goes_on_to_the_bit(tmp_path: Path) -> None:
     assert qsim.nn.conversion(resumed) == qsim.nn.conversion(whole)
     trainer(resumed, tmp_path / "again", **saving).train(resume_from_checkpoint=str(checkpoint))
     assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
-
-
-PHASES: dict[int | float, Any] = {0: "bf16", 0.25: "nvfp4", 0.75: "bf16"}
-
-
-def scheduled(phases: dict[int | float, Any] = PHASES) -> Any:
-    from qsim.hugging_face import ScheduleCallback
-
-    return ScheduleCallback(qsim.Schedule(phases), qsim.Schedule({0: {"update": "stochastic"}, 5: {"update": "kahan"}}))
 
 
 def formats(model: Any) -> set[str]:
@@ -120,6 +104,33 @@ def test_a_schedule_goes_on_to_the_bit_inside_each_phase(
     assert qsim.nn.conversion(resumed) == qsim.nn.conversion(own)
 
 
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_bit_in_each_phase(tmp_path: Path) -> None:
+    """BF16, NVFP4 from the fourth step, BF16 from the tenth; killed in the third, eighth and twelfth, and started again each time.
+
+    Only this test: `pytest tests/nn/test_trainer.py -k killed`.
+    """
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["support.trained_llama"])
+
+    def start(folder: Path, killed_in: int | None = None) -> int | None:
+        process = processes.Process(target=run, args=(folder, killed_in))
+        process.start()
+        process.join()
+        return process.exitcode
+
+    assert start(whole) == 0
+    for step, checkpoint in ((2, "checkpoint-2"), (7, "checkpoint-6"), (11, "checkpoint-10")):
+        assert start(killed, step) == -signal.SIGKILL
+        assert transformers.trainer_utils.get_last_checkpoint(killed) == str(killed / checkpoint)
+    assert start(killed) == 0
+    ends = [torch.load(folder / "end.pt") for folder in (whole, killed)]
+    assert len(ends[0]) == len(ends[1]) > 12
+    assert all(map(same_bits, *ends))
+
+
+@pytest.mark.slow
 def test_a_compiled_model_follows_a_schedule(tmp_path: Path) -> None:
     def weights(**options: Any) -> list[torch.Tensor]:
         own = model()
@@ -130,7 +141,5 @@ def test_a_compiled_model_follows_a_schedule(tmp_path: Path) -> None:
 
 
 def test_a_callback_takes_schedules() -> None:
-    from qsim.hugging_face import ScheduleCallback
-
     with pytest.raises(TypeError, match=r"ScheduleCallback: schedule must be a qsim\.Schedule, got 'nvfp4'"):
         ScheduleCallback("nvfp4")  # type: ignore[arg-type]

@@ -64,7 +64,7 @@ def test_noise_below_half_a_unit_of_bfloat16_is_not_lost_on_average() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Noise(-1.0), "Noise: std must be greater than 0"),
+        (lambda: Noise(-1.0), r"Noise: std must not be negative, got -1\.0"),
         (lambda: Noise(1.0, "cauchy"), "Noise: distribution must be 'normal' or 'uniform', got 'cauchy'"),
         (lambda: Noise(1.0, relative_to="mean"), "Noise: relative_to must be 'rms', 'max' or None, got 'mean'"),
         (lambda: Noise(1.0)(torch.ones(2), seed=3), "Noise: it draws from a generator; give generator= instead of seed="),

@@ -25,6 +25,7 @@ MX8 = Quantizer("e4m3", scale=PerBlock(32, format="e8m0", rule="ceil"))
 MX4 = Quantizer("e2m1", scale=PerBlock(32, format="e8m0", rule="floor"))
 MX4_NOISY = Quantizer("e2m1", "stochastic", scale=PerBlock(32, format="e8m0", rule="ceil"), transform=Hadamard(32))
 ROWS = Quantizer("e4m3", scale=PerRow())
+ROWS_UP = Quantizer("e4m3", scale=PerRow(format="e8m0", rule="ceil"))
 WIDE = Quantizer("e4m3", scale=PerBlock(128, format="e8m0", rule="ceil"))
 E2M3, E3M2 = (Quantizer(name, scale=PerBlock(32, format="e8m0", rule="floor")) for name in ("e2m3", "e3m2"))
 NV = PerBlock(16, format="e4m3", rule="fit", outer=PerTensor())
@@ -44,6 +45,18 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
     (recipes.fp8_hybrid(PerTensor("e8m0", margin=1)), hybrid(PerTensor("e8m0", margin=1))),
     (recipes.fp8_hybrid(Delayed(16)), hybrid(Delayed(16))),
     (recipes.fp8_hybrid(PerRow()), FivePoint(ROWS, ROWS, act_bwd=ROWS, weight_bwd=ROWS, grad=Quantizer("e5m2", scale=PerRow()))),
+    (recipes.torchao_rowwise(), FivePoint(ROWS_UP, ROWS_UP, act_bwd=ROWS_UP, weight_bwd=ROWS_UP, grad=ROWS_UP)),
+    (
+        recipes.torchao_rowwise(weight_gradient=False),
+        FivePoint(
+            ROWS_UP,
+            ROWS_UP,
+            act_bwd=None,
+            weight_bwd=Quantizer("e4m3", scale=PerTensor("e8m0", "ceil")),
+            grad=ROWS_UP,
+            grad_w="fp32",
+        ),
+    ),
     (
         recipes.fp8_blockwise(),
         FivePoint(WIDE, Quantizer("e4m3", scale=PerTile(128, 128, format="e8m0", rule="ceil")), act_bwd=WIDE, weight_bwd="same", grad=WIDE),
@@ -114,12 +127,11 @@ class TestPoints:
     @pytest.mark.parametrize("name", recipes.NAMED)
     def test_names_and_sources(self, name: str) -> None:
         assert ALL[name].name == name
-        assert any(year in ALL[name].source for year in ("arXiv 2", "NeurIPS 2019", "Training with Fewer Bits"))
+        assert any(year in ALL[name].source for year in ("arXiv 2", "NeurIPS 2019", "Training with Fewer Bits", "torchao 0.18"))
 
     def test_which_recipes_keep_layers(self) -> None:
         kept = {name: (recipe.first, recipe.last) for name, recipe in ALL.items() if recipe.first or recipe.last}
         assert kept == {"hfp8": (1, 1), "nvfp4": (0, 1), "fp8_blockwise": (0, 1), "deepseek_v3": (0, 1)}
-        assert recipes.nvfp4(last=3).last == recipes.fp8_blockwise(last=3).last == 3
 
     @pytest.mark.parametrize("name", ["act", "weight", "grad"])
     def test_bfloat16_holds_what_fp8_blockwise_multiplies(self, name: str) -> None:
@@ -137,8 +149,8 @@ class TestPoints:
         ("make", "error", "message"),
         [
             (lambda: recipes.fp8_hybrid("channel"), ValueError, "scale must be PerTensor\\(…\\), .* got 'channel'"),
-            (lambda: recipes.nvfp4(last=-1), ValueError, "Recipe: last must be in 0…2147483648, got -1"),
-            (lambda: recipes.nvfp4(last=0.15), TypeError, "Recipe: last must be an int, got 0.15"),
+            (lambda: recipes.nvfp4().with_(last=-1), ValueError, "Recipe: last must be in 0…2147483648, got -1"),
+            (lambda: recipes.nvfp4().with_(last=0.15), TypeError, "Recipe: last must be an int, got 0.15"),
             (
                 lambda: recipes.nvfp4(outer=PerRow()),
                 TypeError,
@@ -202,10 +214,10 @@ class TestDescribe:
         assert recipes.resolve("NVFP4") == recipes.resolve("nvfp4")
 
     def test_a_call_and_a_recipe(self, capsys: pytest.CaptureFixture[str]) -> None:
-        recipes.describe("nvfp4(last=4)")
+        recipes.describe("nvfp4.with_(last=4)")
         told = capsys.readouterr().out
         assert "high precision: the last 4 layers" in told
-        recipes.describe(recipes.nvfp4(last=4))
+        recipes.describe(recipes.nvfp4().with_(last=4))
         assert capsys.readouterr().out == told
 
     def test_no_name_lists_all(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,13 +230,14 @@ class TestDescribe:
         ("name", "error", "message"),
         [
             ("nf4", ValueError, "unknown recipe 'nf4': there are fp8_hybrid"),
-            ("nvpf4", ValueError, "unknown recipe 'nvpf4': did you mean 'nvfp4'\\? There are fp8_hybrid, fp8_blockwise, "),
+            ("nvpf4", ValueError, "unknown recipe 'nvpf4': did you mean 'nvfp4'\\? There are fp8_hybrid, torchao_rowwise, "),
             ("zzz", ValueError, "unknown recipe 'zzz': there are fp8_hybrid, "),
-            ("fp8_hybrid(accumulate='h100_fp8')", TypeError, r"Options of all recipes follow as in 'nvfp4\.with_\(accumulate=…\)'"),
+            ("fp8_hybrid(accumulate='h100_fp8')", TypeError, r"Options of all recipes follow as in 'nvfp4\.with_\(first=1, last=4\)'"),
             ("nvfp4.with_(4", ValueError, r"options follow a recipe as in 'nvfp4\.with_\(first=1, last=4\)'"),
             ("nvfp4.with_(lats=4)", TypeError, "unexpected keyword argument 'lats'"),
             ("e4m1", ValueError, "'e4m1' is a format: FivePoint.act='e4m1', weight='e4m1'. rounds inputs and weights to it"),
-            ("nvfp4(last=-1)", ValueError, "Recipe: last must be in 0"),
+            ("nvfp4.with_(last=-1)", ValueError, "Recipe: last must be in 0"),
+            ("nvfp4(last=4)", TypeError, r"'last'. Options of all recipes follow as in 'nvfp4\.with_\(first=1, last=4\)'"),
             ("mxfp8(32)", TypeError, "mxfp8"),
             (4, TypeError, "a recipe's name must be a string, got 4"),
         ],
@@ -270,8 +283,8 @@ class TestConvert:
         assert [type(layer) is nn.Linear or layer.points.is_identity for layer in model] == [False, False, True]
 
     def test_by_name(self) -> None:
-        assert qsim.convert(layers(3), "nvfp4(last=2)")[0].points == recipes.nvfp4().points
-        assert [layer.points.is_identity for layer in qsim.convert(layers(3), "nvfp4(last=2)")] == [False, True, True]
+        assert qsim.convert(layers(3), "nvfp4.with_(last=2)")[0].points == recipes.nvfp4().points
+        assert [layer.points.is_identity for layer in qsim.convert(layers(3), "nvfp4.with_(last=2)")] == [False, True, True]
         assert qsim.nn.Linear(4, 2, points="weight_only('e4m1')").points == recipes.weight_only("e4m1").points
 
     def test_a_layer_that_rounded_before_is_kept_too(self) -> None:

@@ -4,6 +4,9 @@ PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py c --random 24    eve
 PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py systemverilog   five formats, all roundings, all bfloat16 inputs, two simulators
 PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py javascript      10^6 inputs in Node
 PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py explorer        10^6 inputs to the format explorer, in Node and Chromium
+PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py sums            10^6 sums each, in C (two compilers, sanitized) and Node
+PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py blocks          10^6 scales, elements and Philox's blocks each, likewise
+PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py modules         modules of these with golden vectors, in two simulators
 PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py mutations       200 faults in emitted modules, against golden vectors
 PYTHONPATH=kernels:tests python tests/silicon/exhaustive.py cost            lookup tables of formats and roundings
 """
@@ -20,15 +23,17 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.silicon import Circuit, cost
+from qsim.silicon import BlockCircuit, Circuit, Dot, Philox, cost, emit_circuits, vectors
 from qsim.silicon.golden import results
-from qsim.silicon.graphs import routine
+from qsim.silicon.graphs import AnyCircuit, routine
 from qsim.silicon.synthesis import fpga
 from qsim_kernels.torch import ElementNoise, random_bits
 from support import emitted, explorer, mutations
 from support.chromium import Chromium
+from support.sums_emitted import DOTS, by_matmul, by_program, compiled_sums, drawn_codes, script_of_sums
 
 SEED, STREAM = 5, 7
+_COMPARISONS = ("c", "systemverilog", "javascript", "explorer", "sums", "blocks", "modules", "mutations", "cost")
 SIMULATED = ("e5m2", "e4m3", "e2m1", "Float(3, 2, specials='fn')", "Float(2, 5, bias=3)")
 
 
@@ -121,16 +126,61 @@ def check_explorer(folder: Path) -> None:
     browser.close()
 
 
+def check_sums(folder: Path, compilers: Sequence[str]) -> None:
+    """Sums of two steps against `qsim.matmul`."""
+    for dot in DOTS:
+        codes = drawn_codes(dot, 1_000_000 // (1 if dot.length < 8 else 10))
+        expected = by_matmul(dot, codes)
+        for compiler in compilers:
+            command = compiled_sums(dot, folder, compiler, ["-std=c99", "-O1", *emitted.SANITIZED])
+            print_sums(dot, f"C, {compiler}", by_program(dot, codes, folder, command), expected)
+        print_sums(dot, "Node", by_program(dot, codes, folder, script_of_sums(dot, folder)), expected)
+
+
+def print_sums(dot: Dot, where: str, found: Tensor, expected: Tensor) -> None:
+    """Print how many sums differ."""
+    differing = int((found.view(torch.int32) != expected.view(torch.int32)).sum())
+    print(f"{where}, {dot.name}: {len(found)} sums of {2 * dot.length} products, {differing} differ", flush=True)
+
+
+def check_blocks(folder: Path, compilers: Sequence[str]) -> None:
+    """Scales of blocks, elements under them, and Philox."""
+    circuits: list[AnyCircuit] = [Philox()]
+    for name in ("mxfp8", "mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp8_e5m2"):
+        circuits += [BlockCircuit(name, "scale"), *(BlockCircuit(name, rounding=rule) for rule in qsim.rounding.NAMED)]
+    for circuit in circuits:
+        is_long = isinstance(circuit, Philox) or circuit.operation == "scale"
+        golden = vectors(circuit, 1_000_000 // (4 if is_long else 1))
+        counts = {f"C, {each}": emitted.rows_in_c(golden, folder, each, ["-std=c99", "-O1", *emitted.SANITIZED]) for each in compilers}
+        counts["Node"] = emitted.rows_in_node(golden, folder)
+        for where, found in counts.items():
+            print(f"{where}, {circuit.name}: {len(golden)} inputs, {int((found != golden.y).sum())} results differ", flush=True)
+
+
+def check_modules(folder: Path, simulators: Sequence[str]) -> None:
+    """Modules with several inputs, and their testbenches."""
+    circuits: list[AnyCircuit] = [*mutations.SEVERAL_INPUTS, *DOTS, *(BlockCircuit(name) for name in ("mxfp8", "nvfp4"))]
+    circuits += [BlockCircuit(name, "scale") for name in ("mxfp8", "mxfp4", "nvfp4")]
+    for circuit in circuits:
+        emitted.lint(emit_circuits("systemverilog", [circuit]), folder, circuit.name)
+        for simulator in simulators:
+            printed = emitted.simulated(vectors(circuit), folder, simulator)
+            print(f"SystemVerilog, {simulator}, {circuit.name}: lint clean, {printed}", flush=True)
+
+
 def check_mutations(count: int) -> None:
     """Faults of one operator each; those that change a result must be found by golden vectors."""
-    outcome = mutations.survey(count, seed=3)
-    print(f"mutations: {outcome}", flush=True)
+    for circuits in (mutations.ROUNDINGS, mutations.SEVERAL_INPUTS):
+        print(f"mutations in {len(circuits)} modules: {mutations.survey(count, 3, circuits)}", flush=True)
 
 
 def print_costs() -> None:
     """Lookup tables of formats and roundings, and those of a module that is written by hand."""
     by_hand = fpga((Path(__file__).parent / "e4m3_by_hand.sv").read_text(), "e4m3_by_hand")
     print(f"e4m3 by hand: {by_hand}")
+    for circuit in (Dot("Rounded('e4m3')", "e4m3"), Dot("Rounded('fp16')", "e4m3"), BlockCircuit("mxfp4"), BlockCircuit("nvfp4", "scale")):
+        for stages in (0, 3):
+            print(f"{circuit.name}, {stages} stages: {cost(circuit, stages)}", flush=True)
     for fmt in ("e5m2", "e4m3", "e2m1", "bf16"):
         for rule in ("nearest", "toward_zero", "Stochastic(8)", "stochastic"):
             for source in ("fp32", "bf16"):
@@ -144,7 +194,7 @@ def print_costs() -> None:
 def main() -> None:
     """Run one of the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("c", "systemverilog", "javascript", "explorer", "mutations", "cost"))
+    parser.add_argument("what", choices=_COMPARISONS)
     parser.add_argument("--random", type=int, default=24, help="log2 of the number of random inputs")
     parser.add_argument("--formats", default=",".join(qsim.formats.NAMED))
     parser.add_argument("--compilers", default="gcc,clang")
@@ -160,6 +210,12 @@ def main() -> None:
             check_javascript(folder)
         elif args.what == "explorer":
             check_explorer(folder)
+        elif args.what == "sums":
+            check_sums(folder, args.compilers.split(","))
+        elif args.what == "blocks":
+            check_blocks(folder, args.compilers.split(","))
+        elif args.what == "modules":
+            check_modules(folder, args.simulators.split(","))
         elif args.what == "mutations":
             check_mutations(200)
         else:

@@ -186,7 +186,7 @@ def test_malformed_results(content: str, message: str, tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["vectors"], "give a format, such as e4m3, or --check with a file of results"),
+        (["vectors"], "give a format, such as e4m3, --philox, or --check with a file of results"),
         (["vectors", "e4m3", "--rounding", "up,down"], "vectors are those of one circuit: give one rounding and one operation, got 2"),
         (["vectors", "e4m3", "--count", "-1"], "count must not be negative, got -1"),
         (["emit", "rust", "--format", "e4m3"], "language must be one of 'c', 'systemverilog', 'javascript', got 'rust'"),

@@ -113,10 +113,10 @@ def test_models_differ_in_their_sums_only(found: tuple[studies.Report, Findings]
 def test_the_report_shows_the_measurements(found: tuple[studies.Report, Findings]) -> None:
     report, findings = found
     sums, training = (part for part in report.parts if isinstance(part, studies.Table))
-    (row,) = [row for row in sums.rows if row[0] == "H100 FP8"]
-    assert row[-1] == f"{sum(findings.sums('error', POSITIVE, CHAIN, 1)) / 2:.1e}"
-    assert [row[0] for row in training.rows][:3] == ["FP32 sums", "no rounding", "H100 FP8"]
-    assert training.rows[2][1].startswith(f"{sum(findings.losses(CHAIN)) / 2:.4f}")
+    (row,) = sums.filter(sum="H100 FP8")
+    assert [*row.values()][-1] == f"{sum(findings.sums('error', POSITIVE, CHAIN, 1)) / 2:.1e}"
+    assert [row["sums"] for row in training][:3] == ["FP32 sums", "no rounding", "H100 FP8"]
+    assert training[2]["loss"].startswith(f"{sum(findings.losses(CHAIN)) / 2:.4f}")
 
 
 #: For each claim, the values of runs that agree with it.

@@ -187,7 +187,7 @@ def test_one_format_has_no_bit_to_compensate() -> None:
     settings = replace(SETTINGS, formats=("e4m0",), seeds=4)
     results = [Result(run, {"loss": 1.0} | as_in_the_paper(run), 1.0, {}) for run in BatchSizeStudy().runs(settings)]
     report = BatchSizeStudy().report(settings, results)
-    assert not any("Factor" in part.title for part in report.parts if isinstance(part, studies.Table))
+    assert not any("Factor" in part.heading for part in report.parts if isinstance(part, studies.Table))
     assert not any("variance" in claim.paper for claim in report.claims)
     assert report.meaning.startswith("Relative to full precision")
 

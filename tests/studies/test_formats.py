@@ -72,9 +72,11 @@ def test_the_gain_of_a_bit_is_an_average_over_the_formats_of_a_width() -> None:
     accuracies = {"e2m0": 0.5, "e3m0": 0.6, "e2m1": 0.8, "e3m1": 0.82, FULL: 0.9}
     results = [Result(run, {"own_accuracy": accuracies[run.format]}, 1.0, {}) for run in FormatsStudy().runs(settings)]
     (table,) = [
-        part for part in FormatsStudy().report(settings, results).parts if isinstance(part, studies.Table) and "one more bit" in part.title
+        part
+        for part in FormatsStudy().report(settings, results).parts
+        if isinstance(part, studies.Table) and "one more bit" in part.heading
     ]
-    assert table.rows == [
+    assert [[*row.values()] for row in table] == [
         ["3 to 4", "+10.0 [+10.0, +10.0]", "+30.0 [+30.0, +30.0]"],
         # From E2M1 to E3M1, and from E3M0 to E3M1.
         ["4 to 5", "+2.0 [+2.0, +2.0]", "+22.0 [+22.0, +22.0]"],

@@ -41,7 +41,7 @@ def test_the_quick_form_runs(quick_study: Callable[..., studies.Plan]) -> None:
     tool("yosys")
     report = quick_study("hardware-cost").report()
     assert "LUTs" in report.meaning
-    assert [len(part.rows) for part in report.parts if isinstance(part, studies.Table)] == [2]
+    assert [len(part) for part in report.parts if isinstance(part, studies.Table)] == [2]
 
 
 def test_without_yosys_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,12 +63,12 @@ def test_the_table_is_what_the_losses_say(found: Found) -> None:
     full = losses(found, NONE)
     for rounding in PointsStudy().quick().roundings:
         title = f"Added to a test loss of {mean(full):.3f}, {rounding}"
-        (table,) = [part for part in found[0].parts if isinstance(part, studies.Table) and part.title == title]
-        for (point, label), row in zip(POINTS.items(), table.rows, strict=True):
+        (table,) = [part for part in found[0].parts if isinstance(part, studies.Table) and part.heading == title]
+        for (point, label), row in zip(POINTS.items(), table, strict=True):
             added = [loss - own for loss, own in zip(losses(found, point, rounding), full, strict=True)]
             # For two seeds: Student's t with one degree of freedom, 12.706.
             half = 12.7062 * stdev(added) / 2**0.5
-            assert row == [label, f"{mean(added):+.3f} [{mean(added) - half:+.3f}, {mean(added) + half:+.3f}]"]
+            assert [*row.values()] == [label, f"{mean(added):+.3f} [{mean(added) - half:+.3f}, {mean(added) + half:+.3f}]"]
 
 
 def as_in_the_paper(run: Run) -> float:

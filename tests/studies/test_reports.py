@@ -38,6 +38,6 @@ def test_a_committed_report_is_that_of_its_results(page: Path, tmp_path: Path, m
         # The stand-in for Fashion-MNIST has another number of images.
         assert without_numbers(f"\n\n{paragraph}\n\n") in without_numbers(text), f"write {page} again: {command}"
     for table in (report.verdicts, report.tests, *(part for part in report.parts if isinstance(part, studies.Table))):
-        assert f"## {table.title}\n\n{table.markdown()}\n" in text, f"write {page} again: {command}"
+        assert f"## {table.heading}\n\n{table.markdown()}\n" in text, f"write {page} again: {command}"
     names = [each["source"] for each in map(vars, report.claims) if not (each["test"] and each["rule"] and each["power"])]
     assert names == [], "claims without a test, a rule, or the smallest effect that would have shown"

@@ -73,8 +73,8 @@ def test_claims_that_are_judged_alike_share_a_row() -> None:
         for where, what, test in (("Figure 1", "a", "x"), ("Figure 1", "b", "y"), ("Figure 1", "c", "x"), ("Figure 2", "d", "x"))
     ]
     report = studies.Report(Coins(), [], found, "Fair.")
-    assert [row[0] for row in report.verdicts.rows] == ["1. Figure 1", "2. Figure 1", "3. Figure 1", "4. Figure 2"]
-    assert [row[:2] for row in report.tests.rows] == [["1, 3. Figure 1", "x"], ["2. Figure 1", "y"], ["4. Figure 2", "x"]]
+    assert [row["where"] for row in report.verdicts] == ["1. Figure 1", "2. Figure 1", "3. Figure 1", "4. Figure 2"]
+    assert [[*row.values()][:2] for row in report.tests] == [["1, 3. Figure 1", "x"], ["2. Figure 1", "y"], ["4. Figure 2", "x"]]
 
 
 def test_reports_name_runs_of_older_versions() -> None:

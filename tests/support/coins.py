@@ -51,7 +51,7 @@ class Coins(Study[Settings, Toss]):
         rows = [[result.run.side, str(result.run.seed), f"{result['share']:.3f}"] for result in results]
         claim = Claim("the rim", "heads | tails", "both", True, test="the side that is up", rule="yes if it is up", power="a coin")
         return Report(
-            self, ["Coins.", Table("Tosses", ["side", "seed", "share"], rows), Picture("tosses", "Shares.", _draw)], [claim], "Fair."
+            self, ["Coins.", Table.of("Tosses", ["side", "seed", "share"], rows), Picture("tosses", "Shares.", _draw)], [claim], "Fair."
         )
 
 

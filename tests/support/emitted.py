@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qsim.silicon import Circuit
+from qsim.silicon import Circuit, Vectors, emit_circuits, text
 from qsim.silicon.graphs import routine
 from qsim_kernels.meanings import c, javascript, systemverilog
 
@@ -176,3 +177,79 @@ def lint(text: str, folder: Path, name: str) -> None:
     """Check a module with Verilator's lint; every warning is an error."""
     (folder / f"{name}.sv").write_text(text)
     run(tool("verilator"), "--lint-only", "-Wall", folder / f"{name}.sv")
+
+
+def rows(vectors: Vectors) -> Tensor:
+    """The inputs of vectors, as words in rows."""
+    return torch.cat([column for part, column in vectors.columns if part.name != "y"], 1)
+
+
+_C_ROWS = """
+#include <stdio.h>
+int main(void)
+{{
+    uint32_t row[{words}], y[{results}];
+    while (fread(row, 4, {words}, stdin) == {words}) {{
+        {call};
+        fwrite(y, 4, {results}, stdout);
+    }}
+    return 0;
+}}
+"""
+
+
+def rows_in_c(vectors: Vectors, folder: Path, compiler: str, flags: Sequence[str]) -> Tensor:
+    """The results of a C function for the inputs of vectors, in rows."""
+    *given, (output, _) = vectors.columns
+    starts = [0, *itertools.accumulate(column.shape[1] for _, column in given)]
+    arguments = [f"row + {start}" if part.words else f"row[{start}]" for (part, _), start in zip(given, starts, strict=False)]
+    called = f"{vectors.circuit.name}({', '.join([*arguments, *(['y'] if output.words else [])])})"
+    main = _C_ROWS.format(words=starts[-1], results=max(output.words, 1), call=called if output.words else f"y[0] = {called}")
+    (folder / "rows.c").write_text(emit_circuits("c", [vectors.circuit]) + main)
+    run(tool(compiler), *WARNINGS, *flags, "-o", folder / "rows", folder / "rows.c")
+    return _of_rows(vectors, folder, f"{folder}/rows < {folder}/rows.bin > {folder}/results.bin")
+
+
+_NODE_ROWS = """
+import {{ readFileSync, writeFileSync }} from "node:fs";
+const bytes = readFileSync(process.argv[2]);
+const words = new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4), count = words.length / {words};
+const results = new Uint32Array(count * {results});
+for (let i = 0; i < count; i++) {{
+  const row = Array.from(words.subarray(i * {words}, (i + 1) * {words}));
+  results.set([{called}].flat(), i * {results});
+}}
+writeFileSync(process.argv[3], results);
+"""
+
+
+def rows_in_node(vectors: Vectors, folder: Path) -> Tensor:
+    """The results of a JavaScript function for the inputs of vectors, in rows."""
+    *given, (output, _) = vectors.columns
+    starts = [0, *itertools.accumulate(column.shape[1] for _, column in given)]
+    pairs = zip(given, itertools.pairwise(starts), strict=True)
+    arguments = [f"row.slice({start}, {end})" if part.words else f"row[{start}]" for (part, _), (start, end) in pairs]
+    script = _NODE_ROWS.format(words=starts[-1], results=max(output.words, 1), called=f"{vectors.circuit.name}({', '.join(arguments)})")
+    (folder / "rows.mjs").write_text(emit_circuits("javascript", [vectors.circuit]) + script)
+    return _of_rows(vectors, folder, f"{tool('node')} {folder}/rows.mjs {folder}/rows.bin {folder}/results.bin")
+
+
+def _of_rows(vectors: Vectors, folder: Path, command: str) -> Tensor:
+    rows(vectors).numpy().astype(np.uint32).tofile(folder / "rows.bin")
+    run("sh", "-c", command)
+    results = torch.from_numpy(np.fromfile(folder / "results.bin", dtype=np.uint32).astype(np.int64))
+    return results.view(vectors.y.shape)
+
+
+def simulated(vectors: Vectors, folder: Path, simulator: str) -> str:
+    """Run the testbench of `qsim vectors` on the module of `qsim emit`, in `"icarus"` or `"verilator"`, and return what it prints."""
+    (folder / "vectors.hex").write_text(text(vectors, "hex"))
+    bench = text(vectors, "testbench", f"{folder}/vectors.hex").replace(f'"{vectors.circuit.name}.results"', f'"{folder}/results.hex"')
+    (folder / "simulated.sv").write_text(emit_circuits("systemverilog", [vectors.circuit]) + bench)
+    if simulator == "icarus":
+        run(tool("iverilog"), "-g2012", "-o", folder / "simulated.vvp", folder / "simulated.sv")
+        return run(tool("vvp"), folder / "simulated.vvp").strip()
+    build, top = folder / "simulated", f"{vectors.circuit.name}_test"
+    flags = ["--binary", "--timing", "-Wno-fatal", "-O1", "-CFLAGS", "-O0", "--top-module", top, "--Mdir", build]
+    run(tool("verilator"), *flags, folder / "simulated.sv")
+    return run(build / f"V{top}").partition("\n- ")[0].strip()

@@ -18,6 +18,7 @@ from qsim_kernels.arithmetic.words import (
     MAGNITUDE,
     MANTISSA,
     SIGN,
+    assuming,
     bit_length,
     bits_of,
     from_bits,
@@ -194,6 +195,11 @@ def significand_of(bits):
     return (bits & ((1 << MANTISSA) - 1)) | where(is_normal, 1 << MANTISSA, 0)
 
 
+def normal_significand(bits):
+    """The significand of a normal number as an integer."""
+    return (bits & ((1 << MANTISSA) - 1)) | 1 << MANTISSA
+
+
 def place_of(bits):
     """The exponent of the last bit of `significand_of`."""
     return maximum((bits & MAGNITUDE) >> MANTISSA, 1) - BIAS - MANTISSA
@@ -220,6 +226,13 @@ def number_of(count, unit):
     return where(magnitude == 0, 0, where(count < 0, number | SIGN, number))
 
 
+def number_to_odd(count, unit):
+    """The number that is so many units, rounded to odd."""
+    excess = maximum(bit_length(count) - MANTISSA - 1, 0)
+    odd = count >> excess
+    return number_of(odd | where(odd << excess == count, 0, 1), unit + excess)
+
+
 def exact_sum(x, y):
     """The sum of two numbers, for one that 53 bits hold."""
     return add_to_odd(x, y)
@@ -236,21 +249,20 @@ def add_to_odd(x, y):
     kept = kept | where(kept << shift == aligned, 0, 1)
     # The sum is not negative, which circuits know from the mask.
     count = (significand_of(larger) << GUARD) + where((larger ^ smaller) < 0, -kept, kept) & (1 << MANTISSA + GUARD + 2) - 1
-    excess = maximum(bit_length(count) - MANTISSA - 1, 0)
-    odd = count >> excess
-    odd = odd | where(odd << excess == count, 0, 1)
-    finite = number_of(odd, place_of(larger) - GUARD + excess)
+    finite = number_to_odd(count, place_of(larger) - GUARD)
     finite = where(count == 0, x & y & SIGN, finite ^ (larger & SIGN))
-    return where(is_finite(x) & is_finite(y), finite, special_sum(special_sum(0, x), y))
+    are_finite = is_finite(x) & is_finite(y)
+    return where(are_finite, assuming(are_finite, finite), special_sum(special_sum(0, x), y))
 
 
 def product_of(x, y):
-    """The exact product of two float32 numbers."""
-    sign = (x ^ y) & SIGN
-    count = (significand_of(x) >> UNUSED) * (significand_of(y) >> UNUSED)
-    finite = number_of(count, place_of(x) + place_of(y) + 2 * UNUSED) | sign
-    is_missing = is_nan(x) | is_nan(y) | (x & MAGNITUDE == 0) | (y & MAGNITUDE == 0)
-    return where(is_finite(x) & is_finite(y), finite, where(is_missing, MAGNITUDE, INFINITY | sign))
+    """The product of two float32 numbers, which are zero or normal among float64's: exact, or rounded to odd in fewer bits."""
+    sign, has_zero = (x ^ y) & SIGN, is_zero(x) | is_zero(y)
+    count = (normal_significand(x) >> UNUSED) * (normal_significand(y) >> UNUSED)
+    finite = where(has_zero, 0, number_to_odd(count, place_of(x) + place_of(y) + 2 * UNUSED)) | sign
+    is_missing = is_nan(x) | is_nan(y) | has_zero
+    are_finite = is_finite(x) & is_finite(y)
+    return where(are_finite, assuming(are_finite, finite), where(is_missing, MAGNITUDE, INFINITY | sign))
 
 
 def special_sum(special, x):

@@ -67,6 +67,11 @@ def where(condition: bool, chosen: T, other: T) -> T:
     return chosen if condition else other
 
 
+def assuming(condition: bool, x: T) -> T:
+    """A number that is used only where a condition holds, which circuits make use of."""
+    return x
+
+
 def minimum(a: int, b: int) -> int:
     """The smaller of two integers."""
     return min(a, b)

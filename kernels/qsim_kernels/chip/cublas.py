@@ -114,10 +114,12 @@ class CublasProduct:
         _set("MatmulPreference", wishes, _REDUCTIONS, c_uint32(_REDUCED_IN_FLOAT32))
         for attribute in _ALIGNMENTS:
             _set("MatmulPreference", wishes, attribute, c_uint32(ALIGNMENT))
-        found, count, (a, b, c) = _Algorithm(), c_int(), self._layouts
-        status = _library().cublasLtMatmulAlgoGetHeuristic(_handle(), self._operation, a, b, c, c, wishes, 1, byref(found), byref(count))
+        algorithm, count, (a, b, c) = _Algorithm(), c_int(), self._layouts
+        status = _library().cublasLtMatmulAlgoGetHeuristic(
+            _handle(), self._operation, a, b, c, c, wishes, 1, byref(algorithm), byref(count)
+        )
         _call("MatmulPreferenceDestroy", wishes)
-        return None if status or not count.value else found
+        return None if status or not count.value else algorithm
 
 
 @cache

@@ -160,8 +160,8 @@ class VerifiedChip:
         case = self._case(a, b, how, dtype, bias)
         if isinstance(case, str):
             return case
-        found = self._known.get(case, case.obstacle or f"no product of {case} has been compared with the emulator yet")
-        return found if isinstance(found, str) else ""
+        way = self._known.get(case, case.obstacle or f"no product of {case} has been compared with the emulator yet")
+        return way if isinstance(way, str) else ""
 
     def outcomes(self, sums: Iterable[str], rows: int, columns: int, device: torch.device) -> list[bool]:
         """Whether the chip computes them, for all kinds of products with a matrix of a shape that it was asked for.
@@ -224,8 +224,8 @@ def _has_bits(call: Multiply, case: ChipCase, emulate: Emulate, unit: int | None
     # A bias that cancels the first row leaves what sums lose if they are rounded before it is added.
     bias = None if case.bias is None else -emulate(a[:1], b)[0].to(case.bias)
     wanted = finished(emulate(a[row], b[:, column]), None if bias is None else bias[column], case.dtype)
-    found = call(*case.stored(a, b), bias=bias)[row][:, column]
-    return torch.equal(_bits(found), _bits(wanted))
+    result = call(*case.stored(a, b), bias=bias)[row][:, column]
+    return torch.equal(_bits(result), _bits(wanted))
 
 
 def _kind(a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> Hashable:

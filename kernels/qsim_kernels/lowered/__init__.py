@@ -34,9 +34,9 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
         # Without a graph being traced AOTAutograd only asks for shapes, which the operator's fake implementation knows.
         if get_proxy_mode() is not None and not torch.compiler.is_exporting():
             with mode:
-                found = function(*args, **(kwargs or {}))
-            if found is not None:
-                return found
+                lowered = function(*args, **(kwargs or {}))
+            if lowered is not None:
+                return lowered
         return mode.__torch_dispatch__(func, types, args, kwargs)
 
     torch.library.register_torch_dispatch(operator, FunctionalTensorMode, traced, lib=library)

@@ -2,6 +2,10 @@
 
 Each is a function in plain torch. In a graph that Inductor compiles, a call is a single node, and the same function writes Inductor's
 loops: the fewer nodes a graph has, the sooner it is compiled. Other graphs hold the torch operators that the function calls.
+
+Inductor computes an element again wherever it is read, if that looks cheap. A tensor with one scale is read for the scale, and again to be
+rounded; the gradient of a result is rounded in one kernel and summed in another. GELU and its gradient would be computed twice. Compiled
+code holds such tensors in memory.
 """
 
 from __future__ import annotations
@@ -41,3 +45,16 @@ def fusible(schema: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tens
         return called
 
     return define
+
+
+library.define("in_memory(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+torch.library.register_fake("qsim::in_memory", lambda x: x.new_empty_strided(x.shape, x.stride()), lib=library)
+library.impl("in_memory", lambda x: x.clone(), "CompositeExplicitAutograd")
+
+
+def in_memory(x: Tensor) -> Tensor:
+    """A tensor, and in a graph that Inductor compiles the same tensor in memory."""
+    if not inductor.generates(x.device):
+        return x
+    inductor.learn_to_hold(torch.ops.qsim.in_memory)
+    return torch.ops.qsim.in_memory.default(x)  # type: ignore[no-any-return]

@@ -81,9 +81,9 @@ def _loops(function: Callable[..., Any]) -> Callable[..., Any]:
                 values[place] = LoopElement(value, box.get_dtype())
             return function(*pytree.tree_unflatten(values, spec)).value
 
-        found = make_pointwise(body, override_return_dtype=arguments[-1])(*boxes)
+        result = make_pointwise(body, override_return_dtype=arguments[-1])(*boxes)
         # In memory: every view of a result that is not would compute it again.
-        found.realize()
-        return found
+        result.realize()
+        return result
 
     return lowered

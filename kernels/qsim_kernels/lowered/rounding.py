@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.lowered import inductor
-from qsim_kernels.lowered.fusible import fusible
-from qsim_kernels.lowered.memory import in_memory
+from qsim_kernels.lowered.fusible import fusible, in_memory
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, grid_bits, variant_of
 from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
 from qsim_kernels.torch.rounding import as_values, round_bits, rounds_by_addition
@@ -32,14 +31,14 @@ def onto(x: Tensor, grid: str, rule: str, dtype: torch.dtype) -> Tensor:
 _quantize = fusible("quantize_fused(Tensor x, str grid, str rule, ScalarType dtype) -> Tensor")(onto)
 
 
-def rounded(bits: Tensor, values: GridBits, how: Rule) -> Tensor:
+def rounded(bits: Tensor, values: GridBits, rule: Rule) -> Tensor:
     """Round bit patterns of the carrier without random bits."""
-    if rounds_by_addition(values, how) or not inductor.writes_loops(bits):
-        return round_bits(bits, values, how)
+    if rounds_by_addition(values, rule) or not inductor.writes_loops(bits):
+        return round_bits(bits, values, rule)
     from qsim_kernels.meanings import inductor as meaning  # imports Inductor
 
-    found: Tensor = meaning.rounding(values.carrier).round_bits(bits, None, values, variant_of(values, how))
-    return found
+    result: Tensor = meaning.rounding(values.carrier).round_bits(bits, None, values, variant_of(values, rule))
+    return result
 
 
 def quantize_and_sum(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
@@ -50,12 +49,12 @@ def quantize_and_sum(x: Tensor, seed: Tensor | None, grid: str, rule: str, strea
     return _quantize(held, grid, rule, dtype), held.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-def patterns(x: Tensor, how: GridBits) -> Tensor:
+def patterns(x: Tensor, values: GridBits) -> Tensor:
     """A tensor's values as bit patterns of a carrier."""
     if x.dtype == torch.float64:
         return x.view(torch.int64)
     bits = single_patterns(x)
-    return bits.view(torch.float32).to(torch.float64).view(torch.int64) if how.carrier == DOUBLE else bits
+    return bits.view(torch.float32).to(torch.float64).view(torch.int64) if values.carrier == DOUBLE else bits
 
 
 def single_patterns(x: Tensor) -> Tensor:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.lowered import inductor
-from qsim_kernels.lowered.fusible import fusible
-from qsim_kernels.lowered.memory import in_memory
+from qsim_kernels.lowered.fusible import fusible, in_memory
 from qsim_kernels.lowered.rounding import is_elementwise, onto, single_patterns
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
 from qsim_kernels.numbers.grid import Rule, read
@@ -79,20 +78,20 @@ def quantize_scaled(
     x: Tensor, scales: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], *rounding: Any
 ) -> Tensor | None:
     """Round a tensor under given scales, if `_is_lowered` and no random bits are needed."""
-    where, how = TileSizes.of(tiles), _RoundingArguments(*rounding)
-    return _rounded_under(_as_single(x), scales, under, where, how) if _is_lowered(x, where, turn) and how.is_lowered else None
+    where, given = TileSizes.of(tiles), _RoundingArguments(*rounding)
+    return _rounded_under(_as_single(x), scales, under, where, given) if _is_lowered(x, where, turn) and given.is_lowered else None
 
 
 def quantize_tiles(
     x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], making: str, scale_grid: str, *rounding: Any
 ) -> tuple[Tensor, Tensor] | None:
     """Round a tensor under the scales of its own tiles, if `_is_lowered` and no random bits are needed."""
-    where, how = TileSizes.of(tiles), _RoundingArguments(*rounding)
-    if not _is_lowered(x, where, turn) or not how.is_lowered:
+    where, given = TileSizes.of(tiles), _RoundingArguments(*rounding)
+    if not _is_lowered(x, where, turn) or not given.is_lowered:
         return None
     single = _as_single(x)
-    own = scales(_amaxes(single, where, False), under, making, scale_grid)
-    return _rounded_under(single, own, under, where, how), own.new_empty((0,)) if how.restore else own
+    made = scales(_amaxes(single, where, False), under, making, scale_grid)
+    return _rounded_under(single, made, under, where, given), made.new_empty((0,)) if given.restore else made
 
 
 class _RoundingArguments(NamedTuple):
@@ -146,13 +145,13 @@ def _is_lowered(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
     return not turn and x.dtype != torch.float64 and all(map(statically_known_true, conditions))
 
 
-def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes, how: _RoundingArguments) -> Tensor:
+def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes, given: _RoundingArguments) -> Tensor:
     """Round float32 values under the scales of their tiles."""
     whole = scales if under is None else under_whole(scales, under)
-    restored = whole if how.restore == Restore.ALL else scales if how.restore else None
+    restored = whole if given.restore == Restore.ALL else scales if given.restore else None
     cut = _cut(x.reshape(-1, tiles.rows, tiles.columns), tiles)
     factors = _spread(_inverses(whole, torch.float32)), None if restored is None else _spread(restored)
-    return _elements_under(cut, *factors, how.grid, how.rule, how.dtype).reshape(x.shape)
+    return _elements_under(cut, *factors, given.grid, given.rule, given.dtype).reshape(x.shape)
 
 
 @fusible("inverses_fused(Tensor scales, ScalarType dtype) -> Tensor")
@@ -164,12 +163,12 @@ def _inverses(scales: Tensor, dtype: torch.dtype) -> Tensor:
 @fusible("quantize_scaled_fused(Tensor x, Tensor inverses, Tensor? scales, str grid, str rule, ScalarType dtype) -> Tensor")
 def _elements_under(x: Tensor, inverses: Tensor, scales: Tensor | None, grid: str, rule: str, dtype: torch.dtype) -> Tensor:
     """Divide float32 values by their scales, round, and multiply by the scales that are restored."""
-    how = read(Rule, rule)
+    rounding = read(Rule, rule)
     quotients = x * inverses
-    values = onto(kept_from_zero(quotients, x, _arithmetic(x)) if how.leaves_zero else quotients, grid, rule, torch.float32)
+    values = onto(kept_from_zero(quotients, x, _arithmetic(x)) if rounding.leaves_zero else quotients, grid, rule, torch.float32)
     if scales is not None:
         values = values * scales
-        if how.saturates:
+        if rounding.saturates:
             values = saturated(values, dtype)
     return one_nan(values.to(dtype))
 

@@ -133,7 +133,7 @@ def _expression(symbol: Symbol, text: Callable[[Operand], str]) -> str:
     elif op in ("<<", ">>"):
         written = f"{operand(args[0])} {op} {amount(args[1])}"
     else:
-        written = f"{operand(args[0])} {op} {operand(args[1])}"
+        written = f"{operand(args[0])} {'/' if op == '//' else op} {operand(args[1])}"
     if op in COMPARISONS:
         kind = own = "uint32_t"
     return written if kind == own else f"({own})({written})"

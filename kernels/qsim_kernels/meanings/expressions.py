@@ -14,11 +14,13 @@ from typing import Any, ClassVar, NamedTuple
 #: A symbol or a number.
 Operand = Any
 
-#: The operations of a graph, on integers. `signed` reads a word of so many bits as two's complement.
+#: The operations of a graph, on integers; those that are divided are not negative. `signed` reads so many bits as two's complement.
 OPERATIONS: dict[str, Callable[..., int]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
     "&": operator.and_,
     "|": operator.or_,
     "^": operator.xor,
@@ -107,7 +109,10 @@ def _operator(op: str, swapped: bool) -> Callable[[Symbol, Operand], Operand]:
     return lambda self, other: Symbol.operation(op, self, other)
 
 
-for _op, _name in {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift"}.items():
+_NAMES = {
+    "+": "add", "-": "sub", "*": "mul", "//": "floordiv", "%": "mod", "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
+}  # fmt: skip
+for _op, _name in _NAMES.items():
     setattr(Symbol, f"__{_name}__", _operator(_op, swapped=False))
     setattr(Symbol, f"__r{_name}__", _operator(_op, swapped=True))
 for _name, _op, _swapped in (("lt", "<", False), ("gt", "<", True), ("le", "<=", False), ("ge", "<=", True), ("eq", "==", False)):

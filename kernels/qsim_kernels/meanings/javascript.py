@@ -53,6 +53,8 @@ def _expression(symbol: Symbol, text: Callable[[Operand], str]) -> str:
         return f"Math.floor({a} / 2 ** {b})"
     if op == "<<" and not (narrow and facts[0].low >= 0):
         return f"{a} * 2 ** {b}"
+    if op == "//":
+        return f"Math.floor({a} / {b})"
     if op == "+" and isinstance(args[1], int) and args[1] < 0:
         return f"{a} - {-args[1]}"
     # Bitwise operators give numbers with a sign.
@@ -75,5 +77,5 @@ def _with_big_integers(symbol: Symbol, text: Callable[[Operand], str]) -> str:
     elif op == "signed":
         written = f"BigInt.asIntN({args[1]}, {a})"
     else:
-        written = f"{a} {'===' if op == '==' else op} {b}"
+        written = f"{a} { {'==': '===', '//': '/'}.get(op, op) } {b}"
     return f"Number({written})" if _is_number(symbol.known) else written

@@ -6,7 +6,7 @@ that the numbers of a grid decide, and make operations narrow: constants move ou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from qsim_kernels.meanings.expressions import COMPARISONS, OPERATIONS, Known, Operand, Symbol, interned, key, known, needed
@@ -67,16 +67,20 @@ def simplified(op: str, args: tuple[Operand, ...]) -> Operand | None:
 
 
 def _with_number(op: str, args: tuple[Operand, ...]) -> Operand | None:
-    """An operation on a number and a choice, if one of the choices is a number: then it is computed now, and the other without it."""
+    """An operation on a number and a choice, if it is a number for one of the choices: then it is computed now, and the other without."""
     place = next((k for k, x in enumerate(args) if isinstance(x, Symbol)), 0)
     choice = args[place]
     # Shifts to the left by a number are how `_without_zeros` writes such a choice.
     if op in ("where", "<<") or not is_op(choice, "where") or sum(isinstance(x, Symbol) for x in args) != 1:
         return None
     condition, *branches = choice.args
-    if not any(isinstance(x, int) for x in branches):
+    if op not in COMPARISONS and not any(isinstance(x, int) for x in branches):
         return None
-    return operation("where", condition, *(operation(op, *args[:place], x, *args[place + 1 :]) for x in branches))
+    chosen, other = (operation(op, *args[:place], x, *args[place + 1 :]) for x in branches)
+    # Other comparisons would be computed twice.
+    if isinstance(chosen, Symbol) and isinstance(other, Symbol) and not any(isinstance(x, int) for x in branches):
+        return None
+    return operation("where", condition, chosen, other)
 
 
 def _without_zeros(op: str, args: tuple[Operand, ...]) -> Operand | None:
@@ -106,6 +110,11 @@ def _add(a: Operand, b: Operand) -> Operand | None:
             return operation(a.op, a.args[0] + b, a.args[1] + b)
         if b == -1 and is_op(a, "<<") and isinstance(a.args[1], int) and known(a.args[0]).low >= 1:
             return (a.args[0] - 1 << a.args[1]) | ((1 << a.args[1]) - 1)
+    if is_op(b, "where") and is_op(b.args[1], "-") and b.args[1].args[0] == 0 and b.args[1].args[1] is b.args[2]:
+        # One sum in place of a difference and a sum: its carry in is a bit behind the others.
+        condition, _, x = b.args
+        inverted = operation("where", condition, operation("^", x, -1), x)
+        return operation(">>", operation("|", a << 1, 1) + operation("|", inverted << 1, condition), 1)
     first, second = known(a), known(b)
     if first.low >= 0 and second.low >= 0 and first.may & second.may == 0:
         return operation("|", a, b)
@@ -132,6 +141,8 @@ def _and(a: Operand, b: Operand) -> Operand | None:
         return 0
     if second.may & ~first.must == 0:
         return b
+    if _is_negation(a) and _is_negation(b):
+        return operation("^", a.args[0] | b.args[0], 1)
     if isinstance(b, int):
         reduced = _masked(a, b)
         if reduced is not a:
@@ -139,6 +150,11 @@ def _and(a: Operand, b: Operand) -> Operand | None:
         if first.low >= 0 and b & first.may != b:
             return operation("&", a, b & first.may)
     return None
+
+
+def _is_negation(x: Operand) -> bool:
+    """Whether an operand is the opposite of a condition."""
+    return is_op(x, "^") and x.known.high == 1 and isinstance(x.args[1], int)
 
 
 def _masked(x: Operand, mask: int) -> Operand:
@@ -219,8 +235,6 @@ def _shift_right(a: Operand, b: Operand) -> Operand | None:
     # Otherwise wires between two choices would be chosen twice.
     if a.op in ("where", "min", "max") and any(isinstance(x, int) or x.op == "<<" for x in a.args[-2:]):
         return operation(a.op, *a.args[:-2], a.args[-2] >> b, a.args[-1] >> b)
-    if a.op == "+" and max(known(x).zeros for x in a.args) >= b:
-        return (a.args[0] >> b) + (a.args[1] >> b)
     if a.op == "+":
         return _rounded_sum(a, b)
     return None
@@ -306,19 +320,40 @@ def _where(condition: Operand, chosen: Operand, other: Operand) -> Operand | Non
     if is_zero and is_op(condition.args[0], ">>"):
         # The number is below a power of two where it is chosen.
         number, bits = condition.args[0].args
-        narrower = _replaced(chosen, number, number & ((1 << bits) - 1)) if isinstance(bits, int) else chosen
+        narrower = _replaced(chosen, {number.order: number & ((1 << bits) - 1)}) if isinstance(bits, int) else chosen
         if narrower is not chosen:
             return operation("where", condition, narrower, other)
-    if is_op(chosen, "where") and chosen.args[0] is condition:
+    if is_op(chosen, "where") and _follows(chosen.args[0], condition):
         return operation("where", condition, chosen.args[1], other)
     if is_op(other, "where") and other.args[0] is condition:
         return operation("where", condition, chosen, other.args[2])
     return None
 
 
-def _replaced(x: Operand, old: Symbol, new: Operand) -> Operand:
-    """An operand with another one in place of one that it depends on."""
-    replaced: dict[int, Operand] = {old.order: new}
+def _follows(other: Operand, condition: Symbol) -> bool:
+    """Whether another condition holds where this one does."""
+    return other is condition or (is_op(other, "|") and any(_follows(x, condition) for x in other.args))
+
+
+def assuming(condition: Operand, x: Operand) -> Operand:
+    """An operand, simplified where a condition holds."""
+    return _replaced(x, dict(_implied(condition, 1)))
+
+
+def _implied(condition: Operand, value: int) -> Iterator[tuple[int, Operand]]:
+    """Conditions whose value follows from that of another, by the numbers of their symbols."""
+    if not isinstance(condition, Symbol) or (condition.known.low, condition.known.high) != (0, 1):
+        return
+    yield condition.order, value
+    if condition.op == ("&" if value else "|"):
+        for part in condition.args:
+            yield from _implied(part, value)
+    elif condition.op == "^" and isinstance(condition.args[1], int):
+        yield from _implied(condition.args[0], 1 - value)
+
+
+def _replaced(x: Operand, replaced: dict[int, Operand]) -> Operand:
+    """An operand with other ones in place of those that it depends on, given by the numbers of their symbols."""
     for symbol in needed([x]):
         if symbol.order not in replaced and symbol.op != "input":
             args = [replaced.get(y.order, y) if isinstance(y, Symbol) else y for y in symbol.args]
@@ -396,6 +431,8 @@ def _interval(op: str, given: list[Known]) -> tuple[int, int]:
             return OPERATIONS[op](a.low, b.low), OPERATIONS[op](a.high, b.high)
         ends = [OPERATIONS[op](x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
         return min(ends), max(ends)
+    if op in ("//", "%"):
+        return (a.low // b.high, a.high // b.low) if op == "//" else (0, min(a.high, b.high - 1))
     if op == "&" and (a.low >= 0 or b.low >= 0):
         return 0, min(x.high for x in given if x.low >= 0)
     ones = (1 << max((~x if x < 0 else x).bit_length() for x in (a.low, a.high, b.low, b.high))) - 1

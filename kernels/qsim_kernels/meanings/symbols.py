@@ -9,7 +9,7 @@ from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
 from qsim_kernels.meanings.expressions import Operand, known
-from qsim_kernels.meanings.simplification import operation
+from qsim_kernels.meanings.simplification import assuming, operation
 from qsim_kernels.numbers.carrier import Carrier, variant_of
 
 
@@ -19,27 +19,45 @@ def where(condition: Operand, chosen: Operand, other: Operand) -> Operand:
 
 
 @cache
-def meaning(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
-    """The functions of a module of the arithmetic for symbols, with the constants of a carrier."""
+def meaning(module: ModuleType, carrier: Carrier, unused: int = 0) -> SimpleNamespace:
+    """The functions of a module of the arithmetic for symbols.
+
+    Args:
+        module: The module.
+        carrier: The carrier that gives the constants.
+        unused: Of sums: the last bits of significands that factors do not have.
+    """
     constants = words.constants(carrier)
     vocabulary = {
         # Those that are written with operators work on symbols, too.
         **{name: word for name, word in vars(words).items() if isinstance(word, FunctionType)},
         **constants,
         "where": where,
+        "assuming": assuming,
         "minimum": lambda a, b: operation("min", a, b),
         "maximum": lambda a, b: operation("max", a, b),
         "is_nan": lambda bits: operation("<", constants["INFINITY"], bits & constants["MAGNITUDE"]),
         "is_zero": lambda bits: operation("==", bits & constants["MAGNITUDE"], 0),
         "carries": lambda a, b: operation("<", constants["DRAWN"], a + b),
         "bit_length": bit_length,
-        "from_integer": lambda x: number_of(x, 0, carrier),
-        "product": lambda bits, power: product(bits, power, carrier),
     }
+    if module is arithmetic.codes:
+        # Integers are multiplied by powers of two.
+        vocabulary |= {"from_integer": lambda x: x, "product": lambda x, power: number_of(x, exponent_of(power, carrier), carrier)}
+    if module is arithmetic.scales:
+        sums = meaning(arithmetic.sums, carrier)
+        vocabulary |= {"round_bits": meaning(arithmetic.rounding, carrier).round_bits, "product": sums.product_of}
+        vocabulary["quotient"] = lambda x, y: quotient(x, y, carrier)
     if module is arithmetic.sums:
         round_bits = meaning(arithmetic.rounding, carrier).round_bits
         vocabulary["round_bits"] = lambda bits, drawn, grid, rule: round_bits(bits, drawn, grid, variant_of(grid, rule))
-        vocabulary["number_of"] = lambda count, unit: number_of(count, unit, carrier)
+        vocabulary |= {
+            "number_of": lambda count, unit: number_of(count, unit, carrier),
+            "number_to_odd": lambda count, unit: number_of(count, unit, carrier, sticky=True),
+            # Numbers are normal or zero, which has no bits to place.
+            "place_of": lambda bits: ((bits & carrier.nan) >> carrier.mantissa) - (carrier.bias + carrier.mantissa),
+            "UNUSED": unused,
+        }
     return bound(module, vocabulary)
 
 
@@ -53,8 +71,15 @@ def bit_length(x: Operand) -> Operand:
     return length + rest
 
 
-def number_of(x: Operand, unit: Operand, carrier: Carrier) -> Operand:
-    """The bits of an integer times two to the power of `unit`, which a carrier holds exactly: its first one is shifted to its place."""
+def number_of(x: Operand, unit: Operand, carrier: Carrier, sticky: bool = False) -> Operand:
+    """The bits of an integer times two to the power of `unit`: its first one is shifted to its place.
+
+    Args:
+        x: The integer, which the carrier holds exactly, or is rounded to odd.
+        unit: The exponent.
+        carrier: The carrier.
+        sticky: Whether to round.
+    """
     magnitude = where(x < 0, 0 - x, x)
     width = max(known(magnitude).width, carrier.mantissa + 1)
     field, shifted = unit + (carrier.bias + width - 1), magnitude
@@ -63,16 +88,29 @@ def number_of(x: Operand, unit: Operand, carrier: Carrier) -> Operand:
             is_short = shifted < 1 << width - shift
             shifted = where(is_short, (shifted & ((1 << width - shift) - 1)) << shift, shifted)
             field = field - where(is_short, shift, 0)
-    mantissa = (shifted >> width - 1 - carrier.mantissa) & ((1 << carrier.mantissa) - 1)
+    below = width - 1 - carrier.mantissa
+    mantissa = (shifted >> below) & ((1 << carrier.mantissa) - 1)
+    if sticky:
+        mantissa = mantissa | ((shifted & ((1 << below) - 1)) > 0)
     # No number has another field; those of operands without an exponent are not used.
     field = field & (carrier.infinity >> carrier.mantissa)
     bits = where(magnitude == 0, 0, field << carrier.mantissa | mantissa)
     return where(x < 0, bits | carrier.sign, bits)
 
 
-def product(bits: Operand, power: int, carrier: Carrier) -> Operand:
-    """A number times a power of two, if neither it nor the result is subnormal: the sum of their exponents."""
+def exponent_of(power: int, carrier: Carrier) -> int:
+    """The exponent of a power of two in a carrier's bits."""
     if power & ((1 << carrier.mantissa) - 1) or power <= 0:
         raise ValueError(f"symbols are multiplied by powers of two, got the bits {power:#x}")
-    magnitude = bits & carrier.nan
-    return where(magnitude == 0, 0, magnitude + (power - (carrier.bias << carrier.mantissa))) | (bits & carrier.sign)
+    return (power >> carrier.mantissa) - carrier.bias
+
+
+def quotient(x: Operand, y: Operand, carrier: Carrier) -> Operand:
+    """A number divided by a positive one, or by NaN: rounded to odd."""
+    sums = meaning(arithmetic.sums, carrier)
+    bits = carrier.mantissa + 2
+    count, divisor = sums.normal_significand(x) << bits, sums.normal_significand(y)
+    odd = count // divisor << 1 | (count % divisor > 0)
+    finite = sums.number_to_odd(odd, sums.place_of(x) - sums.place_of(y) - bits - 1) | (x & carrier.sign)
+    is_kept = sums.is_zero(x) | (sums.is_finite(x) ^ 1)
+    return where(sums.is_nan(y), carrier.nan, where(is_kept, x, finite))

@@ -12,7 +12,7 @@ from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbo
 from qsim_kernels.meanings.printing import Routine, parameters
 
 #: Levels of logic that operations add, roughly, by which stages of a pipeline are balanced; shifts by numbers are wires.
-_DEPTHS = {"+": 2, "-": 2, "*": 6, "<": 2, "<=": 2, "==": 2, "min": 3, "max": 3, "<<": 2, ">>": 2}
+_DEPTHS = {"+": 2, "-": 2, "*": 6, "//": 40, "%": 40, "<": 2, "<=": 2, "==": 2, "min": 3, "max": 3, "<<": 2, ">>": 2}
 
 #: Marsaglia's generator of 32 bits with shifts and exclusive ors, a linear feedback shift register whose bits are all new at each clock.
 _GENERATOR = """\
@@ -132,6 +132,9 @@ class _Body:
             return f"({compared}) ? {self._at(args[0], width, stage)} : {self._at(args[1], width, stage)}"
         if op == "signed":
             return self._at(args[0], width, stage)
+        if op in ("//", "%"):
+            whole = max(map(self._width, args))
+            return f"{width}'({self._at(args[0], whole, stage)} {op[0]} {self._at(args[1], whole, stage)})"
         if op == "<<":
             return f"{self._at(args[0], width, stage)} << {self._amount(args[1], stage)}"
         if op == ">>":

@@ -180,19 +180,19 @@ def bits_of_single(x):
 
 
 @triton.jit
-def round_bits(bits, drawn, grid, V: tl.constexpr):
-    """`arithmetic.rounding.round_bits` in float32's or, if `V.wide`, in float64's bits."""
-    if V.wide:
-        result = _round_double(bits, drawn, grid, V)
+def round_bits(bits, drawn, grid, ROUNDING: tl.constexpr):
+    """`arithmetic.rounding.round_bits` in float32's or, if `ROUNDING.wide`, in float64's bits."""
+    if ROUNDING.wide:
+        result = _round_double(bits, drawn, grid, ROUNDING)
     else:
-        result = _round_single(bits, drawn, grid, V)
+        result = _round_single(bits, drawn, grid, ROUNDING)
     return result
 
 
 @triton.jit
-def random_bits(words, used, V: tl.constexpr):
-    """`arithmetic.rounding.random_bits` for words of 32 bits, in float32's or, if `V.wide`, in float64's arithmetic."""
-    if V.wide:
+def random_bits(words, used, ROUNDING: tl.constexpr):
+    """`arithmetic.rounding.random_bits` for words of 32 bits, in float32's or, if `ROUNDING.wide`, in float64's arithmetic."""
+    if ROUNDING.wide:
         result = _random_double(words.to(tl.int64), used)
     else:
         result = _random_single(words, used)

@@ -1,4 +1,4 @@
-"""The folder that machine code is kept in, and its files: loaded only if the user alone can have written them."""
+"""The folder that machine code is kept in, its files, loaded only if the user alone can have written them, and their locks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ import os
 import stat
 import sys
 import tempfile
+import time
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows: processes do the same work at once
+    fcntl = None
 
 _DIGEST = hashlib.sha256().digest_size
 #: A link is not followed: it could lead to another file of the user's, to be read or changed.
@@ -71,3 +80,35 @@ def write(path: Path, code: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(hashlib.sha256(code).digest() + code)
         os.replace(draft, path)
+
+
+#: Seconds to wait for another process: one that was stopped must not stop all others.
+PATIENCE = 60.0
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes out that use the same file, for at most `PATIENCE` seconds, and where files can be locked at all."""
+    try:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | NOT_A_LINK, 0o600), "r+b")
+    except OSError:
+        yield
+        return
+    with file:
+        end = time.monotonic() + PATIENCE
+        while not _taken(file.fileno()) and time.monotonic() < end:
+            time.sleep(0.05)
+        yield
+
+
+def _taken(file: int) -> bool:
+    """Whether the file is locked now. A forked child does not inherit the lock, and the end of a process releases it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

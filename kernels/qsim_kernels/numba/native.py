@@ -21,7 +21,6 @@ from typing import Any
 from llvmlite import binding
 
 from qsim_kernels.numba import cache
-from qsim_kernels.numba.locks import locked
 
 _ROOM = Path(__file__).parent
 #: What the compiled functions are made of.
@@ -98,7 +97,7 @@ def _machine_code(module: str, name: str, symbol: str) -> bytes:
     path = kept / f"{module}.{name}.o"
     if (code := cache.read(path)) is not None:
         return code
-    with locked(path.with_suffix(".lock")):
+    with cache.locked(path.with_suffix(".lock")):
         if (code := cache.read(path)) is None:
             code = _compiled(module, name, symbol)
             cache.write(path, code)

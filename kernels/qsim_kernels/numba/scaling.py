@@ -1,21 +1,20 @@
-"""Rounding under scales on CPUs, in loops compiled by Numba; bit for bit the same as `qsim_kernels.torch.scaling`."""
+"""Rounding under scales and Hadamard transforms on CPUs, in loops compiled by Numba; the same bits as in `qsim_kernels.torch`."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from qsim_kernels.numba import quantize_into
-from qsim_kernels.numba.hadamard import hadamard
-from qsim_kernels.numba.jobs import ScalesJob, TilesJob, job_address, packed
+from qsim_kernels.numba.jobs import ScalesJob, TilesJob, Transform, job_address, packed
 from qsim_kernels.numba.native import Native
 from qsim_kernels.numba.rounding import strip
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers
-from qsim_kernels.torch import scaling as reference
+from qsim_kernels.torch import hadamard as hadamard_in_torch, scaling as reference
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.scaling import matmul_rescaled_into, rescaled_into, under_whole
 
@@ -34,6 +33,9 @@ _STORED = (torch.float32, torch.bfloat16)
 _AMAXES, _ROWS, _TILES = (Native("tiles", name, 5) for name in ("find_amaxes", "quantize_rows", "quantize_tiles"))
 _SHARE = Loop("tiles", "share")
 _SCALES: dict[int, Loop] = {rule: Loop("scales", rule.name.lower()) for rule in ScaleRule}
+_TRANSFORM = Loop("hadamard", "transform")
+_LANES = 64  # as in `loops.hadamard`
+_CPU = torch.device("cpu")
 #: Elements of the parts into which a tensor that is one tile is cut.
 _PART = 1 << 16
 _quantize_scaled = partial(reference.quantize_scaled_into, quantize=quantize_into)
@@ -69,21 +71,23 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
 scales_of_tiles_into = partial(reference.scales_of_tiles_into, largest=amaxes_into, make=scales_into)
 
 
-def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding) -> None:
+def quantize_tiles_into(
+    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding
+) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
-    tiles = how.tiles
-    x = x if how.turn is None else hadamard(x, how.turn)
+    tiles = rounding.tiles
+    x = x if rounding.turn is None else hadamard(x, rounding.turn)
     if scales is None:
         scales = torch.empty(tiles.counts(x.numel()), dtype=torch.float32, device=x.device)
-    if not _in_loops(x, out, how.elements) or not x.numel() or tiles.across or (under is not None and under.numel() > 1):
+    if not _in_loops(x, out, rounding.elements) or not x.numel() or tiles.across or (under is not None and under.numel() > 1):
         scales_of_tiles_into(scales, x, under, tiles, None, False, making)
-        quantize_scaled_into(out, x, scales, under, how._replace(turn=None))
+        quantize_scaled_into(out, x, scales, under, rounding._replace(turn=None))
         return
     x, divisors = _stored(x), scales if under is None else torch.empty_like(scales)
     whole, result = 1.0 if under is None else under.item(), _result(out)
     scales_job = _scales_job(making, scales, scales, whole)
     job = _job(x, tiles)._replace(
-        **_rounding(result, scales, divisors, how, out.dtype),
+        **_rounding(result, scales, divisors, rounding, out.dtype),
         scales=scales.data_ptr(),
         finite=SINGLE.nan,
         whole=SINGLE.pattern(whole),
@@ -97,16 +101,16 @@ def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Te
         out.copy_(one_nan(result.to(out.dtype)))
 
 
-def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, how: ScaledRounding) -> None:
+def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, rounding: ScaledRounding) -> None:
     """Round `x` divided by its scales onto a grid; see `reference.scaling.quantize_scaled_into`."""
-    if not _in_loops(x, out, how.elements):
-        _quantize_scaled(out, x, scales, under, how)
+    if not _in_loops(x, out, rounding.elements):
+        _quantize_scaled(out, x, scales, under, rounding)
         return
     if not x.numel():
         return
-    x, scales = _stored(x if how.turn is None else hadamard(x, how.turn)), scales.to(torch.float32).contiguous()
+    x, scales = _stored(x if rounding.turn is None else hadamard(x, rounding.turn)), scales.to(torch.float32).contiguous()
     divisors, result = scales if under is None else under_whole(scales, under), _result(out)
-    job = _job(x, how.tiles)._replace(**_rounding(result, scales, divisors, how, out.dtype))
+    job = _job(x, rounding.tiles)._replace(**_rounding(result, scales, divisors, rounding, out.dtype))
     _share(_ROWS, job, job.matrices * job.rows)
     if result is not out:
         out.copy_(one_nan(result.to(out.dtype)))
@@ -136,9 +140,9 @@ def _job(x: Tensor, tiles: TileSizes) -> TilesJob:
     return TilesJob(x.data_ptr(), x.element_size() == 2, matrices, rows, columns, height, width, across)
 
 
-def _rounding(out: Tensor, scales: Tensor, divisors: Tensor, how: ScaledRounding, dtype: torch.dtype) -> dict[str, int]:
+def _rounding(out: Tensor, scales: Tensor, divisors: Tensor, rounding: ScaledRounding, dtype: torch.dtype) -> dict[str, int]:
     """A job's rounding of elements under scales; results must be finite in `dtype`."""
-    (grid, rule, restore), (seed, stream, offset) = how.elements, how.noise
+    (grid, rule, restore), (seed, stream, offset) = rounding.elements, rounding.noise
     loop = strip(grid_bits(grid, wide=False), rule)
     return {
         "out": out.data_ptr(),
@@ -170,6 +174,33 @@ def _share(loop: Native, job: TilesJob, rows: int) -> None:
         _SHARE.share(packed(job), rows, job.matrices * job.rows * job.columns // rows)
 
 
-def _scales_job(how: Scales, out: Tensor, amaxes: Tensor, whole: float) -> bytes:
+def _scales_job(making: Scales, out: Tensor, amaxes: Tensor, whole: float) -> bytes:
     """The job of a loop of `loops.scales`."""
-    return packed(ScalesJob(out.data_ptr(), amaxes.data_ptr(), whole, scale_numbers(how)))
+    return packed(ScalesJob(out.data_ptr(), amaxes.data_ptr(), whole, scale_numbers(making)))
+
+
+def hadamard(x: Tensor, turn: Turn) -> Tensor:
+    """Transform a tensor, in float32, or in float64 for float64 input; see `torch.hadamard`."""
+    if x.dtype == torch.float64 or not x.numel():
+        return hadamard_in_torch.hadamard(x, turn)
+    out = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    largest = SINGLE.infinity - 1 if x.dtype == torch.float16 else SINGLE.pattern(torch.finfo(torch.float32).max / turn.size)
+    signs, norms = _factors(turn.size, turn.signs)
+    # Threads share whole blocks where they can, because there may be only one matrix.
+    whole = turn.length % turn.size == 0
+    length = turn.size if whole else turn.length
+    count, threads = out.numel() // (length * turn.inner), torch.get_num_threads()
+    part = -(-count // threads)
+    lanes = torch.empty(threads * turn.size * _LANES, dtype=torch.int32, device=_CPU)
+    matrices = out.data_ptr(), length, turn.inner, whole and turn.inner == 1
+    job = Transform(*matrices, signs.data_ptr(), norms.data_ptr(), norms.numel(), largest, lanes.data_ptr(), part)
+    _TRANSFORM.share(packed(job), count, length * turn.inner, part)
+    return out
+
+
+@lru_cache(maxsize=64)
+def _factors(size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the sign bits that a block's elements are flipped by, and the last factor of blocks of every power of two up to the size."""
+    signs = [SINGLE.sign if sign < 0 else 0 for sign in hadamard_in_torch.signs_of(Turn(size, 0, 0, seed))]
+    norms = [(1 << power) ** -0.5 for power in range(size.bit_length())]
+    return torch.tensor(signs, dtype=torch.int32, device=_CPU), torch.tensor(norms, dtype=torch.float32, device=_CPU)

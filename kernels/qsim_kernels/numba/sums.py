@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numba import rounding
-from qsim_kernels.numba.jobs import kept_address, packed
+from qsim_kernels.numba.jobs import AlignedAdder, ProductJob, RoundedAdder, TwoStepAdder, kept_address, packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import grid_bits
 from qsim_kernels.numbers.grid import Mode
-from qsim_kernels.numbers.products import AlignedAdder, ProductJob, RoundedAdder, TwoStepAdder
 from qsim_kernels.numbers.sums import AlignedSum, BlockScaledSum, Order, PromotedSum, RoundedSum, Sum, TwoStepSum, noise_indices
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.sums import SummedOperand, operand_of
@@ -28,21 +27,22 @@ _NONE = torch.empty(0, dtype=torch.int16, device="cpu")
 
 
 def accumulate_into(
-    out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int, scales: tuple[Tensor, Tensor] | None = None
-) -> None:
+    out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, adder: Sum, stream: int, offset: int,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> None:  # fmt: skip
     """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `qsim_kernels.torch.sums.accumulate_into`."""
     if not out.numel() or not a.shape[-1]:
         out.zero_()
         return
-    inner, every = (how.inner, how.every) if isinstance(how, PromotedSum) else (how, a.shape[-1])
+    inner, every = (adder.inner, adder.every) if isinstance(adder, PromotedSum) else (adder, a.shape[-1])
     of_a, of_b = scales or (None, None)
     left, right = _laid_out(a, inner, inner.low_a, of_a), _laid_out(b if _is_by_rows(inner) else b.mT, inner, inner.low_b, of_b)
     result = out if out.dtype == torch.float64 else torch.empty_like(out, dtype=torch.float64)
     sizes = a.shape[-2], b.shape[-1], a.shape[-1], inner.group if isinstance(inner, BlockScaledSum) else 1
     addresses = (0 if x is None else x.data_ptr() for pair in zip(left, right, strict=True) for x in pair)
-    job = ProductJob(*(result.data_ptr(), *addresses, *sizes, every, inner is not how, _adder(inner)))
+    job = ProductJob(*(result.data_ptr(), *addresses, *sizes, every, inner is not adder, _adder(inner)))
     if isinstance(inner, RoundedSum):
-        _share_rounded(job, inner, seed, stream, offset, noise_indices(how, job.length), len(left.values.view(-1, job.length)))
+        _share_rounded(job, inner, seed, stream, offset, noise_indices(adder, job.length), len(left.values.view(-1, job.length)))
     else:
         loop = _TWO_STEP if isinstance(inner, TwoStepSum) else _ALIGNED
         if isinstance(inner, BlockScaledSum) and inner.exact:
@@ -53,18 +53,18 @@ def accumulate_into(
     out.copy_(one_nan(out))
 
 
-def _share_rounded(job: ProductJob, how: RoundedSum, seed: Tensor | None, stream: int, offset: int, stride: int, rows: int) -> None:
+def _share_rounded(job: ProductJob, adder: RoundedSum, seed: Tensor | None, stream: int, offset: int, stride: int, rows: int) -> None:
     """Compute sums that are rounded after each term, with room for numbers and random bits in each thread."""
     width, threads = min(job.columns, max(1, _NUMBERS // max(stride, 1)), _WIDTH), torch.get_num_threads()
     words, part = _ROWS * _WIDTH + stride * width + _SERVED, -(-rows // threads)
     room = torch.empty(threads * words, dtype=torch.int64, device="cpu")
     job = job._replace(
-        rounded=_rounded_adder(how),
+        rounded=_rounded_adder(adder),
         seed=0 if seed is None else int(seed),
         stream=stream,
         offset=offset,
         stride=stride,
-        inner=noise_indices(how, job.every) if stride else 0,
+        inner=noise_indices(adder, job.every) if stride else 0,
         width=width,
         room=room.data_ptr(),
         words=words,
@@ -73,38 +73,38 @@ def _share_rounded(job: ProductJob, how: RoundedSum, seed: Tensor | None, stream
     _ROUNDED.share(packed(job), rows, job.columns * job.length, part)
 
 
-def _is_by_rows(how: Sum) -> bool:
+def _is_by_rows(adder: Sum) -> bool:
     """Whether each term is a product, so that terms of neighbouring elements are neighbours in the right matrix."""
-    return isinstance(how, RoundedSum) and how.chunk == 1
+    return isinstance(adder, RoundedSum) and adder.chunk == 1
 
 
-def _laid_out(x: Tensor, how: Sum, low: int, scales: Tensor | None) -> SummedOperand:
+def _laid_out(x: Tensor, adder: Sum, low: int, scales: Tensor | None) -> SummedOperand:
     """An operand as the loops read it."""
-    if _is_by_rows(how):
+    if _is_by_rows(adder):
         return SummedOperand(x.detach().to(torch.float64).contiguous(), _NONE)
-    operand = operand_of(x, how, low, scales)
+    operand = operand_of(x, adder, low, scales)
     of_groups = None if operand.scales is None else operand.scales.contiguous()
     return SummedOperand(operand.values.contiguous(), operand.exponents.to(torch.int16), of_groups)
 
 
 @cache
-def _adder(how: Sum) -> int:
+def _adder(adder: Sum) -> int:
     """The address of an `AlignedAdder` or of a `TwoStepAdder`."""
-    if isinstance(how, TwoStepSum):
-        return kept_address(TwoStepAdder(how.block, how.fraction, how.second, how.apart))
-    unit = how.aligned if isinstance(how, BlockScaledSum) else how.chunk_sum if isinstance(how, RoundedSum) else how
+    if isinstance(adder, TwoStepSum):
+        return kept_address(TwoStepAdder(adder.block, adder.fraction, adder.second, adder.apart))
+    unit = adder.aligned if isinstance(adder, BlockScaledSum) else adder.chunk_sum if isinstance(adder, RoundedSum) else adder
     assert isinstance(unit, AlignedSum)
-    grid = rounding.numbers(grid_bits(unit.grid, wide=True), unit.rounding)
-    return kept_address((*AlignedAdder(unit.mode == Mode.NEAREST, unit.low, unit.block, unit.fraction)[:4], *grid))
+    grid = grid_bits(unit.grid, wide=True).numbers()
+    return kept_address(AlignedAdder(unit.mode == Mode.NEAREST, unit.low, unit.block, unit.fraction, grid))
 
 
 @cache
-def _rounded_adder(how: RoundedSum) -> int:
+def _rounded_adder(adder: RoundedSum) -> int:
     """The address of a `RoundedAdder`."""
-    grid, is_kahan = grid_bits(how.grid, wide=True), how.order == Order.KAHAN
-    step = rounding.row("compensated" if is_kahan else "added", grid, how.rule)
-    leaf = rounding.row("rounded", grid, how.rule).loop if how.order == Order.PAIRWISE else 0
+    grid, is_kahan = grid_bits(adder.grid, wide=True), adder.order == Order.KAHAN
+    step = rounding.row("compensated" if is_kahan else "added", grid, adder.rule)
+    leaf = rounding.row("rounded", grid, adder.rule).loop if adder.order == Order.PAIRWISE else 0
     product = 0, 0
-    if how.product is not None and how.product_rule is not None:
-        product = rounding.row("rounded", grid_bits(how.product, wide=True), how.product_rule)
-    return kept_address(RoundedAdder(step.loop, leaf, step.grid, *product, how.chunk, how.roundings, 4 if is_kahan else 1))
+    if adder.product is not None and adder.product_rule is not None:
+        product = rounding.row("rounded", grid_bits(adder.product, wide=True), adder.product_rule)
+    return kept_address(RoundedAdder(step.loop, leaf, step.grid, *product, adder.chunk, adder.roundings, 4 if is_kahan else 1))

@@ -23,8 +23,8 @@ _LOOK_UP = Loop("tables", "look_up")
 
 def has_codes(grid: Grid, coding: Coding) -> bool:
     """Whether the codes of a grid's values can be looked up: codes take one byte, and bfloat16 holds the values exactly."""
-    how = grid_bits(grid, wide=False)
-    return coding.bits <= BITS and how.carrier == SINGLE and how.shift >= 16
+    bits = grid_bits(grid, wide=False)
+    return coding.bits <= BITS and bits.carrier == SINGLE and bits.shift >= 16
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,10 @@ from qsim_kernels.numbers.tables import steps_of
 
 
 class Carrier(NamedTuple):
-    """A binary float type: `mantissa` stored bits and an exponent `bias`."""
+    """A binary float type: `mantissa` stored bits and an exponent `bias`, one less than a power of two.
+
+    Kernels compute in `SINGLE` and `DOUBLE`. Circuits also have narrower ones, which are given normal numbers only.
+    """
 
     mantissa: int
     bias: int
@@ -24,7 +27,7 @@ class Carrier(NamedTuple):
     @property
     def drawn(self) -> int:
         """The number of bits in the word of an element's random bits: 32, or as many as float64's arithmetic can use."""
-        return 32 if self.mantissa == 23 else self.mantissa + 1
+        return max(32, self.mantissa + 1)
 
     @property
     def last(self) -> int:
@@ -48,9 +51,11 @@ class Carrier(NamedTuple):
 
     def pattern(self, value: float) -> int:
         """The bits of a magnitude that the carrier holds exactly."""
-        form, word = ("<f", "<I") if self.mantissa == 23 else ("<d", "<Q")
+        form, word = ("<f", "<I") if self == SINGLE else ("<d", "<Q")
         bits: int = struct.unpack(word, struct.pack(form, abs(value)))[0]
-        return bits
+        if self in (SINGLE, DOUBLE) or bits == 0:
+            return bits
+        return (bits >> DOUBLE.mantissa - self.mantissa) - (DOUBLE.bias - self.bias << self.mantissa)
 
     def value(self, pattern: int) -> float:
         """The magnitude of some bits."""
@@ -178,7 +183,11 @@ def grid_bits(grid: Grid, wide: bool) -> GridBits:
         grid: The values.
         wide: Use float64 even if float32 is enough, because the input is float64.
     """
-    carrier = DOUBLE if wide or not (grid.table or fits_single(grid)) else SINGLE
+    return grid_in(DOUBLE if wide or not (grid.table or fits_single(grid)) else SINGLE, grid)
+
+
+def grid_in(carrier: Carrier, grid: Grid) -> GridBits:
+    """Express a grid in the bits of a carrier that can hold it."""
     flat = is_flat(grid) and carrier == SINGLE
     # A grid of integers may have one bit more than the carrier stores: its uppermost binade is spaced like the carrier's own.
     spare = max(0, grid.mantissa - carrier.mantissa)

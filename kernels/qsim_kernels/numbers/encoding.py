@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from qsim_kernels.numbers.carrier import GridBits
-from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule, read
+from qsim_kernels.numbers.grid import BAR, Coding, Grid, Mode, Rule, read
 from qsim_kernels.numbers.tables import read_table
-
-_BAR = " | "
 
 
 class Encoding(NamedTuple):
@@ -41,16 +39,9 @@ def spell_encoding(grid: str, rule: str, coding: str) -> str:
         >>> spell_encoding("a grid", "a rule", "a coding")
         'a grid | a rule | a coding'
     """
-    return f"{grid}{_BAR}{rule}{_BAR}{coding}"
+    return f"{grid}{BAR}{rule}{BAR}{coding}"
 
 
-def parts_of(text: str) -> tuple[str, str, str]:
-    """The texts of an encoding's parts."""
-    grid, rule, coding = text.split(_BAR)
-    return grid, rule, coding
-
-
-@lru_cache(maxsize=4096)
 def read_encoding(text: str) -> Encoding:
     """Parse the output of `spell_encoding`.
 
@@ -61,8 +52,8 @@ def read_encoding(text: str) -> Encoding:
         >>> read_encoding(how).is_stochastic
         False
     """
-    grid, rule, coding = parts_of(text)
-    return Encoding(read(Grid, grid), read(Rule, rule), read(Coding, coding))
+    encoding: Encoding = read(Encoding, text)
+    return encoding
 
 
 def code_dtype(bits: int) -> torch.dtype:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ast import literal_eval
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 
 class Mode(IntEnum):
@@ -111,10 +111,16 @@ class Rule(NamedTuple):
 
 
 Numbers = TypeVar("Numbers", bound=tuple[Any, ...])
+#: What separates the texts of a record's own numbers and of the records in it.
+BAR = " | "
+#: The words with which the texts of records begin that may be in the same place as others.
+WORDS: dict[type[tuple[Any, ...]], str] = {}
 
 
-def spell(numbers: tuple[Any, ...]) -> str:
-    """Format a NamedTuple of numbers as text for operators: one short argument that graphs show and exported programs keep.
+def spell(record: tuple[Any, ...]) -> str:
+    """Format a NamedTuple as text for operators: one argument that graphs show and exported programs keep.
+
+    Its numbers come first, after its word in `WORDS` if it has one, and then the records in it; one that is `None` is left out.
 
     A number that has a default is left out where it is that.
 
@@ -123,14 +129,22 @@ def spell(numbers: tuple[Any, ...]) -> str:
         >>> spell(Coding(bits=8, twos_complement=True, nan=-1, infinity=-1))
         'bits=8 twos_complement=True nan=-1 infinity=-1'
     """
-    defaults = _defaults(type(numbers))
-    named = zip(_names(type(numbers)), numbers, strict=True)
-    return " ".join(f"{name}={value!r}" for name, value in named if name not in defaults or value != defaults[name])
+    fields = list(zip(_names(type(record)), record, strict=True))
+    defaults = _defaults(type(record))
+    spelt = [(name, value) for name, value in fields if value is not None and not isinstance(value, tuple)]
+    numbers = [f"{name}={value!r}" for name, value in spelt if name not in defaults or value != defaults[name]]
+    parts = [" ".join([*_word(type(record)), *numbers]), *(spell(value) for _, value in fields if isinstance(value, tuple))]
+    return BAR.join(part for part in parts if part)
 
 
 def _names(kind: type[tuple[Any, ...]]) -> tuple[str, ...]:
     names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     return names
+
+
+def _word(kind: type[tuple[Any, ...]]) -> list[str]:
+    """The word with which a record's text begins, if there is one."""
+    return [WORDS[kind]] if kind in WORDS else []
 
 
 def _defaults(kind: type[tuple[Any, ...]]) -> dict[str, Any]:
@@ -140,22 +154,51 @@ def _defaults(kind: type[tuple[Any, ...]]) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def read(kind: type[Numbers], text: str) -> Numbers:
-    """Parse numbers from their text.
+    """Parse a record from its text.
 
     Args:
         kind: The NamedTuple type.
         text: The output of `spell`.
 
     Raises:
-        ValueError: If the text does not describe such numbers.
+        ValueError: If the text does not describe such a record.
 
     Example:
         >>> from qsim_kernels.numbers.grid import Rule, read
         >>> read(Rule, "mode=7 bits=6 correction=False overflow=1")
         Rule(mode=7, bits=6, correction=False, overflow=1)
     """
-    pairs = [part.partition("=") for part in text.split(" ")]
-    given = tuple(name for name, _, _ in pairs)
-    if given != tuple(name for name in _names(kind) if name in given or name not in _defaults(kind)):
-        raise ValueError(f"{kind.__name__} is spelt {' '.join(f'{name}=…' for name in _names(kind))}, got {text!r}")
-    return kind(*(literal_eval(value) for _, _, value in pairs))
+    parts = text.split(BAR)
+    record: Numbers = _taken((kind,), parts)
+    if parts:
+        raise ValueError(f"{kind.__name__} is spelt without {BAR.join(parts)!r}, got {text!r}")
+    return record
+
+
+def _taken(kinds: tuple[type[Any], ...], parts: list[str]) -> Any:
+    """Read a record of one of some kinds from the first parts, and remove these."""
+    head = parts[0].split(" ")
+    kind = next((kind for kind in kinds if _word(kind) in ([], head[:1])), kinds[0])
+    inner = records_in(kind)  # type: ignore[arg-type]
+    names = [name for name in _names(kind) if name not in inner]
+    values: dict[str, Any] = {}
+    if names:
+        pairs = [word.partition("=") for word in head[len(_word(kind)) :]]
+        given, defaults = [name for name, _, _ in pairs], _defaults(kind)
+        if _word(kind) not in ([], head[:1]) or given != [name for name in names if name in given or name not in defaults]:
+            raise ValueError(f"{kind.__name__} is spelt {' '.join([*_word(kind), *(f'{name}=…' for name in names)])}, got {parts[0]!r}")
+        values = {name: literal_eval(value) for name, _, value in pairs}
+        del parts[0]
+    for name, (of_field, is_optional) in inner.items():
+        if not parts and not is_optional:
+            raise ValueError(f"{kind.__name__} is spelt with its {name}, got none")
+        values[name] = _taken(of_field, parts) if parts else None
+    return kind(**values)
+
+
+@lru_cache(maxsize=64)
+def records_in(kind: type[tuple[Any, ...]]) -> dict[str, tuple[tuple[type[Any], ...], bool]]:
+    """The fields that are records: their possible types, and whether they may be `None`."""
+    choices = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
+    found = {name: tuple(each for each in given if hasattr(each, "_fields")) for name, given in choices.items()}
+    return {name: (kinds, type(None) in choices[name]) for name, kinds in found.items() if kinds}

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, Variant, grid_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule, read, spell
+from qsim_kernels.numbers.carrier import DOUBLE, Carrier, GridNumbers, Variant, grid_in
+from qsim_kernels.numbers.grid import BAR, Grid, Mode, Overflow, Rule, read, spell
 
 #: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only stochastic rounding needs; which of its streams; and the
 #: logical index of the first element.
@@ -63,36 +63,27 @@ class Scales(NamedTuple):
     grid: Grid
 
 
-class ScalesWithoutGrid(NamedTuple):
-    """`Scales` without their grid, which is formatted separately."""
-
-    rule: int
-    margin: int
-    largest: float
-    mantissa: int
-    least: float
-
-
 def spell_scales(scales: Scales) -> tuple[str, str]:
     """Format scales as two texts: how they are made, and their grid."""
-    return spell(ScalesWithoutGrid(*scales[:-1])), spell(scales.grid)
+    making, grid = spell(scales).split(BAR)
+    return making, grid
 
 
 @lru_cache(maxsize=4096)
 def read_scales(making: str, grid: str) -> Scales:
     """Parse the output of `spell_scales`."""
-    made: ScalesWithoutGrid = read(ScalesWithoutGrid, making)
-    return Scales(*made, read(Grid, grid))
+    scales: Scales = read(Scales, BAR.join((making, grid)))
+    return scales
 
 
 class ScaleNumbers(NamedTuple):
-    """The numbers from which a scale is computed, in float64's bits; see `Scales`.
+    """The numbers from which a scale is computed, in a carrier's bits; see `Scales`.
 
     Attributes:
         largest: The largest value of the elements' grid.
         factor: Two to the margin.
         power: The margin minus the exponent of `largest`.
-        spare: Mantissa bits of float64 beyond the elements'.
+        spare: Mantissa bits of the carrier beyond the elements'.
         least: The smallest scale.
         grid: The scales' values.
     """
@@ -106,14 +97,14 @@ class ScaleNumbers(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def scale_numbers(scales: Scales) -> ScaleNumbers:
+def scale_numbers(scales: Scales, carrier: Carrier = DOUBLE) -> ScaleNumbers:
     """The numbers from which scales are computed, under the rounding `rounding_of_scales`."""
-    largest, grid = DOUBLE.pattern(scales.largest), grid_bits(scales.grid, wide=True)
+    largest, grid = carrier.pattern(scales.largest), grid_in(carrier, scales.grid)
     # Without zero, every number is above half of the smallest.
     values = grid.numbers() if grid.zero else grid.numbers()._replace(half=-1)
-    power = scales.margin + DOUBLE.bias - (largest >> DOUBLE.mantissa)
-    spare = DOUBLE.mantissa - scales.mantissa
-    return ScaleNumbers(largest, DOUBLE.pattern(2.0**scales.margin), power, spare, DOUBLE.pattern(scales.least), values)
+    power = scales.margin + carrier.bias - (largest >> carrier.mantissa)
+    spare = carrier.mantissa - scales.mantissa
+    return ScaleNumbers(largest, carrier.pattern(2.0**scales.margin), power, spare, carrier.pattern(scales.least), values)
 
 
 def rounding_of_scales(rule: int) -> Rule:

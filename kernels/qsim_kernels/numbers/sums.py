@@ -65,7 +65,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule, read, spell
+from qsim_kernels.numbers.grid import WORDS, Grid, Mode, Overflow, Rule, read, spell
 
 
 class Order(IntEnum):
@@ -215,6 +215,14 @@ class PromotedSum(NamedTuple):
 
 
 Sum = RoundedSum | AlignedSum | TwoStepSum | BlockScaledSum | PromotedSum
+_KINDS: dict[str, type[Sum]] = {
+    "rounded": RoundedSum,
+    "aligned": AlignedSum,
+    "two-step": TwoStepSum,
+    "block-scaled": BlockScaledSum,
+    "promoted": PromotedSum,
+}
+WORDS.update({kind: word for word, kind in _KINDS.items()})
 
 #: Float32's values, and bounds within which 64-bit integers hold the sum of a block exactly.
 SINGLE_GRID = Grid(23, -126, 2.0**-149, (2.0 - 2.0**-23) * 2.0**127, -(2.0 - 2.0**-23) * 2.0**127, True, True, True)
@@ -259,35 +267,6 @@ def noise_indices(how: Sum, length: int) -> int:
     return -(-how.roundings * -(-length // how.chunk) // 8) * 8
 
 
-class _RoundedNumbers(NamedTuple):
-    """The numbers of `RoundedSum` without its grids and rules, which are formatted separately."""
-
-    chunk: int
-    order: int
-    low_a: int
-    low_b: int
-
-
-class _AlignedNumbers(NamedTuple):
-    """The numbers of `AlignedSum` without its grid."""
-
-    mode: int
-    block: int
-    fraction: int
-    low_a: int
-    low_b: int
-
-
-class _PromotedNumbers(NamedTuple):
-    """The numbers of `PromotedSum` without its inner sum."""
-
-    every: int
-
-
-_BAR = " | "
-_NAMES = {TwoStepSum: "two-step", BlockScaledSum: "block-scaled"}
-
-
 @lru_cache(maxsize=1024)
 def spell_sum(how: Sum) -> str:
     """Format a sum as text for the operator.
@@ -297,16 +276,7 @@ def spell_sum(how: Sum) -> str:
         >>> spell_sum(PromotedSum(CHUNK_SUM, 128)).split(" | ")[:2]
         ['promoted every=128', 'aligned mode=3 block=16 fraction=25 low_a=-126 low_b=-126']
     """
-    if isinstance(how, PromotedSum):
-        return f"promoted {spell(_PromotedNumbers(how.every))}{_BAR}{spell_sum(how.inner)}"
-    if isinstance(how, (TwoStepSum, BlockScaledSum)):
-        return f"{_NAMES[type(how)]} {spell(how)}"
-    if isinstance(how, AlignedSum):
-        return f"aligned {spell(_AlignedNumbers(*how[1:]))}{_BAR}{spell(how.grid)}"
-    parts = [f"rounded {spell(_RoundedNumbers(*how[4:]))}", spell(how.grid), spell(how.rule)]
-    if how.product is not None and how.product_rule is not None:
-        parts += [spell(how.product), spell(how.product_rule)]
-    return _BAR.join(parts)
+    return spell(how)
 
 
 @lru_cache(maxsize=1024)
@@ -321,22 +291,9 @@ def read_sum(text: str) -> Sum:
         >>> read_sum(spell_sum(CHUNK_SUM)) == CHUNK_SUM
         True
     """
-    head, *rest = text.split(_BAR)
-    kind, _, numbers = head.partition(" ")
-    match kind, len(rest):
-        case "promoted", 2 | 3 | 4 | 5:
-            inner = read_sum(_BAR.join(rest))
-            assert isinstance(inner, (RoundedSum, AlignedSum))
-            return PromotedSum(inner, *read(_PromotedNumbers, numbers))
-        case "aligned", 1:
-            return AlignedSum(read(Grid, rest[0]), *read(_AlignedNumbers, numbers))
-        case "two-step", 0:
-            return TwoStepSum(*read(TwoStepSum, numbers))
-        case "block-scaled", 0:
-            return BlockScaledSum(*read(BlockScaledSum, numbers))
-        case "rounded", 2 | 4:
-            product = (read(Grid, rest[2]), read(Rule, rest[3])) if len(rest) == 4 else (None, None)
-            return RoundedSum(read(Grid, rest[0]), read(Rule, rest[1]), *product, *read(_RoundedNumbers, numbers))
-    raise ValueError(
-        f"a sum is spelt 'rounded …', 'aligned …', 'two-step …', 'block-scaled …' or 'promoted …', with its grids and rules, got {text!r}"
-    )
+    kind = _KINDS.get(text.partition(" ")[0])
+    if kind is None:
+        words = ", ".join(f"'{word} …'" for word in _KINDS)
+        raise ValueError(f"a sum is spelt {words}, with its grids and rules, got {text!r}")
+    how: Sum = read(kind, text)  # type: ignore[arg-type]
+    return how

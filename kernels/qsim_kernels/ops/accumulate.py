@@ -10,9 +10,7 @@ from torch import Tensor
 
 from qsim_kernels.chip.verified import CHIP, finished
 from qsim_kernels.numbers.sums import Sum, is_single, is_stochastic, read_sum
-from qsim_kernels.ops.backend import OnBackend, library
-from qsim_kernels.ops.batching import one_by_one
-from qsim_kernels.ops.schemas import schema_of
+from qsim_kernels.ops.backend import OnBackend, library, one_by_one, schema_of
 
 #: The dtypes of operands: everything that float32 holds.
 OPERANDS = (
@@ -61,10 +59,10 @@ class AccumulateArguments(NamedTuple):
                 raise TypeError(f"accumulate: operands must be float32 or narrower floats, got {operand.dtype}")
         if bias is not None and bias.shape != b.shape[-1:]:
             raise ValueError(f"accumulate: bias must have {b.shape[-1]} elements in one dimension, got shape {tuple(bias.shape)}")
-        how = read_sum(self.how)
-        if is_stochastic(how) and self.seed is None:
+        adder = read_sum(self.how)
+        if is_stochastic(adder) and self.seed is None:
             raise ValueError("accumulate: stochastic rounding needs a seed")
-        return how
+        return adder
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -95,19 +93,19 @@ class Implementation(OnBackend):
         return self._accumulated(AccumulateArguments(a, b, seed, how, stream, offset, dtype, chip, bias))
 
     def _accumulated(self, given: AccumulateArguments) -> Tensor:
-        how = given.checked()
+        adder = given.checked()
         if given.chip != "never" and given.a.numel() and given.b.numel():
             asked = given.a, given.b, given.how, given.dtype, given.bias
-            found = CHIP.multiply(*asked, lambda x, y: self._emulated(given._replace(a=x, b=y), how))
-            if isinstance(found, Tensor):
-                return found
+            product = CHIP.multiply(*asked, lambda x, y: self._emulated(given._replace(a=x, b=y), adder))
+            if isinstance(product, Tensor):
+                return product
             if given.chip == "require":
-                raise RuntimeError(f"accumulate: chip='require': {found}")
-        return finished(self._emulated(given, how), given.bias, given.dtype or _own_dtype(how))
+                raise RuntimeError(f"accumulate: chip='require': {product}")
+        return finished(self._emulated(given, adder), given.bias, given.dtype or _own_dtype(adder))
 
-    def _emulated(self, given: AccumulateArguments, how: Sum) -> Tensor:
-        out = given.a.new_empty(given.shape, dtype=_own_dtype(how))
-        self._backend.accumulate_into(out, given.a, given.b, given.seed, how, given.stream, given.offset)
+    def _emulated(self, given: AccumulateArguments, adder: Sum) -> Tensor:
+        out = given.a.new_empty(given.shape, dtype=_own_dtype(adder))
+        self._backend.accumulate_into(out, given.a, given.b, given.seed, adder, given.stream, given.offset)
         return out
 
 
@@ -124,9 +122,9 @@ def multiplied_by(*arguments: Any, **options: Any) -> str:
     return "emulator" if given.chip == "never" or CHIP.obstacle(given.a, given.b, given.how, given.dtype, given.bias) else "chip"
 
 
-def _own_dtype(how: Sum) -> torch.dtype:
+def _own_dtype(adder: Sum) -> torch.dtype:
     """The dtype that holds every value of a sum."""
-    return torch.float32 if is_single(how) else torch.float64
+    return torch.float32 if is_single(adder) else torch.float64
 
 
 def _fake(*arguments: Any) -> Tensor:

@@ -1,4 +1,7 @@
-"""The operator that sums rows with the same index, as the gradient of a lookup does: schema, fake, one implementation for every device."""
+"""The operator that sums rows with the same index, as the gradient of a lookup does: schema, fake, one implementation for every device.
+
+Sums of equal length are a batch of products with ones for the operator `qsim::accumulate`, so that each device adds them as fast as it can.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim_kernels.ops.backend import library
-from qsim_kernels.ops.schemas import schema_of
-from qsim_kernels.torch.sums_of_rows import accumulate_rows_into
+from qsim_kernels.numbers.sums import noise_indices, read_sum
+from qsim_kernels.ops.backend import library, schema_of
 
 
 def accumulate_rows(
@@ -32,7 +34,18 @@ def accumulate_rows(
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("accumulate_rows: sums depend on how often an index occurs, which cannot be read while a CUDA graph is captured")
     out = x.new_zeros((rows, x.shape[1]), dtype=dtype)
-    accumulate_rows_into(out, x, index, seed, how, stream, offset)
+    described = read_sum(how)
+    ordered, order = index.sort(stable=True)
+    order = order[ordered >= 0]
+    lengths = torch.bincount(index[index >= 0], minlength=len(out))
+    starts = lengths.cumsum(0) - lengths
+    for length in filter(None, lengths.unique().tolist()):
+        targets = (lengths == length).nonzero().view(-1)
+        places = order[starts[targets, None] + torch.arange(length, device=x.device)]
+        ones = x.new_ones((len(targets), 1, length))
+        sums = torch.ops.qsim.accumulate.default(ones, x[places], seed, how, stream, offset, out.dtype, "never")
+        out[targets] = sums.squeeze(1)
+        offset += sums.numel() * noise_indices(described, length)
     return out
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numbers.sums import BlockScaledSum, PromotedSum, read_sum
-from qsim_kernels.ops.backend import OnBackend, library
-from qsim_kernels.ops.schemas import schema_of
+from qsim_kernels.ops.backend import OnBackend, library, schema_of
 from qsim_kernels.torch.scaled_sums import ChainScales, accumulate_scaled_into
 
 

@@ -1,9 +1,10 @@
-"""The common base of the operators: the library that they are defined in, and backends that are imported at the first call."""
+"""The common base of the operators: their library, backends that are imported at the first call, schemas and the rule of vmap."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
@@ -94,3 +96,54 @@ def read_rounding(grid: str, rule: str, is_seeded: bool) -> tuple[Grid, Rule]:
     if rounding.mode == Mode.STOCHASTIC and not is_seeded:
         raise ValueError("stochastic rounding needs a seed")
     return read(Grid, grid), rounding
+
+
+#: The types of schemas by annotations, which are text.
+_TYPES = {
+    "Tensor": "Tensor",
+    "Tensor | None": "Tensor?",
+    "Sequence[int]": "SymInt[]",
+    "int": "SymInt",
+    "str": "str",
+    "torch.dtype": "ScalarType",
+    "torch.dtype | None": "ScalarType?",
+    "tuple[Tensor, Tensor]": "(Tensor, Tensor)",
+}
+
+
+def schema_of(function: Callable[..., Any]) -> str:
+    """The schema of an operator that a function or a bound method implements, and that has its name.
+
+    Example:
+        >>> from qsim_kernels.ops.transposes import encode_transpose
+        >>> schema_of(encode_transpose)
+        'encode_transpose(Tensor x, Tensor? seed, str rounding, SymInt stream, ScalarType dtype) -> Tensor'
+    """
+    signature = inspect.signature(function)
+    given = [f"{_TYPES[each.annotation]} {each.name}{_default(each)}" for each in signature.parameters.values()]
+    return f"{function.__name__}({', '.join(given)}) -> {_TYPES[signature.return_annotation]}"
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    return "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+
+
+def one_by_one(name: str) -> Callable[..., Any]:
+    """A vmap rule: every sample gets the same results as in a call of its own."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        operator = getattr(torch.ops.qsim, name)
+        # With no samples, run the operator on a fake one to get the shapes and dtypes of the results.
+        sizes = range(info.batch_size) if info.batch_size else [None]
+        results = [operator(*(_sample(a, dim, i) for a, dim in zip(arguments, in_dims, strict=True))) for i in sizes]
+        if isinstance(results[0], Tensor):
+            return torch.stack(results)[: info.batch_size], 0
+        return tuple(torch.stack(part)[: info.batch_size] for part in zip(*results, strict=True)), (0,) * len(results[0])
+
+    return rule
+
+
+def _sample(argument: Any, dim: Any, index: int | None) -> Any:
+    if not isinstance(argument, Tensor) or not isinstance(dim, int):
+        return argument
+    return argument.new_zeros(argument.movedim(dim, 0).shape[1:]) if index is None else argument.select(dim, index)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, TileSizes, Turn, read_scales
-from qsim_kernels.ops.backend import OnBackend, library, read_rounding
-from qsim_kernels.ops.batching import one_by_one
+from qsim_kernels.ops.backend import OnBackend, library, one_by_one, read_rounding
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
 for _schema in (
@@ -48,8 +47,8 @@ def _prepared(
     """The rounding of a tensor under scales, an empty result, and the number of scales."""
     stream, offset, dtype, restore = places
     where, turned, counts = _read_tiles(tuple(tiles), tuple(turn), x.shape)
-    how = ScaledRounding(where, turned, _read_elements(grid, rule, restore, seed is not None), (seed, stream, offset))
-    return how, torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format), counts
+    rounding = ScaledRounding(where, turned, _read_elements(grid, rule, restore, seed is not None), (seed, stream, offset))
+    return rounding, torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format), counts
 
 
 class Implementation(OnBackend):
@@ -85,18 +84,18 @@ class Implementation(OnBackend):
         self, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], *rounding: Any
     ) -> Tensor:
         """Round a tensor under given scales."""
-        how, out, _ = _prepared(x, tiles, turn, *rounding)
-        self._backend.quantize_scaled_into(out, x, scales, under, how)
+        scaled, out, _ = _prepared(x, tiles, turn, *rounding)
+        self._backend.quantize_scaled_into(out, x, scales, under, scaled)
         return out
 
     def quantize_tiles(
         self, x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], making: str, scale_grid: str, *rounding: Any
     ) -> tuple[Tensor, Tensor]:
         """Round a tensor under the scales of its own tiles; also return the scales if the result was not multiplied by them again."""
-        how, out, counts = _prepared(x, tiles, turn, *rounding)
-        restores = how.elements.restore != Restore.NOTHING
+        scaled, out, counts = _prepared(x, tiles, turn, *rounding)
+        restores = scaled.elements.restore != Restore.NOTHING
         scales = x.new_empty((0,) if restores else counts, dtype=torch.float32)
-        self._backend.quantize_tiles_into(out, None if restores else scales, x, under, read_scales(making, scale_grid), how)
+        self._backend.quantize_tiles_into(out, None if restores else scales, x, under, read_scales(making, scale_grid), scaled)
         return out, scales
 
     def rescaled(self, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim_kernels.numbers.encoding import parts_of
-from qsim_kernels.ops.backend import OnBackend, library
-from qsim_kernels.ops.schemas import schema_of
+from qsim_kernels.numbers.grid import BAR
+from qsim_kernels.ops.backend import OnBackend, library, schema_of
 
 
 def encode_transpose(x: Tensor, seed: Tensor | None, rounding: str, stream: int, dtype: torch.dtype) -> Tensor:
@@ -55,7 +54,7 @@ def encode_with_transpose(
 
 
 def _encoded(x: Tensor, seed: Tensor | None, rounding: str, stream: int, dtype: torch.dtype) -> Tensor:
-    return torch.ops.qsim.encode.default(x.contiguous(), seed, *parts_of(rounding), stream, 0, False).view(dtype)  # type: ignore[no-any-return]
+    return torch.ops.qsim.encode.default(x.contiguous(), seed, *rounding.split(BAR), stream, 0, False).view(dtype)  # type: ignore[no-any-return]
 
 
 class Implementation(OnBackend):

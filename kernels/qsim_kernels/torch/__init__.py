@@ -43,11 +43,11 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of `x`'s first element.
     """
-    how = rounding_bits(grid, rule, wide=torch.float64 in (x.dtype, out.dtype))
+    bits = rounding_bits(grid, rule, wide=torch.float64 in (x.dtype, out.dtype))
     number = None if seed is None else int(seed)
     for index, (source, target) in pieces(x, out, first=offset):
-        patterns = _rounded(source, how, rule, number, stream, index)
-        target.copy_(as_values(patterns, how, out.dtype).view(source.shape))
+        patterns = _rounded(source, bits, rule, number, stream, index)
+        target.copy_(as_values(patterns, bits, out.dtype).view(source.shape))
 
 
 def encode_into(
@@ -69,14 +69,14 @@ def encode_into(
     Returns:
         Whether there is one, if `check` is set.
     """
-    how = rounding_bits(grid, rule, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
+    bits = rounding_bits(grid, rule, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
     number = None if seed is None else int(seed)
-    how, code_of = _coder(grid, coding, how)
+    bits, code_of = _coder(grid, coding, bits)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):
-        patterns = _rounded(source, how, rule, number, stream, index)
+        patterns = _rounded(source, bits, rule, number, stream, index)
         if check and coding.nan < 0:
-            lost = lost or bool((patterns == how.carrier.nan).any())
+            lost = lost or bool((patterns == bits.carrier.nan).any())
         # Wrapping to the code's own width keeps its bits.
         target.copy_(code_of(patterns).view(source.shape))
     return lost
@@ -116,33 +116,33 @@ def quantize_and_sum_into(
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
     """Write the values of `codes` into `out`."""
-    how = grid_bits(grid, wide=out.dtype == torch.float64 or counts_wide(grid, coding))
-    value_of = _reader(grid, coding, how, out.device)
-    mask, width = (1 << coding.bits) - 1, torch.int64 if how.carrier == DOUBLE else torch.int32
+    bits = grid_bits(grid, wide=out.dtype == torch.float64 or counts_wide(grid, coding))
+    value_of = _reader(grid, coding, bits, out.device)
+    mask, width = (1 << coding.bits) - 1, torch.int64 if bits.carrier == DOUBLE else torch.int32
     for _, (source, target) in pieces(codes, out):
-        target.copy_(as_values(value_of((source.to(torch.int64) & mask).to(width)), how, out.dtype))
+        target.copy_(as_values(value_of((source.to(torch.int64) & mask).to(width)), bits, out.dtype))
 
 
-def _coder(grid: Grid, coding: Coding, how: GridBits) -> tuple[GridBits, Callable[[Tensor], Tensor]]:
+def _coder(grid: Grid, coding: Coding, bits: GridBits) -> tuple[GridBits, Callable[[Tensor], Tensor]]:
     """The grid for a rounding to codes, and a function that makes codes of its results: rounding onto a table finds them itself."""
     if grid.table:
         nan = coding.nan if coding.nan >= 0 else largest_code(grid, coding)
-        return how._replace(writes_codes=True), lambda codes: codes.masked_fill(codes == how.carrier.nan, nan)
-    code_of, (numbers, variant) = meaning.codes(how.carrier).code_of, coding_bits(grid, coding, how)
-    return how, lambda patterns: code_of(patterns, numbers, variant)
+        return bits._replace(writes_codes=True), lambda codes: codes.masked_fill(codes == bits.carrier.nan, nan)
+    code_of, (numbers, variant) = meaning.codes(bits.carrier).code_of, coding_bits(grid, coding, bits)
+    return bits, lambda patterns: code_of(patterns, numbers, variant)
 
 
-def _reader(grid: Grid, coding: Coding, how: GridBits, device: torch.device) -> Callable[[Tensor], Tensor]:
+def _reader(grid: Grid, coding: Coding, bits: GridBits, device: torch.device) -> Callable[[Tensor], Tensor]:
     """A function that gives the bits of the values of codes."""
     if grid.table:
-        table = code_table(grid.table, coding.bits, how.carrier, device)
+        table = code_table(grid.table, coding.bits, bits.carrier, device)
         return lambda codes: table[codes].to(codes.dtype)
-    value_of, (numbers, variant) = meaning.codes(how.carrier).value_of, coding_bits(grid, coding, how)
+    value_of, (numbers, variant) = meaning.codes(bits.carrier).value_of, coding_bits(grid, coding, bits)
     return lambda codes: value_of(codes, numbers, variant)
 
 
-def _rounded(source: Tensor, how: GridBits, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
+def _rounded(source: Tensor, bits: GridBits, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
     """Round one piece's values, as a flat tensor of the carrier's bit patterns."""
-    values = source.reshape(-1).to(float_dtype(how))
+    values = source.reshape(-1).to(float_dtype(bits))
     noise = None if seed is None else ElementNoise(seed, stream, index, values.numel(), values.device)
-    return rounded(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), how, rule, noise)
+    return rounded(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), bits, rule, noise)

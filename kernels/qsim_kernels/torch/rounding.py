@@ -12,17 +12,17 @@ from qsim_kernels.torch.philox import ElementNoise, random_bits
 from qsim_kernels.torch.tables import rounding_table
 
 
-def float_dtype(how: GridBits) -> torch.dtype:
+def float_dtype(grid: GridBits) -> torch.dtype:
     """The carrier's float dtype."""
-    return torch.float64 if how.carrier == DOUBLE else torch.float32
+    return torch.float64 if grid.carrier == DOUBLE else torch.float32
 
 
-def as_values(bits: Tensor, how: GridBits, dtype: torch.dtype) -> Tensor:
+def as_values(bits: Tensor, grid: GridBits, dtype: torch.dtype) -> Tensor:
     """Convert the carrier's bit patterns to a dtype that holds their values exactly; NaN results do not depend on the processor."""
     if dtype == torch.bfloat16:
-        single = bits if how.carrier == SINGLE else bits.view(torch.float64).to(torch.float32).view(torch.int32)
+        single = bits if grid.carrier == SINGLE else bits.view(torch.float64).to(torch.float32).view(torch.int32)
         return (single >> 16).to(torch.int16).view(dtype)
-    values = bits.view(float_dtype(how)).to(torch.float32 if dtype != torch.float64 else dtype)
+    values = bits.view(float_dtype(grid)).to(torch.float32 if dtype != torch.float64 else dtype)
     if dtype == torch.float16:
         halves = values.to(dtype)
         return torch.where(halves.isnan(), 0x7FFF, halves.view(torch.int16)).view(dtype)
@@ -46,7 +46,7 @@ def one_nan(x: Tensor) -> Tensor:
     return x.view(pattern).masked_fill(x.isnan(), nan).view(x.dtype)
 
 
-def rounded(bits: Tensor, how: GridBits, rule: Rule, noise: ElementNoise | None) -> Tensor:
+def rounded(bits: Tensor, grid: GridBits, rule: Rule, noise: ElementNoise | None) -> Tensor:
     """Round values, given and returned as bit patterns of the carrier, drawing only random bits that can matter.
 
     The first 16 of 32 random bits decide nearly all roundings. The rest are drawn only where they could matter, because all zeros and all
@@ -54,20 +54,21 @@ def rounded(bits: Tensor, how: GridBits, rule: Rule, noise: ElementNoise | None)
 
     Args:
         bits: int32 patterns of float32 values, or int64 patterns of float64 values, in one dimension.
-        how: The grid.
+        grid: The grid, in the bits of the carrier.
         rule: The rounding.
         noise: The source of random bits, for stochastic rounding.
     """
     if rule.mode != Mode.STOCHASTIC:
-        return round_bits(bits, how, rule)
+        return round_bits(bits, grid, rule)
     assert noise is not None  # the operators reject stochastic rounding without a seed
-    arithmetic, variant, grid = meaning.rounding(how.carrier), variant_of(how, rule), in_memory(how, rule, bits.device)
-    count = bits_that_matter(how, rule)
-    used = used_bits(how.carrier, count, rule.correction)
+    arithmetic, variant = meaning.rounding(grid.carrier), variant_of(grid, rule)
+    listed = in_memory(grid, rule, bits.device)
+    count = bits_that_matter(grid, rule)
+    used = used_bits(grid.carrier, count, rule.correction)
 
     def chosen(patterns: Tensor, words: Tensor) -> Tensor:
-        found: Tensor = arithmetic.round_bits(patterns, arithmetic.random_bits(words, used), grid, variant)
-        return found
+        result: Tensor = arithmetic.round_bits(patterns, arithmetic.random_bits(words, used), listed, variant)
+        return result
 
     first = noise.first_bits() << 16
     least = chosen(bits, first)
@@ -80,37 +81,37 @@ def rounded(bits: Tensor, how: GridBits, rule: Rule, noise: ElementNoise | None)
     return least
 
 
-def round_bits(bits: Tensor, how: GridBits, rule: Rule) -> Tensor:
+def round_bits(bits: Tensor, grid: GridBits, rule: Rule) -> Tensor:
     """Round values, given and returned as bit patterns of the carrier, without random bits."""
-    if rounds_by_addition(how, rule):
-        return nearest_by_addition(bits, how)
-    grid = in_memory(how, rule, bits.device)
-    found: Tensor = meaning.rounding(how.carrier).round_bits(bits, None, grid, variant_of(how, rule))
-    return found
+    if rounds_by_addition(grid, rule):
+        return nearest_by_addition(bits, grid)
+    listed = in_memory(grid, rule, bits.device)
+    result: Tensor = meaning.rounding(grid.carrier).round_bits(bits, None, listed, variant_of(grid, rule))
+    return result
 
 
-def in_memory(how: GridBits, rule: Rule, device: torch.device) -> GridBits:
+def in_memory(grid: GridBits, rule: Rule, device: torch.device) -> GridBits:
     """A grid whose table, if it is one, is in memory."""
-    return how._replace(table=rounding_table(how, rule, device)) if how.table else how
+    return grid._replace(table=rounding_table(grid, rule, device)) if grid.table else grid
 
 
-def rounds_by_addition(how: GridBits, rule: Rule) -> bool:
+def rounds_by_addition(grid: GridBits, rule: Rule) -> bool:
     """Whether `nearest_by_addition` works: evenly spaced to zero, symmetric, more than one value per binade, room for the power."""
     if rule.mode != Mode.NEAREST or not rule.saturates:
         return False
-    room = 1 <= how.shift < how.carrier.mantissa and (how.top >> how.carrier.mantissa) + how.shift <= 2 * how.carrier.bias
-    return how.low > 0 and how.top == how.bottom and room
+    room = 1 <= grid.shift < grid.carrier.mantissa and (grid.top >> grid.carrier.mantissa) + grid.shift <= 2 * grid.carrier.bias
+    return grid.low > 0 and grid.top == grid.bottom and room
 
 
-def nearest_by_addition(bits: Tensor, how: GridBits) -> Tensor:
+def nearest_by_addition(bits: Tensor, grid: GridBits) -> Tensor:
     """Add and subtract a power of two near which the carrier's spacing is the grid's: the addition rounds, ties to even."""
-    carrier, mantissa = how.carrier, how.carrier.mantissa
+    carrier, mantissa = grid.carrier, grid.carrier.mantissa
     magnitude = bits & carrier.nan
-    within = magnitude.clamp(max=how.top)
-    power = (within & carrier.infinity).clamp_(min=how.low << mantissa).add_(how.shift << mantissa).view(float_dtype(how))
-    found = within.view(power.dtype).add(power).sub_(power).view(bits.dtype)
-    if how.signed:
+    within = magnitude.clamp(max=grid.top)
+    power = (within & carrier.infinity).clamp_(min=grid.low << mantissa).add_(grid.shift << mantissa).view(float_dtype(grid))
+    result = within.view(power.dtype).add(power).sub_(power).view(bits.dtype)
+    if grid.signed:
         sign = bits & carrier.sign
-        found |= sign if how.negative_zero else sign & (-found >> carrier.last)
-    with_nan: Tensor = meaning.where(carrier.infinity - magnitude >> carrier.last, carrier.nan, found)
+        result |= sign if grid.negative_zero else sign & (-result >> carrier.last)
+    with_nan: Tensor = meaning.where(carrier.infinity - magnitude >> carrier.last, carrier.nan, result)
     return with_nan

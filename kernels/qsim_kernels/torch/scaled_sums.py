@@ -30,13 +30,13 @@ class ChainScales(NamedTuple):
 
     def of_sum(self, index: int, count: int) -> Tensor:
         """The scales of all `count` lines in one short sum."""
-        found = self.values[..., index // self.sums]
-        return found if self.lines == 1 else found.repeat_interleave(self.lines, -1)[..., :count]
+        scales = self.values[..., index // self.sums]
+        return scales if self.lines == 1 else scales.repeat_interleave(self.lines, -1)[..., :count]
 
     def whole(self, count: int, sums: int) -> Tensor:
         """The scales of all `count` lines in each short sum: `[…, count, sums]`."""
-        found = self.values.repeat_interleave(self.sums, -1)[..., :sums]
-        return found.repeat_interleave(self.lines, -2)[..., :count, :]
+        scales = self.values.repeat_interleave(self.sums, -1)[..., :sums]
+        return scales.repeat_interleave(self.lines, -2)[..., :count, :]
 
 
 def accumulate_scaled_into(
@@ -46,7 +46,7 @@ def accumulate_scaled_into(
     scales_a: ChainScales,
     scales_b: ChainScales,
     seed: Tensor | None,
-    how: PromotedSum,
+    adder: PromotedSum,
     stream: int,
     offset: int,
     chip: str,
@@ -60,15 +60,15 @@ def accumulate_scaled_into(
         scales_a: The scales of the left operand.
         scales_b: Those of the right operand.
         seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        how: The sum.
+        adder: The sum.
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of the first random number.
         chip: Whether the chip itself may compute the short sums.
     """
-    total, inner = torch.zeros_like(out), spell_sum(how.inner)
-    each = out.numel() * noise_indices(how.inner, how.every)
-    for i, start in enumerate(range(0, a.shape[-1], how.every)):
-        left, right = a[..., start : start + how.every], b[..., start : start + how.every, :]
+    total, inner = torch.zeros_like(out), spell_sum(adder.inner)
+    each = out.numel() * noise_indices(adder.inner, adder.every)
+    for i, start in enumerate(range(0, a.shape[-1], adder.every)):
+        left, right = a[..., start : start + adder.every], b[..., start : start + adder.every, :]
         short = torch.ops.qsim.accumulate.default(left, right, seed, inner, stream, offset + i * each, None, chip)
         scale = scales_a.of_sum(i, a.shape[-2])[..., :, None] * scales_b.of_sum(i, b.shape[-1])[..., None, :]
         # Both factors are float32 numbers, so that their product is exact.

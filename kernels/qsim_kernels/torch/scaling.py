@@ -91,16 +91,18 @@ def scales_of_tiles_into(
     make(out, amaxes, under, scales)
 
 
-def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding) -> None:
+def quantize_tiles_into(
+    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding
+) -> None:
     """Round `x` under the scales of its tiles: `scales_of_tiles_into` and `quantize_scaled_into` in one.
 
     The scales are written if a tensor for them is given.
     """
-    x = x if how.turn is None else hadamard(x, how.turn)
+    x = x if rounding.turn is None else hadamard(x, rounding.turn)
     if scales is None:
-        scales = x.new_empty(how.tiles.counts(x.numel()), dtype=torch.float32)
-    scales_of_tiles_into(scales, x, under, how.tiles, None, False, making)
-    quantize_scaled_into(out, x, scales, under, how._replace(turn=None))
+        scales = x.new_empty(rounding.tiles.counts(x.numel()), dtype=torch.float32)
+    scales_of_tiles_into(scales, x, under, rounding.tiles, None, False, making)
+    quantize_scaled_into(out, x, scales, under, rounding._replace(turn=None))
 
 
 def scales_of(largest: Tensor, scales: Scales, arithmetic: Any = None) -> Tensor:
@@ -121,7 +123,7 @@ def scales_of(largest: Tensor, scales: Scales, arithmetic: Any = None) -> Tensor
 
 
 def quantize_scaled_into(
-    out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, how: ScaledRounding, quantize: Callable[..., None] = quantize_into
+    out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, rounding: ScaledRounding, quantize: Callable[..., None] = quantize_into
 ) -> None:
     """Round `x` divided by its scales onto a grid.
 
@@ -133,12 +135,12 @@ def quantize_scaled_into(
         x: Values.
         scales: The output of `scales_into`.
         under: The scale of the whole tensor, if they are under one.
-        how: How it is rounded.
+        rounding: How it is rounded.
         quantize: The function that rounds them, as `reference.quantize_into` does.
     """
     if not x.numel():
         return
-    tiles, turn, elements, noise = how
+    tiles, turn, elements, noise = rounding
     x = x if turn is None else hadamard(x, turn)
     elements_of_x, whole = divided(x, scales, under, tiles)
     if elements.rule.leaves_zero:

@@ -72,27 +72,27 @@ class SummedOperand(NamedTuple):
         return SummedOperand(self.values[start : start + size], self.exponents[start : start + size])
 
 
-def operand_of(x: Tensor, how: Sum, low: int, scales: Tensor | None = None) -> SummedOperand:
+def operand_of(x: Tensor, adder: Sum, low: int, scales: Tensor | None = None) -> SummedOperand:
     """The values and the exponents of an operand.
 
     Args:
         x: The operand, `[…, lines, length]`.
-        how: The sum.
+        adder: The sum.
         low: The exponent of the smallest normal number in the operand's format.
         scales: Those of a `BlockScaledSum`, `[…, lines, groups]`, if there are some.
     """
     values = x.detach().to(torch.float64)
-    if not isinstance(how, BlockScaledSum):
+    if not isinstance(adder, BlockScaledSum):
         return SummedOperand(values, _exponents_of(values, low))
     if scales is None:
-        scales = x.new_ones((*x.shape[:-1], -(-x.shape[-1] // how.group)), dtype=torch.float64)
+        scales = x.new_ones((*x.shape[:-1], -(-x.shape[-1] // adder.group)), dtype=torch.float64)
         of_scales = torch.zeros_like(scales, dtype=torch.int64)
     else:
         scales = scales.detach().to(torch.float64)
-        of_scales = _exponents_of(scales, how.low_scale)
-    if how.exact:
+        of_scales = _exponents_of(scales, adder.low_scale)
+    if adder.exact:
         return SummedOperand(values, of_scales, scales)
-    factors, of_scales = (y.repeat_interleave(how.group, -1)[..., : x.shape[-1]] for y in (scales, of_scales))
+    factors, of_scales = (y.repeat_interleave(adder.group, -1)[..., : x.shape[-1]] for y in (scales, of_scales))
     return SummedOperand(values * factors, _exponents_of(values, low) + of_scales)
 
 
@@ -102,8 +102,9 @@ def _exponents_of(x: Tensor, low: int) -> Tensor:
 
 
 def accumulate_into(
-    out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int, scales: tuple[Tensor, Tensor] | None = None
-) -> None:
+    out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, adder: Sum, stream: int, offset: int,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> None:  # fmt: skip
     """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `qsim_kernels.numbers.sums`.
 
     Args:
@@ -111,7 +112,7 @@ def accumulate_into(
         a: The left matrices.
         b: The right matrices.
         seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        how: The sum.
+        adder: The sum.
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of the first random number.
         scales: Those of a `BlockScaledSum`, `[…, M, groups]` and `[…, N, groups]`, if its operands have some.
@@ -120,18 +121,18 @@ def accumulate_into(
     count = math.prod(a.shape[:-2])  # torch does not allow -1 for matrices without elements
     left, right, target = a.reshape(count, rows, length), b.reshape(count, length, columns).mT, out.view(count, rows, columns)
     p, q = (None, None) if scales is None else (x.reshape(count, -1, x.shape[-1]) for x in scales)
-    inner = how.inner if isinstance(how, PromotedSum) else how
+    inner = adder.inner if isinstance(adder, PromotedSum) else adder
     for batches, lines in _parts(*target.shape):
         piece, at = target[batches, lines], (batches, lines)
-        x = operand_of(left[at], how, inner.low_a, None if p is None else p[at]).along(3)
-        y = operand_of(right[batches], how, inner.low_b, None if q is None else q[batches]).along(2)
+        x = operand_of(left[at], adder, inner.low_a, None if p is None else p[at]).along(3)
+        y = operand_of(right[batches], adder, inner.low_b, None if q is None else q[batches]).along(2)
         noise = None
         if seed is not None:
             first = (batches.start * rows + lines.start) * columns
-            where = torch.arange(first, first + piece.numel(), device=a.device) * noise_indices(how, length) + offset
+            where = torch.arange(first, first + piece.numel(), device=a.device) * noise_indices(adder, length) + offset
             noise = ElementNoise(int(seed), stream, where, piece.numel(), a.device)
         total = x.values.new_zeros(piece.shape)
-        piece.copy_(one_nan(_sum(total, x, y, how, noise).to(out.dtype)))
+        piece.copy_(one_nan(_sum(total, x, y, adder, noise).to(out.dtype)))
 
 
 def _parts(batches: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
@@ -149,25 +150,25 @@ def _parts(batches: int, rows: int, columns: int) -> Iterator[tuple[slice, slice
             yield slice(batch, batch + 1), slice(start, min(start + step, rows))
 
 
-def _sum(zero: Tensor, a: SummedOperand, b: SummedOperand, how: Sum, noise: ElementNoise | None) -> Tensor:
+def _sum(zero: Tensor, a: SummedOperand, b: SummedOperand, adder: Sum, noise: ElementNoise | None) -> Tensor:
     """The sums of products of operands whose summed dimension is the first."""
     result: Tensor
-    match how:
+    match adder:
         case PromotedSum():
-            count = noise_indices(how.inner, how.every)
-            parts = [(i, a.part(k, how.every), b.part(k, how.every)) for i, k in enumerate(range(0, len(a.values), how.every))]
-            sums = (_sum(zero, x, y, how.inner, _behind(noise, i * count)) for i, x, y in parts)
-            result = SUMS.promoted_sum(zero, sums, _SINGLE, how)
+            count = noise_indices(adder.inner, adder.every)
+            parts = [(i, a.part(k, adder.every), b.part(k, adder.every)) for i, k in enumerate(range(0, len(a.values), adder.every))]
+            sums = (_sum(zero, x, y, adder.inner, _behind(noise, i * count)) for i, x, y in parts)
+            result = SUMS.promoted_sum(zero, sums, _SINGLE, adder)
         case AlignedSum():
-            result = SUMS.aligned_sum(zero, _steps(_products(a, b), how.block), grid_bits(how.grid, wide=True), how)
+            result = SUMS.aligned_sum(zero, _steps(_products(a, b), adder.block), grid_bits(adder.grid, wide=True), adder)
         case TwoStepSum():
             terms = (Term(SUMS.infinite_beyond(x.view(torch.int64)).view(torch.float64), e) for x, e in _products(a, b))
-            result = SUMS.two_step_sum(zero, _steps(terms, how.block), _SINGLE, how)
+            result = SUMS.two_step_sum(zero, _steps(terms, adder.block), _SINGLE, adder)
         case BlockScaledSum():
-            steps = _steps(_groups(a, b, how.group), how.block // how.group) if how.exact else _steps(_products(a, b), how.block)
-            result = SUMS.aligned_sum(zero, steps, _SINGLE, how.aligned)
+            steps = _steps(_groups(a, b, adder.group), adder.block // adder.group) if adder.exact else _steps(_products(a, b), adder.block)
+            result = SUMS.aligned_sum(zero, steps, _SINGLE, adder.aligned)
         case RoundedSum():
-            result = _rounded(zero, a, b, how, noise)
+            result = _rounded(zero, a, b, adder, noise)
     return result
 
 
@@ -191,36 +192,38 @@ def _groups(a: SummedOperand, b: SummedOperand, group: int) -> Iterator[Term]:
         yield Term(value * (p * q), torch.where(value == 0, NO_EXPONENT, of_p + of_q))
 
 
-def _rounded(zero: Tensor, a: SummedOperand, b: SummedOperand, how: RoundedSum, noise: ElementNoise | None) -> Tensor:
+def _rounded(zero: Tensor, a: SummedOperand, b: SummedOperand, adder: RoundedSum, noise: ElementNoise | None) -> Tensor:
     """Sums that are rounded after each term."""
-    grid = grid_bits(how.grid, wide=True)
+    grid = grid_bits(adder.grid, wide=True)
 
     def draw(index: int) -> ElementNoise | None:
         return _behind(noise, index)
 
-    terms, result = _terms(zero, a, b, how, draw), zero
-    match how.order:
+    terms, result = _terms(zero, a, b, adder, draw), zero
+    match adder.order:
         case Order.PAIRWISE:
             if len(a.values):
-                result = SUMS.tree_sum(terms, draw, grid, how)
+                result = SUMS.tree_sum(terms, draw, grid, adder)
         case Order.KAHAN:
-            result = SUMS.kahan_sum(zero, terms, draw, grid, how)
+            result = SUMS.kahan_sum(zero, terms, draw, grid, adder)
         case Order.SEQUENTIAL:
-            result = SUMS.rounded_sum(zero, terms, draw, grid, how)
+            result = SUMS.rounded_sum(zero, terms, draw, grid, adder)
     return result
 
 
 def _terms(
-    zero: Tensor, a: SummedOperand, b: SummedOperand, how: RoundedSum, draw: Callable[[int], ElementNoise | None]
+    zero: Tensor, a: SummedOperand, b: SummedOperand, adder: RoundedSum, draw: Callable[[int], ElementNoise | None]
 ) -> Iterator[Tensor]:
-    if how.chunk > 1:
-        for start in range(0, len(a.values), how.chunk):
-            yield _sum(zero, a.part(start, how.chunk), b.part(start, how.chunk), how.chunk_sum, None)
+    if adder.chunk > 1:
+        for start in range(0, len(a.values), adder.chunk):
+            yield _sum(zero, a.part(start, adder.chunk), b.part(start, adder.chunk), adder.chunk_sum, None)
         return
     for index, (x, y) in enumerate(zip(a.values, b.values, strict=True)):
         term = x * y
-        if how.product is not None and how.product_rule is not None:
-            bits = _round_bits(term.view(torch.int64), draw(index * how.roundings), grid_bits(how.product, wide=True), how.product_rule)
+        if adder.product is not None and adder.product_rule is not None:
+            bits = _round_bits(
+                term.view(torch.int64), draw(index * adder.roundings), grid_bits(adder.product, wide=True), adder.product_rule
+            )
             term = bits.view(torch.float64)
         yield term
 

@@ -40,12 +40,12 @@ def rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None
     """Round float32 values onto a grid, in a dtype that holds them; a rule that saturates turns infinities into NaN."""
     if rule.mode == Mode.NEAREST and not rule.saturates and grid in _DTYPES:
         return one_nan(x.to(_DTYPES[grid]).to(dtype))
-    how = rounding_bits(grid, rule, wide=False)
+    onto = rounding_bits(grid, rule, wide=False)
     if rule.saturates:
         x = x.masked_fill(x.isinf(), math.nan)
-    carrier = float_dtype(how)
+    carrier = float_dtype(onto)
     bits = x.to(carrier).view(torch.int64 if carrier == torch.float64 else torch.int32)
-    return as_values(rounded_patterns(bits, how, rule, noise), how, dtype)
+    return as_values(rounded_patterns(bits, onto, rule, noise), onto, dtype)
 
 
 def _store(target: Tensor, x: Tensor) -> None:

@@ -9,19 +9,20 @@ import torch
 
 import qsim
 from qsim.cli.bench._settings import DTYPES, BenchSettings
-from qsim.cli.bench._tables import Column, Row, tenths, thousandths
 from qsim.cli.bench._timing import Call, interleaved
 from qsim.formats import Format, holds
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row
 
-COLUMNS = (
-    Column("work", "work"),
-    Column("format", "format"),
-    Column("rounding", "rounding"),
-    Column("dtypes", "dtypes"),
-    Column("GB/s", "gb_per_s", tenths),
-    Column("copy GB/s", "copy_gb_per_s", tenths),
-    Column("ratio", "ratio", thousandths),
-)
+COLUMNS: Values = {
+    "work": "work",
+    "format": "format",
+    "rounding": "rounding",
+    "dtypes": "dtypes",
+    "GB/s": Quantity("gb_per_s", 1),
+    "copy GB/s": Quantity("copy_gb_per_s", 1),
+    "ratio": Quantity("ratio", 3),
+}
 
 
 def quantize(settings: BenchSettings) -> Iterator[Row]:

@@ -13,8 +13,9 @@ from qsim import recipes
 from qsim.cli.bench._conditions import Conditions
 from qsim.cli.bench._graphs import peak_growth
 from qsim.cli.bench._models import Subject
-from qsim.cli.bench._tables import Column, Row, hundredths, tenths, whole
 from qsim.cli.bench._timing import Call, clock_of, duration, sustained
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row
 
 NATIVE = "native"
 BACKEND = "inductor"
@@ -22,15 +23,15 @@ BACKEND = "inductor"
 RECIPES = (NATIVE, "fp8_hybrid", "mxfp8", "mxfp4", "nvfp4")
 MIB = 2**20
 
-COLUMNS = (
-    Column("recipe", "recipe"),
-    Column("graphs", "graphs", whole),
-    Column("recompilations", "recompilations", whole),
-    Column("first step s", "first_seconds", tenths),
-    Column("ms per step", "milliseconds", tenths),
-    Column("time to native's", "ratio", hundredths),
-    Column("peak MiB", "peak_mib", lambda peak: "not measured" if peak is None else whole(peak)),
-)
+COLUMNS: Values = {
+    "recipe": "recipe",
+    "graphs": Quantity("graphs"),
+    "recompilations": Quantity("recompilations"),
+    "first step s": Quantity("first_seconds", 1),
+    "ms per step": Quantity("milliseconds", 1),
+    "time to native's": Quantity("ratio", 2),
+    "peak MiB": Quantity("peak_mib", missing="not measured"),
+}
 
 
 class Compiled(NamedTuple):

@@ -11,8 +11,8 @@ from torch import Tensor
 import qsim
 from qsim.cli.bench._bandwidth import beside_copy
 from qsim.cli.bench._settings import DTYPES, BenchSettings
-from qsim.cli.bench._tables import Row
 from qsim.formats import holds
+from qsim.text.tables import Row
 
 #: Creates a tensor with about the given number of elements.
 Layout = Callable[[BenchSettings, torch.dtype], Tensor]

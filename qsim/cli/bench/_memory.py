@@ -12,19 +12,20 @@ import torch
 
 from qsim.cli.bench._calls import CALLS
 from qsim.cli.bench._settings import BenchSettings
-from qsim.cli.bench._tables import Column, Row, tenths, thousandths
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row
 
 MIB = 2**20
 
 # Held while the CPU is measured, so that an earlier peak of the process does not hide the one that is measured.
 _BALLAST = 2**26
 
-COLUMNS = (
-    Column("call", "work"),
-    Column("input + output MiB", "in_out_mib", tenths),
-    Column("beyond MiB", "extra_mib", tenths),
-    Column("ratio", "ratio", thousandths),
-)
+COLUMNS: Values = {
+    "call": "work",
+    "input + output MiB": Quantity("in_out_mib", 1),
+    "beyond MiB": Quantity("extra_mib", 1),
+    "ratio": Quantity("ratio", 3),
+}
 
 
 def memory(settings: BenchSettings) -> Iterator[Row]:

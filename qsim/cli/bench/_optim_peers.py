@@ -17,20 +17,21 @@ import torch
 
 from qsim.cli.bench._optim_work import LEARNING_RATE, MakeOptimizer, ParameterSet, adamw, moved, started
 from qsim.cli.bench._settings import BenchSettings
-from qsim.cli.bench._tables import Column, Row, hundredths, tenths, thousandths
 from qsim.cli.bench._timing import interleaved
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row
 
-COLUMNS = (
-    Column("peer", "peer"),
-    Column("tensors", "tensors"),
-    Column("update", "update"),
-    Column("states", "states"),
-    Column("states rounded", "state_rounding"),
-    Column("peer ms", "peer_milliseconds", thousandths),
-    Column("qsim ms", "milliseconds", thousandths),
-    Column("qsim GB/s", "gb_per_s", tenths),
-    Column("ratio", "ratio", hundredths),
-)
+COLUMNS: Values = {
+    "peer": "peer",
+    "tensors": "tensors",
+    "update": "update",
+    "states": "states",
+    "states rounded": "state_rounding",
+    "peer ms": Quantity("peer_milliseconds", 3),
+    "qsim ms": Quantity("milliseconds", 3),
+    "qsim GB/s": Quantity("gb_per_s", 1),
+    "ratio": Quantity("ratio", 2),
+}
 
 
 @dataclass(frozen=True)

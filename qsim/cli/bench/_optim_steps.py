@@ -8,28 +8,25 @@ from qsim.cli.bench._bandwidth import beside_copy
 from qsim.cli.bench._launches import launches
 from qsim.cli.bench._optim_work import OptimizerWork, ParameterSet
 from qsim.cli.bench._settings import BenchSettings
-from qsim.cli.bench._tables import Column, Row, tenths, thousandths, whole
 from qsim.cli.bench._timing import host_time
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row
 
 #: The number of consecutive steps whose time on the host is measured: few enough that no full CUDA stream makes the host wait.
 BATCH = 20
 
 
-def _if_measured(value: float | None) -> str:
-    return "not measured" if value is None else whole(value)
-
-
-COLUMNS = (
-    Column("tensors", "tensors"),
-    Column("algorithm", "algorithm"),
-    Column("update", "update"),
-    Column("states", "states"),
-    Column("ms", "milliseconds", thousandths),
-    Column("GB/s", "gb_per_s", tenths),
-    Column("launches", "launches", _if_measured),
-    Column("host µs", "host_microseconds", _if_measured),
-    Column("ratio", "ratio", thousandths),
-)
+COLUMNS: Values = {
+    "tensors": "tensors",
+    "algorithm": "algorithm",
+    "update": "update",
+    "states": "states",
+    "ms": Quantity("milliseconds", 3),
+    "GB/s": Quantity("gb_per_s", 1),
+    "launches": Quantity("launches", missing="not measured"),
+    "host µs": Quantity("host_microseconds", missing="not measured"),
+    "ratio": Quantity("ratio", 3),
+}
 
 
 def steps(settings: BenchSettings, sets: Sequence[ParameterSet], works: Sequence[OptimizerWork]) -> list[Row]:

@@ -14,20 +14,21 @@ import torch
 
 import qsim
 from qsim.cli.bench._settings import BenchSettings
-from qsim.cli.bench._tables import Column, Row, hundredths, tenths, thousandths
 from qsim.cli.bench._timing import Call, interleaved
 from qsim.formats import Float
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row
 
-COLUMNS = (
-    Column("peer", "peer"),
-    Column("format", "format"),
-    Column("rounding", "rounding"),
-    Column("dtypes", "dtypes"),
-    Column("peer ms", "peer_milliseconds", thousandths),
-    Column("qsim ms", "milliseconds", thousandths),
-    Column("qsim GB/s", "gb_per_s", tenths),
-    Column("ratio", "ratio", hundredths),
-)
+COLUMNS: Values = {
+    "peer": "peer",
+    "format": "format",
+    "rounding": "rounding",
+    "dtypes": "dtypes",
+    "peer ms": Quantity("peer_milliseconds", 3),
+    "qsim ms": Quantity("milliseconds", 3),
+    "qsim GB/s": Quantity("gb_per_s", 1),
+    "ratio": Quantity("ratio", 2),
+}
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import torch
 
 from qsim.cli.bench._calls import CALLS
 from qsim.cli.bench._settings import BenchSettings
-from qsim.cli.bench._tables import Column, Row, hundredths, tenths
 from qsim.cli.bench._timing import host_time
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row
 
 #: By device: so few that a GPU finishes before the next call arrives, and a small tensor of a CPU.
 ELEMENTS = {"cuda": 2**10, "cpu": 2**12}
@@ -18,12 +19,12 @@ ELEMENTS = {"cuda": 2**10, "cpu": 2**12}
 #: The number of consecutive calls, fewer than fit in a CUDA stream before it makes the host wait.
 BATCH = 200
 
-COLUMNS = (
-    Column("call", "work"),
-    Column("µs", "microseconds", tenths),
-    Column("torch.mul µs", "mul_microseconds", tenths),
-    Column("ratio", "ratio", hundredths),
-)
+COLUMNS: Values = {
+    "call": "work",
+    "µs": Quantity("microseconds", 1),
+    "torch.mul µs": Quantity("mul_microseconds", 1),
+    "ratio": Quantity("ratio", 2),
+}
 
 
 def host(settings: BenchSettings) -> Iterator[Row]:

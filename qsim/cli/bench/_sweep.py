@@ -13,22 +13,23 @@ from torch import Tensor
 
 import qsim
 from qsim.cli.bench._settings import BenchSettings
-from qsim.cli.bench._tables import Column, Row, tenths, thousandths, whole
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row
 
 #: Five exponent widths, each with ten mantissa widths.
 FORMATS = [qsim.Float(exponent, mantissa, specials="none") for exponent, mantissa in itertools.product(range(2, 7), range(10))]
 
 ELEMENTS = 2**12
 
-COLUMNS = (
-    Column("work", "work"),
-    Column("rounding", "rounding"),
-    Column("formats", "formats", whole),
-    Column("compiled", "compiled", whole),
-    Column("first pass s", "first_seconds", thousandths),
-    Column("again s", "seconds", thousandths),
-    Column("ratio", "ratio", tenths),
-)
+COLUMNS: Values = {
+    "work": "work",
+    "rounding": "rounding",
+    "formats": Quantity("formats"),
+    "compiled": Quantity("compiled"),
+    "first pass s": Quantity("first_seconds", 3),
+    "again s": Quantity("seconds", 3),
+    "ratio": Quantity("ratio", 1),
+}
 
 
 def sweep(settings: BenchSettings) -> Iterator[Row]:

@@ -7,7 +7,6 @@ bf16 or else in the first format of a list that an accumulator takes. Units that
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -17,11 +16,12 @@ from torch import Tensor
 from qsim import accumulators
 from qsim.accumulators import Accumulator, BlockScaled
 from qsim.cli.bench import _settings
-from qsim.cli.bench._tables import Column, Row, hundredths, render
 from qsim.cli.bench._timing import Call, clock_of, interleaved
 from qsim.formats import format as resolve_format
 from qsim.functional import quantize
 from qsim.functional.matmul import accumulated
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row, Table
 from qsim_kernels.ops.direct import DISPATCHED
 
 #: What is measured by default.
@@ -60,21 +60,22 @@ def main(args: argparse.Namespace) -> int:
     if not args.json:
         print(heading)
     rows = [row for accumulator in chosen for row in measure(accumulator, size, device, repeats)]
-    print(json.dumps({"heading": heading, "rows": rows}, indent=2) if args.json else render(rows, columns(device)))
+    table = Table(tuple(rows), columns(device), heading)
+    print(table.to_json(indent=2) if args.json else table)
     return 0
 
 
-def columns(device: torch.device) -> list[Column]:
+def columns(device: torch.device) -> Values:
     """The columns of the table, in units that fit the device."""
     unit, scale = ("TFLOP/s", 1e12) if device.type == "cuda" else ("GFLOP/s", 1e9)
-    return [
-        Column("accumulator", "accumulator"),
-        Column("operands", "operands"),
-        Column("by", "by"),
-        Column("ms", "milliseconds", hundredths),
-        Column(unit, "flops", lambda flops: hundredths(flops / scale)),
-        Column(f"native {unit}", "native_flops", lambda flops: hundredths(flops / scale)),
-    ]
+    return {
+        "accumulator": "accumulator",
+        "operands": "operands",
+        "by": "by",
+        "ms": Quantity("milliseconds", 2),
+        unit: Quantity("flops", 2, 1 / scale),
+        f"native {unit}": Quantity("native_flops", 2, 1 / scale),
+    }
 
 
 def measure(accumulator: Accumulator, size: int, device: torch.device, repeats: int) -> Iterator[Row]:

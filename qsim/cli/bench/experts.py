@@ -7,7 +7,6 @@ means as fast as without rounding. With --compile the experts also go through to
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -20,16 +19,17 @@ from torch.nn import functional as F
 import qsim
 from qsim.cli.bench import _conditions, _settings
 from qsim.cli.bench._conditions import Conditions
-from qsim.cli.bench._tables import Column, Row, hundredths, render, thousandths
 from qsim.cli.bench._timing import Call, clock_of, sustained
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row, Table
 
-COLUMNS = (
-    Column("experts × rows × width → inner", "size"),
-    Column("how", "how"),
-    Column("torch ms", "their_milliseconds", thousandths),
-    Column("qsim ms", "milliseconds", thousandths),
-    Column("ratio", "ratio", hundredths),
-)
+COLUMNS: Values = {
+    "experts × rows × width → inner": "size",
+    "how": "how",
+    "torch ms": Quantity("their_milliseconds", 3),
+    "qsim ms": Quantity("milliseconds", 3),
+    "ratio": Quantity("ratio", 2),
+}
 #: Torch's function, which has no public name before torch 2.10.
 _grouped_mm = getattr(F, "grouped_mm", torch._grouped_mm)
 
@@ -84,7 +84,8 @@ def main(args: argparse.Namespace) -> int:
     if not args.json:
         print(conditions.heading())
     rows = [row for size in sizes for row in measure(size, conditions, compiles=args.compile)]
-    print(json.dumps({"heading": conditions.heading(), "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
+    table = Table(tuple(rows), COLUMNS, conditions.heading())
+    print(table.to_json(indent=2) if args.json else table)
     return 0
 
 

@@ -9,7 +9,6 @@ in a warm call, without those inside the kernels' implementation.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,24 +20,25 @@ import qsim
 from qsim import FivePoint, Quantizer, recipes
 from qsim.cli.bench import _settings
 from qsim.cli.bench._launches import launches
-from qsim.cli.bench._tables import Column, Row, hundredths, render, tenths, whole
 from qsim.cli.bench._timing import Call, clock_of, host_time
 from qsim.cli.bench._trace import calls_between_files
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row, Table
 
 TOKENS, INPUTS, OUTPUTS = 128, 256, 256
 ELEMENTS = 2**10
 #: Calls in a row, fewer than a CUDA stream takes before it makes the host wait.
 BATCH = {"layer": 30, "quantize": 200, "compiled": 10}
 
-TIMES = (
-    Column("work", "work"),
-    Column("µs", "microseconds", tenths),
-    Column("torch's µs", "their_microseconds", tenths),
-    Column("ratio", "ratio", hundredths),
-    Column("launches", "launches", lambda count: "not counted" if count is None else whole(count)),
-    Column("first call s", "first_seconds", lambda seconds: "" if seconds is None else tenths(seconds)),
-)
-CALLS = (Column("work", "work"), Column("calls between files", "calls", whole))
+TIMES: Values = {
+    "work": "work",
+    "µs": Quantity("microseconds", 1),
+    "torch's µs": Quantity("their_microseconds", 1),
+    "ratio": Quantity("ratio", 2),
+    "launches": Quantity("launches", missing="not counted"),
+    "first call s": Quantity("first_seconds", 1),
+}
+CALLS: Values = {"work": "work", "calls between files": Quantity("calls")}
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,8 @@ def main(args: argparse.Namespace) -> int:
         rows += layer_calls(replace(work, layers=args.layers, compiled=True), points)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     heading = f"{name}; torch {torch.__version__}, qsim {qsim.__version__}"
-    if args.json:
-        print(json.dumps({"heading": heading, "rows": rows}, indent=2))
-    else:
-        print(heading, render(rows, CALLS if args.trace else TIMES), sep="\n")
+    table = Table(tuple(rows), CALLS if args.trace else TIMES, heading)
+    print(table.to_json(indent=2) if args.json else f"{heading}\n{table}")
     return 0
 
 

@@ -8,7 +8,6 @@ time divided by qsim's.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,17 +20,18 @@ from qsim.cli.bench import _conditions, _peers, _settings
 from qsim.cli.bench._conditions import Conditions
 from qsim.cli.bench._graphs import replay
 from qsim.cli.bench._qpytorch_way import QPyTorchLinear
-from qsim.cli.bench._tables import Column, Row, hundredths, render, thousandths
 from qsim.cli.bench._timing import Call, clock_of, sustained
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row, Table
 
-COLUMNS = (
-    Column("tokens × in → out", "shape"),
-    Column("how", "how"),
-    Column("against", "against"),
-    Column("theirs ms", "their_milliseconds", thousandths),
-    Column("qsim ms", "milliseconds", thousandths),
-    Column("ratio", "ratio", hundredths),
-)
+COLUMNS: Values = {
+    "tokens × in → out": "shape",
+    "how": "how",
+    "against": "against",
+    "theirs ms": Quantity("their_milliseconds", 3),
+    "qsim ms": Quantity("milliseconds", 3),
+    "ratio": Quantity("ratio", 2),
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def main(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     for shape in shapes:
         rows += measure(shape, conditions, not args.no_bias, args.peers)
-    print(json.dumps({"heading": conditions.heading(), "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
+    table = Table(tuple(rows), COLUMNS, conditions.heading())
+    print(table.to_json(indent=2) if args.json else table)
     return 0
 
 

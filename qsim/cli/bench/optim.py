@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from qsim.cli.bench import _optim_peers, _optim_steps, _settings
 from qsim.cli.bench._optim_work import GPTS, WORK, gpt, one
 from qsim.cli.bench._settings import BenchSettings
-from qsim.cli.bench._tables import Column, Row, render
+from qsim.text.records import Values
+from qsim.text.tables import Row, Table
 
 #: The parts in the order in which they run: peers come first, before a profiler has been active.
 PARTS = ("peers", "steps")
@@ -49,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     works = [work for name in _settings.among(args.algorithms, "--algorithms", list(WORK)) for work in WORK[name]]
     peers = _settings.among(args.peers or _ALL_PEERS, "--peers", list(_optim_peers.PEERS))
     parts = _chosen(args)
-    measured: dict[str, tuple[Callable[[], Iterable[Row]], Sequence[Column]]] = {
+    measured: dict[str, tuple[Callable[[], Iterable[Row]], Values]] = {
         "peers": (partial(_optim_peers.peers, settings, sets, peers), _optim_peers.COLUMNS),
         "steps": (partial(_optim_steps.steps, settings, sets, works), _optim_steps.COLUMNS),
     }
@@ -61,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
         rows = list(measure())
         everything += rows
         if not args.json:
-            print(f"\n{part}\n{render(rows, columns)}", flush=True)
+            print(f"\n{part}\n{Table(tuple(rows), columns)}", flush=True)
     if args.json:
         print(json.dumps({**settings.facts(), "rows": everything}, indent=2))
     return 0

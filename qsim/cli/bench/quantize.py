@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from qsim.cli.bench import _bandwidth, _layouts, _memory, _peers, _settings, _small_calls, _sweep
 from qsim.cli.bench._settings import BenchSettings
-from qsim.cli.bench._tables import Column, Row, render
+from qsim.text.records import Values
+from qsim.text.tables import Row, Table
 
 #: The parts in the order in which they run: the sweep comes first, before anything else has compiled its kernels.
 PARTS = ("sweep", "quantize", "codes", "layouts", "host", "memory", "peers")
@@ -41,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     settings = _read(args)
     peers = _settings.among(args.peers or _ALL_PEERS, "--peers", list(_peers.PEERS))
     parts = _chosen(args)
-    measured: dict[str, tuple[Callable[[BenchSettings], Iterator[Row]], Sequence[Column]]] = {
+    measured: dict[str, tuple[Callable[[BenchSettings], Iterator[Row]], Values]] = {
         "sweep": (_sweep.sweep, _sweep.COLUMNS),
         "quantize": (_bandwidth.quantize, _bandwidth.COLUMNS),
         "codes": (_bandwidth.codes, _bandwidth.COLUMNS),
@@ -58,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
         rows = list(measure(settings))
         everything += rows
         if not args.json:
-            print(f"\n{part}\n{render(rows, columns)}", flush=True)
+            print(f"\n{part}\n{Table(tuple(rows), columns)}", flush=True)
     if args.json:
         print(json.dumps({**settings.facts(), "rows": everything}, indent=2))
     return 0

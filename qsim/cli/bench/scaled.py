@@ -15,19 +15,20 @@ import qsim
 from qsim.cli.bench import _settings
 from qsim.cli.bench._bandwidth import beside_copy
 from qsim.cli.bench._settings import DTYPES, BenchSettings
-from qsim.cli.bench._tables import Column, Row, hundredths, render, tenths, thousandths
 from qsim.scaling.block_formats import NAMED, Block
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row, Table
 
-COLUMNS = (
-    Column("format", "format"),
-    Column("along", "along"),
-    Column("rounding", "rounding"),
-    Column("dtypes", "dtypes"),
-    Column("GB/s", "gb_per_s", tenths),
-    Column("copy GB/s", "copy_gb_per_s", tenths),
-    Column("ratio", "ratio", thousandths),
-    Column("× copy", "copies", hundredths),
-)
+COLUMNS: Values = {
+    "format": "format",
+    "along": "along",
+    "rounding": "rounding",
+    "dtypes": "dtypes",
+    "GB/s": Quantity("gb_per_s", 1),
+    "copy GB/s": Quantity("copy_gb_per_s", 1),
+    "ratio": Quantity("ratio", 3),
+    "× copy": Quantity("copies", 2),
+}
 
 #: The number of columns of the matrix, if it has as many elements.
 _COLUMNS = 8192
@@ -60,7 +61,8 @@ def main(args: argparse.Namespace) -> int:
     if not args.json:
         print(settings.heading())
     rows = list(measure(formats, settings))
-    print(json.dumps({**settings.facts(), "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
+    table = Table(tuple(rows), COLUMNS)
+    print(json.dumps({**settings.facts(), **table.to_dict()}, indent=2) if args.json else table)
     return 0
 
 

@@ -11,7 +11,6 @@ compiled one by one, in each of several recipes: the table shows their graphs an
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,9 +23,10 @@ from qsim.cli.bench._conditions import Conditions
 from qsim.cli.bench._graphs import peak_growth
 from qsim.cli.bench._models import Subject
 from qsim.cli.bench._qpytorch_way import QPyTorchLinear
-from qsim.cli.bench._tables import Column, Row, hundredths, render, tenths, whole
 from qsim.cli.bench._timing import Call, clock_of, duration, excess, sustained
 from qsim.diagnostics import Monitor
+from qsim.text.records import Values
+from qsim.text.tables import Quantity, Row, Table
 
 MODELS = ("gpt", "conv")
 COMPILE_MODES = ("default", "reduce-overhead")
@@ -35,16 +35,16 @@ LAST = "head"
 STEPS_OF_A_SAMPLE, SAMPLES = 5, 15
 MIB = 2**20
 
-COLUMNS = (
-    Column("model", "model"),
-    Column("how", "how"),
-    Column("variant", "variant"),
-    Column("ms per step", "milliseconds", tenths),
-    Column("tokens or images per s", "per_second", whole),
-    Column("peak MiB", "peak_mib", lambda peak: "not measured" if peak is None else whole(peak)),
-    Column("time to native's", "ratio", hundredths),
-    Column("first step s", "first_seconds", lambda seconds: "" if seconds is None else tenths(seconds)),
-)
+COLUMNS: Values = {
+    "model": "model",
+    "how": "how",
+    "variant": "variant",
+    "ms per step": Quantity("milliseconds", 1),
+    "tokens or images per s": Quantity("per_second"),
+    "peak MiB": Quantity("peak_mib", missing="not measured"),
+    "time to native's": Quantity("ratio", 2),
+    "first step s": Quantity("first_seconds", 1),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,8 @@ def main(args: argparse.Namespace) -> int:
             rows.append(monitored(subject, conditions, own, args.monitor))
         if args.peers:
             rows += peer(subject, conditions, own)
-    print(json.dumps({"heading": conditions.heading(), "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
+    table = Table(tuple(rows), COLUMNS, conditions.heading())
+    print(table.to_json(indent=2) if args.json else table)
     return 0
 
 
@@ -104,7 +105,8 @@ def _by_blocks(args: argparse.Namespace, subject: Subject, conditions: Condition
     if not args.json:
         print(conditions.machine())
     rows = list(_blocks.measure(subject, chosen, conditions))
-    print(json.dumps({"heading": conditions.machine(), "rows": rows}, indent=2) if args.json else render(rows, _blocks.COLUMNS))
+    table = Table(tuple(rows), _blocks.COLUMNS, conditions.machine())
+    print(table.to_json(indent=2) if args.json else table)
     return 0
 
 

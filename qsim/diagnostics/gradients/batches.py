@@ -16,7 +16,8 @@ from qsim.diagnostics.gradients.range_checks import check_range
 from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding_variance, sampling, squared_bias
 from qsim.diagnostics.gradients.text import in_percent
 from qsim.formats import Float
-from qsim.nn.converting.layers import Layer, check_layer
+from qsim.nn.converting.checks import check_layer
+from qsim.nn.converting.layers import Layer
 from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.points_of import points_of

@@ -11,8 +11,9 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch.nn import functional as F
 
 from qsim.functional.bodies import body
+from qsim.nn.calls.graphs import run_outside_the_mode
 from qsim.nn.calls.running import PausedInLayers, running, without_inner_rounding
-from qsim.nn.calls.weights import follow
+from qsim.nn.lineage import follow
 from qsim.nn.registry import PRODUCTS, add_those_of_others
 
 
@@ -43,6 +44,7 @@ class ProductCallsMode(PausedInLayers):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Call a function of torch."""
+        run_outside_the_mode()
         given = kwargs or {}
         if func is Tensor.unflatten:
             func = torch.unflatten  # Dynamo cannot trace the method, which calls its parent's
@@ -58,7 +60,7 @@ class ProductCallsMode(PausedInLayers):
             if rounded is not None and (out is None or not rounded.requires_grad):  # torch raises an error
                 return rounded if out is None else _written(out, rounded)
         result = func(*args, **given)
-        follow(args, given, result)
+        follow(func, args, given, result)
         return result
 
 

@@ -48,6 +48,9 @@ def in_the_mode(cls: type[nn.Module]) -> Callable[..., Any]:
 
     @wraps(cls.forward)
     def rounded(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # The module that a compiler begins with: blocks are compiled one by one, and the next one needs the same graph.
+        is_first = torch.compiler.is_compiling() and not running.is_traced
+        running.is_traced = running.is_traced or is_first
         running.modules.append(self)
         try:
             if len(running.modules) > 1:
@@ -58,8 +61,8 @@ def in_the_mode(cls: type[nn.Module]) -> Callable[..., Any]:
                 return cls.forward(self, *args, **kwargs)
         finally:
             running.modules.pop()
-            if not running.modules:
-                running.replacements = None
+            if is_first:
+                running.is_traced, running.derived, running.replacements = False, None, None
 
     return rounded
 

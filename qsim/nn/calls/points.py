@@ -13,8 +13,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.calls.running import running
 from qsim.nn.calls.settings import call_points
-from qsim.nn.calls.weights import base_of_view, parameter_of
 from qsim.nn.histories import with_histories
+from qsim.nn.lineage import base_of_view, parameter_of
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
 from qsim.nn.record import ProductRounding

@@ -20,6 +20,8 @@ class _Running(threading.local):
         modules: The modules whose calls are rounded, the innermost last.
         is_rounding: Whether qsim computes a product, whose own calls of torch stay as they are.
         shapes: The shapes of the parameters of the outermost module, once a call in its run has asked for them.
+        is_traced: Whether a compiler traces a module.
+        derived: In compiled code, the tensors that were computed from parameters, each with its parameter.
         replacements: In compiled code, the tensors that replace parameters of the outermost module, once a call has asked for them.
     """
 
@@ -27,6 +29,8 @@ class _Running(threading.local):
         self.modules: list[nn.Module] = []
         self.is_rounding = False
         self.shapes: set[torch.Size] | None = None
+        self.is_traced = False
+        self.derived: list[tuple[Tensor, Tensor]] | None = None
         self.replacements: list[Tensor] | None = None
 
 

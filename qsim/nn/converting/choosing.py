@@ -13,7 +13,7 @@ from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import Calls
 from qsim.nn.converting.calls import callers
-from qsim.nn.converting.interfaces import attends_by_qsim
+from qsim.nn.converting.checks import OWN, chosen_kernel
 from qsim.nn.converting.layers import ATTENTION, TARGETS, Layer, layers, target
 from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of_modules
 from qsim.nn.modules import FivePointModule
@@ -87,7 +87,7 @@ def choose(
 
 def _reason(layer: Layer, calls: Calls) -> str:
     """Why a layer cannot be chosen; empty if it can."""
-    attends = layer.obstacle == ATTENTION and (calls == "all" or (calls == "parameters" and attends_by_qsim(layer.module)))
+    attends = layer.obstacle == ATTENTION and (calls == "all" or (calls == "parameters" and chosen_kernel(layer.module, "attn") == OWN))
     return "" if attends or (layer.calls and calls != "none") else layer.obstacle
 
 

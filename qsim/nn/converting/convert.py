@@ -17,11 +17,12 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import Calls, check_calls
 from qsim.nn.converting import serving
 from qsim.nn.converting.calls import enter_calls, leave_calls, set_call_points
+from qsim.nn.converting.checks import check_layer
 from qsim.nn.converting.choosing import Chosen, choose
 from qsim.nn.converting.classes import kind, with_ancestor_replaced
 from qsim.nn.converting.configs import note_in_configs, remove_from_configs
 from qsim.nn.converting.defaults import fitted, warn_of_zeros
-from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, Layer, check_layer, parts, target
+from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, Layer, parts, target
 from qsim.nn.converting.table import changes, conversion
 from qsim.nn.histories import keep_histories, keep_modules
 from qsim.nn.modules import FivePointModule

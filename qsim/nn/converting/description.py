@@ -81,4 +81,7 @@ def _check_expressible(name: str, points: FivePoint) -> None:
     except (TypeError, ValueError):
         same = False
     if not same:
-        raise ValueError(f"the points of {name or 'the model'} cannot be written as JSON: {points}")
+        raise ValueError(
+            f"the points of {name or 'the model'} cannot be written as JSON: {points}. Save model.state_dict(), and load it into a model "
+            "that was converted with the same points"
+        )

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from qsim.nn.converting.calls import enter_calls
+from qsim.nn.converting.checks import check_layer
 from qsim.nn.converting.classes import kind
 from qsim.nn.converting.convert import convert, revert
 from qsim.nn.converting.defaults import fitted
 from qsim.nn.converting.description import VERSION, quantize_modules
-from qsim.nn.converting.layers import check_layer, layers as known_layers, target
+from qsim.nn.converting.layers import layers as known_layers, target
 from qsim.nn.modules import FivePointModule
 from qsim.nn.record import ProductRounding, known, record_of
 from qsim.random.seeds import check_index

@@ -8,16 +8,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from qsim.formats.dtypes import FLOATS
 from qsim.nn import modules
 from qsim.nn.attention import MultiheadAttention
 from qsim.nn.calls.settings import own_matrices
 from qsim.nn.converting.classes import kind
-from qsim.nn.converting.interfaces import check_attention, check_experts
-from qsim.nn.converting.sums import check_sums
-from qsim.nn.product.checks import check_groups
 from qsim.nn.registry import LAYERS
-from qsim.recipes.five_point import FivePoint
 
 #: Torch's layers, with their classes with points.
 TARGETS: dict[type[nn.Module], type[modules.FivePointModule]] = {
@@ -99,32 +94,6 @@ def target(module: nn.Module) -> type[modules.FivePointModule] | None:
 def is_conv1d(module: nn.Module) -> bool:
     """Whether a module is Hugging Face's `Conv1D`, a linear layer whose weight is the transpose of that of `torch.nn.Linear`."""
     return any((base.__module__, base.__qualname__) == _CONV1D for base in type(module).__mro__)
-
-
-def check_layer(layer: Layer, points: FivePoint) -> None:
-    """Raise an error for a layer that would not round, or not work, with points."""
-    module = layer.module
-    with_points = type(module) if isinstance(module, modules.FivePointModule) else target(module)
-    if with_points is not None:
-        try:
-            with_points.check_points(points)
-            if getattr(module, "groups", 1) > 1:
-                check_groups(type(module).__name__, points, bool(module.transposed))
-            check_sums(module, points)
-        except ValueError as error:
-            raise ValueError(f"convert: {layer.title}: {error}") from error
-    if layer.obstacle == ATTENTION:
-        check_attention(layer.title, module)
-    elif layer.obstacle:
-        check_experts(layer.title, module)
-    if "forward" in vars(module):
-        raise ValueError(f"convert: {layer.title} has a forward of its own, set on the module past its class: undo that, or exclude it")
-    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse):
-        raise ValueError(f"convert: {layer.title} has max_norm or sparse=True, which cannot be combined with points: exclude it")
-    for name, parameter in module.named_parameters():
-        if parameter.dtype not in FLOATS:
-            dtypes = "float32, bfloat16, float16 and float64"
-            raise TypeError(f"convert: {layer.title} has a {name} of {parameter.dtype}, and points round only {dtypes}: exclude it")
 
 
 def _is_lazy(module: nn.Module) -> bool:

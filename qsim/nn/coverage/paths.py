@@ -9,6 +9,9 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from qsim.nn.histories import modules_in
+from qsim.nn.record import known
+
 
 class Paths:
     """The path of the running module.
@@ -19,7 +22,10 @@ class Paths:
 
     def __init__(self, model: nn.Module) -> None:
         self.called: set[nn.Module] = set()
-        self._names = {module: name for name, module in model.named_modules()}
+        # Points compute their layer's products.
+        points = [rounding.points for module in model.modules() for rounding in (known(module).layer, known(module).calls) if rounding]
+        parts = {part for each in points for point in modules_in(each).values() for part in point.modules()}
+        self._names = {module: name for name, module in model.named_modules() if module not in parts}
         # Modules that are running, each with the backward pass that called it, as activation checkpointing does.
         self._running: list[tuple[nn.Module, int]] = []
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,26 +15,14 @@ from torch.utils._pytree import tree_leaves
 from qsim.nn.converting.layers import layers, target
 from qsim.nn.converting.table import reason_left
 from qsim.nn.coverage.counting import multiplier, multiply_adds, products_of
-from qsim.nn.coverage.origins import Origins
 from qsim.nn.coverage.paths import Paths, recorded_node, running_node, running_operation
 from qsim.nn.coverage.report import CountedProduct, Coverage
+from qsim.nn.lineage import Origins
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product.sites import Site
 
 #: Namespaces of operators whose products are known.
 _KNOWN = ("aten", "prim", "prims", "qsim", "higher_order")
-
-
-class Key(NamedTuple):
-    """The key by which calls of products are counted together; see `CountedProduct`."""
-
-    module: str
-    direction: str
-    operator: str
-    shapes: tuple[tuple[int, ...], ...]
-    points: tuple[str, ...]
-    reason: str
-    by: str
 
 
 class Recorder(TorchDispatchMode):
@@ -47,7 +36,8 @@ class Recorder(TorchDispatchMode):
         self._layers, self._reasons = layers(model), _reasons(model)
         self._origins = Origins(model)
         self._announced: tuple[tuple[Site, Site], ...] = ()
-        self._found: dict[Key, tuple[int, int]] = {}
+        # The calls and multiply-adds of products that are counted together.
+        self._found: dict[CountedProduct, tuple[int, int]] = {}
         self._opaque: dict[str, None] = {}
         self._multiplied: set[str | None] = set()
         # By autograd's numbers: where an operation was called, and why its product was not rounded.
@@ -75,7 +65,7 @@ class Recorder(TorchDispatchMode):
         elif _may_multiply(func, args):
             self._opaque[str(operator).replace(".", "::")] = None
         if isinstance(func, OpOverload):
-            self._origins.follow(func, (args, given), result)
+            self._origins.follow(func, args, given, result)
         return result
 
     def _record(self, operator: Any, multiplied: list[Tensor], count: int, by: str, sites: tuple[Site, Site] | None) -> None:
@@ -94,9 +84,9 @@ class Recorder(TorchDispatchMode):
         if sites is not None:
             self._multiplied |= set(map(self._origins.name, multiplied))
         shapes = tuple(tuple(x.shape) for x in multiplied)
-        key = Key(path, "backward" if is_backward else "forward", name, shapes, points, reason, by)
-        calls, total = self._found.get(key, (0, 0))
-        self._found[key] = calls + 1, total + count
+        product = CountedProduct(path, "backward" if is_backward else "forward", name, shapes, 0, 0, points, reason, by)
+        calls, total = self._found.get(product, (0, 0))
+        self._found[product] = calls + 1, total + count
 
     def _path(self, is_backward: bool) -> str:
         """The module that called the running operator, or the one whose gradient it computes."""
@@ -113,7 +103,7 @@ class Recorder(TorchDispatchMode):
     def result(self) -> Coverage:
         """The products recorded so far."""
         never = (layer.title for layer in self._layers if reason_left(layer) is None and not self._has_run(layer.module))
-        products = (CountedProduct(**key._asdict(), calls=calls, multiply_adds=count) for key, (calls, count) in self._found.items())
+        products = (replace(product, calls=calls, multiply_adds=count) for product, (calls, count) in self._found.items())
         return Coverage(tuple(products), tuple(never), tuple(self._opaque))
 
     def _has_run(self, module: nn.Module) -> bool:

@@ -91,7 +91,7 @@ def _grouped_matmul(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor
 def _(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, exact: bool) -> Tensor:
     if torch.version.hip is not None:
         return _in_turn(a, b, ends, factors, dtype, exact)
-    from qsim_kernels.triton.grouped.launch import grouped_into, multiplies
+    from qsim_kernels.triton.grouped import grouped_into, multiplies
 
     if _is_worth_waiting(a, b, ends) or not multiplies(a, b, dtype):
         return _in_turn(a, b, ends, factors, dtype, exact) if not factors else _rescaled_in_turn(a, b, ends, factors, dtype, exact)

@@ -33,6 +33,10 @@ from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 SUMS = tuple(stream("accumulate", name) for name in ("forward", "grad_a", "grad_w"))
 
 
+#: The sites of a product's operands.
+Pair = tuple[Site, Site]
+
+
 class SplitProduct(NamedTuple):
     """Two products in place of one: one tensor is the sum of a part that is rounded and of its outliers.
 
@@ -88,14 +92,9 @@ class ProductPlan:
     split: SplitProduct | None = None
 
     @property
-    def pairs(self) -> tuple[tuple[Site, Site], tuple[Site, Site], tuple[Site, Site]]:
+    def pairs(self) -> tuple[Pair, Pair, Pair]:
         """The sites of the operands of each product."""
-        first, second, gradient = self.first, self.second, self.gradient
-        return (
-            (first.forward, second.forward),
-            (gradient.for_first, second.backward),
-            (gradient.for_second, first.backward),
-        )
+        return _pairs(self.first, self.second, self.gradient)
 
     @property
     def sites(self) -> list[Site]:
@@ -122,6 +121,10 @@ class ProductPlan:
             return a, w, bias
         of_a, of_w, of_bias = self.casts
         return a.to(of_a), w.to(of_w), None if bias is None else bias.to(of_bias)
+
+
+def _pairs(first: Operand, second: Operand, gradient: Gradient) -> tuple[Pair, Pair, Pair]:
+    return (first.forward, second.forward), (gradient.for_first, second.backward), (gradient.for_second, first.backward)
 
 
 def plan_for(
@@ -251,7 +254,7 @@ def _whole_plan(
     own = shards or OperandShards((rank, rank, rank), (rank, rank, rank))
     tensors = Tensors(points, product, own, product.merges_rows(dims), two_inputs, keeps_codes=not compiles)
     first, second, gradient = tensors.first, tensors.second, tensors.gradient
-    sites = (first.forward, second.forward), (gradient.for_first, second.backward), (gradient.for_second, first.backward)
+    sites = _pairs(first, second, gradient)
     dtypes = ((of_a, of_w), result), ((result, of_w), of_a), ((result, of_a), of_w)
     forward, grad_a, grad_w = (
         _multiplication(points, ops, product, i, pair, *dtypes[i], device, own.sums[i]) for i, pair in enumerate(sites)
@@ -283,7 +286,7 @@ def _multiplication(
     ops: Operators,
     product: Product,
     index: int,
-    sites: tuple[Site, Site],
+    sites: Pair,
     dtypes: tuple[torch.dtype, torch.dtype],
     result: torch.dtype,
     device: torch.device,

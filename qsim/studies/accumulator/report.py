@@ -12,8 +12,9 @@ from qsim.studies.accumulator.dot_products import EXACT, NORMAL, POSITIVE, WANG
 from qsim.studies.accumulator.findings import LENGTH, SAME, Findings, percent_text
 from qsim.studies.learners.gpt import GPTSize, parameters
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.report import Picture, Report, Table
+from qsim.studies.report import Picture, Report
 from qsim.studies.statistics import Interval, confidence_text, describe_bars, mean, within
+from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,7 +94,7 @@ class ReportWriter:
 
     def _sums(self) -> Table:
         names = [EXACT, *adders(self._settings)]
-        lengths = (0, self._found.usual, len(self._settings.lengths) - 1)
+        lengths = sorted({0, self._found.usual, len(self._settings.lengths) - 1})
         header = ["sum", *(f"{kind}, {self._settings.lengths[at]}" for kind in (NORMAL, POSITIVE) for at in lengths)]
         rows = [
             [
@@ -102,7 +103,7 @@ class ReportWriter:
             ]
             for name in names
         ]
-        return Table("Error of sums of E4M3 products, by operands and number of products", header, rows)
+        return Table.of("Error of sums of E4M3 products, by operands and number of products", header, rows)
 
     def _trained(self) -> Table:
         rows = [
@@ -115,7 +116,7 @@ class ReportWriter:
             for name in (UNROUNDED, *TRAINED)
         ]
         header = ["sums", "loss", "relative to FP32 sums", "change of the trained model's gradient"]
-        return Table("Training in FP8", header, [[_LABELS[SINGLE], f"{mean(self._found.losses(SINGLE)):.4f}", "-", "-"], *rows])
+        return Table.of("Training in FP8", header, [[_LABELS[SINGLE], f"{mean(self._found.losses(SINGLE)):.4f}", "-", "-"], *rows])
 
     def _pictures(self) -> list[Picture]:
         return [

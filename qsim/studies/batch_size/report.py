@@ -12,8 +12,9 @@ from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchS
 from qsim.studies.batch_size.claims import claims
 from qsim.studies.batch_size.findings import SCALES, Findings
 from qsim.studies.learners.examples import described, optimized, variant
-from qsim.studies.report import Picture, Report, Table, listed
+from qsim.studies.report import Picture, Report, listed
 from qsim.studies.statistics import Interval, above, confidence_text, describe_bars, exponential, in_points, mean, proportion
+from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +81,7 @@ class ReportWriter:
                     ]
                     rows.append([name, rounding, SCALES[scale] if name != FULL else "-", *(f"{found:.1%}" for found in of_all)])
         sizes = [f"b = {batch}, {self._settings.updates(design, batch)} steps" for batch in self._settings.batches]
-        return Table(f"Accuracy on test {self._found.unit}, {self._found.equal[design]}", ["format", "rounding", "loss", *sizes], rows)
+        return Table.of(f"Accuracy on test {self._found.unit}, {self._found.equal[design]}", ["format", "rounding", "loss", *sizes], rows)
 
     def _pictures(self) -> list[Picture]:
         panels = [(design, scale) for design in self._settings.designs for scale in SCALES]
@@ -146,7 +147,7 @@ class ReportWriter:
             [f"{fine} to {coarse}", *(f"{self._found.factor(coarse, fine, scale):.3f}" for scale in SCALES)]
             for coarse, fine in pairwise(self._settings.formats)
         ]
-        return Table("Factor by which the batch must grow for gradients to vary as little", ["from, to", *SCALES.values()], rows)
+        return Table.of("Factor by which the batch must grow for gradients to vary as little", ["from, to", *SCALES.values()], rows)
 
     def _meaning(self) -> str:
         found, name, noise = self._found, self._found.coarse.upper(), ""

@@ -13,8 +13,9 @@ from qsim.studies.cancelled_updates import _HIDDEN, _WIDTH, FULL, KAHAN, NEAREST
 from qsim.studies.cancelled_updates.claims import claims
 from qsim.studies.cancelled_updates.findings import Findings
 from qsim.studies.learners.images import DIGITS, described, images, variant
-from qsim.studies.report import Picture, Report, Table
+from qsim.studies.report import Picture, Report
 from qsim.studies.statistics import confidence_text, describe_bars, mean, positive, proportion
+from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,8 +75,8 @@ class ReportWriter:
         header = ["weights", "update", "cancelled, first quarter", "last quarter", "lost on average", "test accuracy", "training loss"]
         mixed = [self._mixture(count) for count in range(self._found.layers + 1)]
         return [
-            Table("Cancelled updates", header, rows),
-            Table(
+            Table.of("Cancelled updates", header, rows),
+            Table.of(
                 f"Mixtures of stochastic and Kahan updates, {self._settings.mixed}",
                 ["layers with Kahan updates", "bytes per weight", "test accuracy", "training loss"],
                 mixed,

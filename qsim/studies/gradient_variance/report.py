@@ -8,8 +8,9 @@ from qsim.studies.gradient_variance import GradientVarianceStudy, figures
 from qsim.studies.gradient_variance.claims import claims
 from qsim.studies.gradient_variance.findings import Findings
 from qsim.studies.learners.images import described
-from qsim.studies.report import Picture, Report, Table
+from qsim.studies.report import Picture, Report
 from qsim.studies.statistics import confidence_text, describe_bars
+from qsim.text.tables import Table
 
 
 class ReportWriter:
@@ -54,7 +55,7 @@ class ReportWriter:
             factors = [f"{factor(fewer, more):.2f}" for factor in (found.factor, found.batch_factor)]
             rows.append([f"{more} to {fewer}", *factors, f"{found.product(fewer):+.1%}"])
         titles = ["bits", "variance of rounding ∇W", "batch, for the same total variance", "excess over the operands one at a time"]
-        return Table(f"Factors for one mantissa bit less, batches of {found.batch}", titles, rows)
+        return Table.of(f"Factors for one mantissa bit less, batches of {found.batch}", titles, rows)
 
     def _unbiased(self) -> Table:
         rows = [
@@ -62,12 +63,12 @@ class ReportWriter:
             for bits in self._settings.mantissas
         ]
         title = f"Squared bias of ∇W from the backward pass, relative to its squared norm, batches of {self._found.batch}"
-        return Table(title, ["mantissa bits", "stochastic", "nearest"], rows)
+        return Table.of(title, ["mantissa bits", "stochastic", "nearest"], rows)
 
     def _slopes(self) -> Table:
         of_both = ("rounding", "inputs_gradient")
         rows = [[str(bits), *(f"{self._found.slope_in_batch(what, bits):.3f}" for what in of_both)] for bits in self._found.swept]
-        return Table("Power of the batch size with which the variance of rounding scales", ["mantissa bits", "∇W", "∇A, relative"], rows)
+        return Table.of("Power of the batch size with which the variance of rounding scales", ["mantissa bits", "∇W", "∇A, relative"], rows)
 
     def _biases(self) -> Table:
         rows = []
@@ -78,7 +79,7 @@ class ReportWriter:
                 rows.append(
                     [f"2^-{fraction}", rounding, f"{relative:.2%}", f"{share:.2%}", f"{self._found.slope_of_bias(fraction, rounding):.3f}"]
                 )
-        return Table(
+        return Table.of(
             "Bias of the gradient from rounded weights",
             ["step", "rounding", "relative to the gradient's norm", "relative to the bound B_W", "power of the batch size for its square"],
             rows,

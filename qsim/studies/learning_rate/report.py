@@ -12,9 +12,10 @@ from qsim.plot import figures
 from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, described, variant
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.learning_rate import LearningRateStudy, Run, Settings, toy, trained
-from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.report import Claim, Picture, Report
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, exponential, mean, positive
+from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,8 +89,8 @@ class Findings:
             for method in methods
         ]
         return [
-            Table("Validation loss", ["learning rate", *methods], rows),
-            Table("Rates", ["method", "largest stable", "best, by a parabola", "loss at the best"], ends),
+            Table.of("Validation loss", ["learning rate", *methods], rows),
+            Table.of("Rates", ["method", "largest stable", "best, by a parabola", "loss at the best"], ends),
         ]
 
     def _stable_rate(self, method: str) -> str:

@@ -13,8 +13,9 @@ from qsim.studies.llm import METHODS, MORE_BITS, LLMStudy
 from qsim.studies.llm.claims import claims
 from qsim.studies.llm.findings import SAME, Findings, excess_percent, excess_text
 from qsim.studies.llm.training import O1, O2
-from qsim.studies.report import Picture, Report, Table, listed
+from qsim.studies.report import Picture, Report, listed
 from qsim.studies.statistics import Interval, confidence_text, describe_bars, difference, exponential, mean
+from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,21 +78,21 @@ class ReportWriter:
             found = [f"{exponential(mean(self._found.losses(method, rate))):.3f}" for rate in self._settings.rates]
             rows.append([label, _KEPT[method], *found, "-" if method == O1 else excess_text(self._found.beside(method, O1))])
         header = ["method", "stored in", *(f"rate {rate:g}" for rate in self._settings.rates), "relative to O1, each at its best rate"]
-        return Table("Validation perplexity per byte", header, rows)
+        return Table.of("Validation perplexity per byte", header, rows)
 
     def _costs(self) -> Table:
-        columns = {"tokens_per_second": ("tokens per second", ".0f")}
+        columns = {"tokens_per_second": ("tokens per second", "times O1's speed", ".0f")}
         if self._found.on_gpu:
-            columns["peak_mib"] = ("peak memory in MiB", ".0f")
+            columns["peak_mib"] = ("peak memory in MiB", "times O1's memory", ".0f")
         rows = []
         for method, label in METHODS.items():
             cells = [label]
-            for what, (_, spec) in columns.items():
+            for what, (*_, spec) in columns.items():
                 times = "-" if method == O1 else f"{self._found.ratio(method, O1, what):.3f}"
                 cells += [format(mean(self._found.cost(method, what)).value, spec), times]
             rows.append(cells)
-        header = ["method", *(cell for title, _ in columns.values() for cell in (title, "times O1's"))]
-        return Table("Speed and memory" if self._found.on_gpu else "Speed on a processor", header, rows)
+        header = ["method", *(cell for *titles, _ in columns.values() for cell in titles)]
+        return Table.of("Speed and memory" if self._found.on_gpu else "Speed on a processor", header, rows)
 
     def _more_bits(self) -> Table:
         rate = self._settings.middle
@@ -99,7 +100,7 @@ class ReportWriter:
         for states, gradients in MORE_BITS:
             perplexity = exponential(mean(self._found.losses(STOCHASTIC, rate, states, gradients)))
             rows.append([states.upper(), gradients.upper(), f"{perplexity:.3f}", excess_text(self._found.more_bits(states, gradients))])
-        return Table(
+        return Table.of(
             f"Stochastic updates with more bits elsewhere, at a rate of {rate:g}",
             ["moments in", "gradients summed in", "perplexity", "relative to all in BF16"],
             rows,

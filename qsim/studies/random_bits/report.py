@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from qsim.plot import figures
 from qsim.studies.learners.images import described, variant
 from qsim.studies.random_bits import BACKWARD, BIAS, SAMPLES, UPDATE, RandomBitsStudy, Run, Settings
-from qsim.studies.report import Claim, Picture, Report, Table, listed
+from qsim.studies.report import Claim, Picture, Report, listed
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, confidence_text, describe_bars, difference, mean, positive, within
+from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,7 +92,9 @@ class Findings:
                 ]
             rows.append(cells)
         rows.append(["32", f"{positive(self.losses(what, name, 32, correction=False)):.3f}", "-", "the same", "-"])
-        return Table(f"Test loss, {_where(what, name)}", ["random bits", "truncated", "added", "corrected", "added"], rows)
+        return Table.of(
+            f"Test loss, {_where(what, name)}", ["random bits", "truncated", "truncation adds", "corrected", "correction adds"], rows
+        )
 
     def _biases(self) -> Table:
         rows = [
@@ -103,7 +106,7 @@ class Findings:
             ]
             for bits in self.settings.bits
         ]
-        return Table("Mean error in units of the gap", ["random bits", "truncated, in theory", "truncated", "corrected"], rows)
+        return Table.of("Mean error in units of the gap", ["random bits", "truncated, in theory", "truncated", "corrected"], rows)
 
     def _draw_bias(self) -> Figure:
         (figure,), (axes,) = figures.row(1)

@@ -13,9 +13,10 @@ import numpy as np
 from qsim.plot import figures
 from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, RandomWalkStudy, Run, Settings
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, Array, exact_steps, late, step_moments
-from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.report import Claim, Picture, Report
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, confidence_text, normal
+from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,7 +127,10 @@ class Findings:
              f"{way.expected:.4g}", f"{way.measured.value / way.expected - 1:+.2%}", f"{way.late[-1]:.1%}"]
             for way, exact in zip(self.stochastic, self.exact, strict=True)
         ]  # fmt: skip
-        return [Table("Steps to the next level", header, rows), Table("Steps down the linear loss", ["minimum rate", *header[1:]], down)]
+        return [
+            Table.of("Steps to the next level", header, rows),
+            Table.of("Steps down the linear loss", ["minimum rate", *header[1:]], down),
+        ]
 
     def _pictures(self) -> list[Picture]:
         return [

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qsim.plot import figures
-from qsim.studies.report import Picture, Report, Table
+from qsim.studies.report import Picture, Report
 from qsim.studies.stagnation import StagnationStudy
 from qsim.studies.stagnation.bounds import Array
 from qsim.studies.stagnation.claims import claims
 from qsim.studies.stagnation.findings import Findings, geometric
 from qsim.studies.stagnation.least_squares import COMPUTE, METHODS, NEAREST
 from qsim.studies.statistics import confidence_text, describe_bars
+from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +57,7 @@ class ReportWriter:
         ways.append(("one sample", f"{self._settings.sample_rate:g}", [self._found.single(method) for method in METHODS]))
         rows = [[of, rate, *(_spread(curves.final / curves.printed) for curves in found)] for of, rate, found in ways]
         title = "Distance at the end in units of Theorem 1's bound: median (range) over problems"
-        return Table(title, ["gradient of", "rate", *METHODS], rows)
+        return Table.of(title, ["gradient of", "rate", *METHODS], rows)
 
     def _pictures(self) -> list[Picture]:
         return [

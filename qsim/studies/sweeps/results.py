@@ -8,9 +8,10 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from qsim.plot import figures
-from qsim.studies.report import Asked, Claim, Picture, Report, Table, listed
+from qsim.studies.report import Asked, Claim, Picture, Report, listed
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, mean
+from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,7 +129,7 @@ class Sweep:
 
     def _table(self, title: str, labels: Sequence[str], cell: Callable[[str, int], str]) -> Table:
         header = ["points", *(f"batch {batch}" for batch in self.settings.batches)]
-        return Table(title, header, [[label, *(cell(label, batch) for batch in self.settings.batches)] for label in labels])
+        return Table.of(title, header, [[label, *(cell(label, batch) for batch in self.settings.batches)] for label in labels])
 
     def _problems(self) -> list[Table]:
         """The worst problem in the last step of the first seed, where there is one: a comparison of batch sizes must know of underflow."""
@@ -138,11 +139,11 @@ class Sweep:
             for batch in self.settings.batches
             if (problem := self._of[label, batch, self.rate(label, batch), 0]["problem"])
         ]
-        return [Table("Problems in the last step of the first seed", ["points", "batch", "worst problem"], worst)] if worst else []
+        return [Table.of("Problems in the last step of the first seed", ["points", "batch", "worst problem"], worst)] if worst else []
 
     def _points(self) -> Table:
         written = {result.run.label: result.run.points for result in self._results}
-        return Table("Points", ["label", "points"], [[label, f"`{written[label]}`"] for label in self.settings.labels])
+        return Table.of("Points", ["label", "points"], [[label, f"`{written[label]}`"] for label in self.settings.labels])
 
     def _as_good(self, label: str, batch: int) -> Claim:
         added, reference = self.added(label, batch), mean(self.best(self.reference, batch)).value

@@ -7,8 +7,8 @@ import pytest
 
 from qsim.cli.bench._bandwidth import speeds
 from qsim.cli.bench._settings import count, count_text, dtypes, seconds
-from qsim.cli.bench._tables import Column, render, tenths
 from qsim.cli.bench._timing import WARMUP, excess, host_time, interleaved, sustained
+from qsim.text.tables import Quantity, Table
 
 
 class FakeClock:
@@ -102,9 +102,9 @@ def test_bandwidths_are_bytes_by_time_and_their_ratio_is_one_for_a_copy() -> Non
 
 
 def test_tables_have_a_fixed_width_and_notes_in_place_of_numbers() -> None:
-    columns = [Column("work", "work"), Column("speed", "speed", tenths), Column("ratio", "ratio", tenths)]
+    columns = {"work": "work", "speed": Quantity("speed", 1), "ratio": Quantity("ratio", 1)}
     rows = [{"work": "a", "speed": 12345.67, "ratio": 1}, {"work": "much", "note": "refused"}, {"work": "b", "speed": 0, "ratio": 100}]
-    lines = render(rows, columns).splitlines()
+    lines = str(Table(tuple(rows), columns)).splitlines()
     assert lines == [
         "work    speed  ratio",
         "a     12345.7    1.0",

@@ -50,6 +50,8 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], T
         lambda m, x: rounded(x, m.stack[..., :3].diagonal(0, 0, 2).mT),
     ),
     "einsum of three": (lambda m, x: torch.einsum("bi,ci,ij->bcj", x, x * 2, m.w), lambda m, x: rounded(x[:, None] * (x * 2), m.w.mT)),
+    "cast to an input's dtype": (lambda m, x: x @ m.w.double().to(x).mul(2).double().type_as(x).mT, lambda m, x: rounded(x, m.w * 2)),
+    "views of a cast": (lambda m, x: x @ m.w.double().float().t().T.mT, lambda m, x: rounded(x, m.w)),
     "operator mm": (lambda m, x: ATEN.mm(x, m.w), lambda m, x: rounded(x, m.w.mT)),
     "operator addmm": (lambda m, x: ATEN.addmm.default(self=m.bias, mat1=x, mat2=m.w), lambda m, x: rounded(x, m.w.mT, m.bias)),
     "operator addmm_": (lambda m, x: ATEN.addmm_.default(x * 2, x, m.w), lambda m, x: x * 2 + rounded(x, m.w.mT)),
@@ -82,7 +84,8 @@ def test_products_with_parameters_are_those_of_layers(way: str) -> None:
 
 
 def test_compiled_code_gives_the_same_bits() -> None:
-    model = made(lambda m, x: sum(WAYS[way][0](m, x) for way in ("addmm_", "operator addmm_", "operator linear", "reflected @")))
+    ways = ("addmm_", "operator addmm_", "operator linear", "reflected @", "cast to an input's dtype", "views of a cast")
+    model = made(lambda m, x: sum(WAYS[way][0](m, x) for way in ways))
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert all(map(same_bits, results(model, model, inputs()), results(compiled, model, inputs())))
 

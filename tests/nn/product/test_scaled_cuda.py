@@ -22,7 +22,7 @@ RECIPES = {
     "mxfp8": recipes.mxfp8(),
     "mxfp6": recipes.mxfp6(),
     "mxfp4": recipes.mxfp4(),
-    "nvfp4": recipes.nvfp4(last=0),
+    "nvfp4": recipes.nvfp4().with_(last=0),
     "int8": recipes.int8(),
 }
 every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())

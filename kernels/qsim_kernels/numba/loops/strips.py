@@ -21,8 +21,7 @@ import numpy as np
 
 from qsim_kernels.numba.jobs import FEW_STEPS
 from qsim_kernels.numba.loops.bits import address_of, as_float, as_int, halves, ints, last_of, longs, numbers, part, room_for_words
-from qsim_kernels.numba.loops.noise import SERVED, draw, draw_first
-from qsim_kernels.numba.loops.roundings import functions, single_at
+from qsim_kernels.numba.loops.roundings import SERVED, draw, draw_first, functions, single_at
 from qsim_kernels.numbers.carrier import SINGLE, SYMMETRIC, Variant, read_variant
 from qsim_kernels.numbers.grid import Mode
 

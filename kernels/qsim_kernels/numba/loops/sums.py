@@ -11,15 +11,15 @@ import numpy as np
 
 from qsim_kernels.arithmetic.sums import LEAST_OF_PRODUCTS, NO_EXPONENT
 from qsim_kernels.meanings import numba as meaning
+from qsim_kernels.numba.jobs import AlignedAdder, ProductJob, RoundedAdder, TwoStepAdder
 from qsim_kernels.numba.loops.bits import (
     address_of,
     as_double,
     as_long,
     call,
     doubles,
-    longs,
-    numbers,
     part,
+    record_at,
     room_for_doubles,
     room_for_longs,
     room_for_shorts,
@@ -27,10 +27,8 @@ from qsim_kernels.numba.loops.bits import (
     words,
 )  # fmt: skip
 from qsim_kernels.numba.loops.doubles import WIDTH
-from qsim_kernels.numba.loops.noise import SERVED, draw
-from qsim_kernels.numba.loops.roundings import double_at, of_sums
+from qsim_kernels.numba.loops.roundings import SERVED, draw, of_sums
 from qsim_kernels.numbers.grid import Mode
-from qsim_kernels.numbers.products import AlignedAdder, ProductJob, RoundedAdder, TwoStepAdder
 from qsim_kernels.numbers.sums import MOST_BLOCK
 
 #: Sums of a tree that wait for one of as many terms: one for each bit of the number of terms.
@@ -39,6 +37,7 @@ WAITING = 64
 ROWS = 7 + WAITING
 _ROW = 8 * WIDTH
 _TERM, _TOTAL, _LOST, _DRAWN, _WAITING, _NOISE_AT = 0, _ROW, 2 * _ROW, 3 * _ROW, 7 * _ROW, ROWS * _ROW
+_product_at, _aligned_at, _two_step_at, _rounded_at = map(record_at, (ProductJob, AlignedAdder, TwoStepAdder, RoundedAdder))
 _nearest, _toward_zero = of_sums(Mode.NEAREST), of_sums(Mode.TOWARD_ZERO)
 #: From here on, a unit with two steps adds infinities.
 _BEYOND = 2.0**128
@@ -112,13 +111,6 @@ power, _aligned_step, _two_step = _ALIGNED.power, _ALIGNED.aligned_step, _TWO_ST
 
 
 @part
-def _aligned_adder(at):
-    """Read an `AlignedAdder` from memory."""
-    n = longs(at)
-    return AlignedAdder(n[0], n[1], n[2], n[3], double_at(at + 32)[0])
-
-
-@part
 def _terms(job, row, column, k, count):
     """The products of a row and a column, from one on."""
     x, y = row * job.length + k, (row // job.rows * job.columns + column) * job.length + k
@@ -149,8 +141,8 @@ def _promoted(total, inner):
 
 def aligned(job_at, first, count):
     """Rows of a product whose sums are `AlignedSum`s, or promoted."""
-    job = ProductJob(*numbers(job_at, 24))
-    out, adder = doubles(job.out), _aligned_adder(job.adder)
+    job = _product_at(job_at)
+    out, adder = doubles(job.out), _aligned_at(job.adder)
     for row in range(first, first + count):
         for column in range(job.columns):
             total = 0.0
@@ -162,8 +154,8 @@ def aligned(job_at, first, count):
 
 def two_step(job_at, first, count):
     """Rows of a product whose sums are `TwoStepSum`s."""
-    job = ProductJob(*numbers(job_at, 24))
-    out, adder = doubles(job.out), TwoStepAdder(*numbers(job.adder, 4))
+    job = _product_at(job_at)
+    out, adder = doubles(job.out), _two_step_at(job.adder)
     for row in range(first, first + count):
         for column in range(job.columns):
             total, terms = 0.0, _terms(job, row, column, 0, job.length)
@@ -187,20 +179,12 @@ def exact_groups(job_at, first, count):
 
     The groups of a step are its terms: products of the sums of their products times scales, and of ones.
     """
-    job = ProductJob(*numbers(job_at, 24))
-    out, adder, groups = doubles(job.out), _aligned_adder(job.adder), -(-job.length // job.group)
-    scales_a, scales_b, exponents_a, exponents_b = (
-        doubles(job.scales_a),
-        doubles(job.scales_b),
-        shorts(job.exponents_a),
-        shorts(job.exponents_b),
-    )
-    values, exponents, ones, zeros = (
-        room_for_doubles(MOST_BLOCK),
-        room_for_shorts(MOST_BLOCK),
-        room_for_doubles(MOST_BLOCK),
-        room_for_shorts(MOST_BLOCK),
-    )
+    job = _product_at(job_at)
+    out, adder, groups = doubles(job.out), _aligned_at(job.adder), -(-job.length // job.group)
+    scales_a, scales_b = doubles(job.scales_a), doubles(job.scales_b)
+    exponents_a, exponents_b = shorts(job.exponents_a), shorts(job.exponents_b)
+    values, ones = room_for_doubles(MOST_BLOCK), room_for_doubles(MOST_BLOCK)
+    exponents, zeros = room_for_shorts(MOST_BLOCK), room_for_shorts(MOST_BLOCK)
     for i in range(MOST_BLOCK):
         ones[i], zeros[i] = 1.0, 0
     for row in range(first, first + count):
@@ -251,17 +235,17 @@ def _rounded(job, adder, chunk_adder, room, row, begin, k, length, at, count):
     for i in range(count):
         total[i], lost[i] = 0.0, 0.0
     for j in range(number):
-        own, start = at + j * adder.roundings, j * adder.chunk
+        index, start = at + j * adder.roundings, j * adder.chunk
         _write_terms(job, adder, chunk_adder, room, row, begin, k + start, min(adder.chunk, length - start), count)
         if adder.product:
-            _take(room, own, 1, count, job.stride)
+            _take(room, index, 1, count, job.stride)
             call(adder.product, (room + _TERM, _i64(0), _i64(0), room + _DRAWN, count, adder.product_grid))
-            own += 1
+            index += 1
         if not adder.leaf:
-            _take(room, own, adder.draws, count, job.stride)
+            _take(room, index, adder.draws, count, job.stride)
             call(adder.step, (room + _TOTAL, room + _TERM, room + _LOST, room + _DRAWN, count, adder.grid))
             continue
-        _take(room, own, 1, count, job.stride)
+        _take(room, index, 1, count, job.stride)
         call(adder.leaf, (room + _TERM, _i64(0), _i64(0), room + _DRAWN, count, adder.grid))
         _copy(room + _WAITING + depth * _ROW, room + _TERM, count)
         sizes[depth], firsts[depth] = 1, j
@@ -294,12 +278,9 @@ def _draw(job, room, index, count):
 
 def rounded(job_at, first, count):
     """Rows of a product whose sums are `RoundedSum`s, or promoted; `b` is transposed only if terms are chunks."""
-    job = ProductJob(*numbers(job_at, 24))
-    adder, chunk_adder, room = (
-        RoundedAdder(*numbers(job.rounded, 8)),
-        _aligned_adder(job.adder),
-        job.room + 8 * job.words * (first // job.part),
-    )
+    job = _product_at(job_at)
+    adder, chunk_adder = _rounded_at(job.rounded), _aligned_at(job.adder)
+    room = job.room + 8 * job.words * (first // job.part)
     total = doubles(room + _TOTAL)
     for row in range(first, first + count):
         for begin in range(0, job.columns, job.width):

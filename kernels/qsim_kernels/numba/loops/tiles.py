@@ -24,7 +24,7 @@ from qsim_kernels.numba.loops.bits import (
     room_for_ints,
     shorts,
 )
-from qsim_kernels.numba.loops.noise import SERVED
+from qsim_kernels.numba.loops.roundings import SERVED
 from qsim_kernels.numba.loops.strips import STRIP
 from qsim_kernels.numba.loops.values import load
 from qsim_kernels.numbers.carrier import SINGLE

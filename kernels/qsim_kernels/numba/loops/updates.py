@@ -12,7 +12,7 @@ import numpy as np
 from qsim_kernels.meanings.numba import updates as rules
 from qsim_kernels.numba.jobs import UpdateJob
 from qsim_kernels.numba.loops.bits import address_of, call, ints, part, record_at, room_for_floats, types
-from qsim_kernels.numba.loops.noise import SERVED
+from qsim_kernels.numba.loops.roundings import SERVED
 from qsim_kernels.numba.loops.strips import STRIP
 from qsim_kernels.numba.loops.values import load, store
 from qsim_kernels.numbers.carrier import SINGLE

@@ -8,7 +8,7 @@ import numpy as np
 
 from qsim_kernels.numba.jobs import Values
 from qsim_kernels.numba.loops.bits import address_of, call, ints, part, record_at, room_for_ints, shorts
-from qsim_kernels.numba.loops.noise import SERVED
+from qsim_kernels.numba.loops.roundings import SERVED
 from qsim_kernels.numba.loops.strips import STRIP
 
 _i32: Any = np.int32

@@ -15,6 +15,7 @@ import triton.language as tl
 from qsim_kernels.arithmetic.sums import LEAST_OF_PRODUCTS
 from qsim_kernels.meanings.triton import round_bits, sums
 from qsim_kernels.numbers.carrier import GridNumbers
+from qsim_kernels.triton.accumulate.planes import behind, first_terms, others_at, values_at, zeros_of
 from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add, power_with_signs, to_single_toward_zero, upper_bits
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import NAN, SIGN
@@ -54,32 +55,6 @@ class AlignedVariant(NamedTuple):
     dpx: bool
 
 
-class Terms(NamedTuple):
-    """The products of a tile from some place along the sum on, in planes of values and exponents.
-
-    Pointers are scalars that move along the sum: a thread's elements then have constant distances from one another.
-
-    Attributes:
-        a: Pointer into the plane of values of the first operand.
-        b: The same for the second.
-        exponents_a: Pointer into the plane of exponents of the first operand.
-        exponents_b: The same for the second.
-        row: The rows of the result.
-        column: The columns of the result.
-        rows_a: Rows of a plane of the first operand.
-        rows_b: The same for the second.
-    """
-
-    a: Any
-    b: Any
-    exponents_a: Any
-    exponents_b: Any
-    row: Any
-    column: Any
-    rows_a: Any
-    rows_b: Any
-
-
 @triton.jit
 def larger_sums(most, a, b, DPX: tl.constexpr):
     """The maximum of `most` and `a + b`, in both 16-bit halves of int32; with `DPX` by an instruction of recent GPUs."""
@@ -96,11 +71,9 @@ def larger_sums(most, a, b, DPX: tl.constexpr):
 @triton.jit
 def largest_exponents(terms, adder: tl.constexpr):
     """The largest exponents of one step's products at even and at odd places, two products at a time."""
-    most = tl.full((terms.row.shape[0], terms.column.shape[0]), LEAST_PAIR, tl.int32)
+    most = zeros_of(terms, tl.int32) + LEAST_PAIR
     for pair in tl.range(0, adder.block // 2, loop_unroll_factor=adder.unroll):
-        a = tl.load(terms.exponents_a + pair * terms.rows_a + terms.row)
-        b = tl.load(terms.exponents_b + pair * terms.rows_b + terms.column)
-        most = larger_sums(most, a[:, None], b[None, :], adder.dpx)
+        most = larger_sums(most, others_at(terms.a, pair)[:, None], others_at(terms.b, pair)[None, :], adder.dpx)
     return most << 16 >> 16, most >> 16
 
 
@@ -116,7 +89,7 @@ def truncating_power(unit, CARRIER: tl.constexpr):
 
 @triton.jit
 def truncated(x, big):
-    """GridNumbers of the carrier, truncated at powers from `truncating_power`."""
+    """Numbers of the carrier, truncated at powers from `truncating_power`."""
     magic = power_with_signs(big, upper_bits(x) & SIGN, tl.zeros(big.shape, tl.int32), x.dtype)
     return multiply_add(x, tl.full(x.shape, 1.0, x.dtype), magic, TOWARD_ZERO) - magic
 
@@ -137,8 +110,7 @@ def truncated_sum(total, terms, unit, adder: tl.constexpr, FIRST: tl.constexpr, 
     big = truncating_power(unit, CARRIER)
     result = truncated(total.to(CARRIER), big)
     for k in tl.range(FIRST, adder.block, EVERY, loop_unroll_factor=adder.unroll):
-        x, y = tl.load(terms.a + k * terms.rows_a + terms.row), tl.load(terms.b + k * terms.rows_b + terms.column)
-        result += truncated_products(x.to(CARRIER), y.to(CARRIER), big)
+        result += truncated_products(values_at(terms.a, k).to(CARRIER), values_at(terms.b, k).to(CARRIER), big)
     return result
 
 
@@ -173,7 +145,7 @@ aligned_step = sums({"largest_exponents": largest_exponents, "truncated_sum": tr
 @triton.jit
 def aligned_sum(terms, steps, grid, adder: tl.constexpr):
     """The sum of the products of some steps, from a fresh start."""
-    total = tl.zeros((terms.row.shape[0], terms.column.shape[0]), tl.float32)
+    total = zeros_of(terms, tl.float32)
     for _ in range(steps):
         total = aligned_step(total, terms, grid, adder)
         terms = terms_behind(terms, 1, adder)
@@ -189,24 +161,9 @@ def zeros(tile: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, tile: tl.constexpr):
-    """The `Terms` of a program's tile."""
-    batch = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
-    column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
-    at_a, at_b = batch * length * rows_a, batch * length * rows_b
-    return Terms(a + at_a, b + at_b, exponents_a + at_a // 2, exponents_b + at_b // 2, row, column, rows_a, rows_b)
-
-
-@triton.jit
 def terms_behind(terms, steps, adder: tl.constexpr):
     """The `Terms` behind those of some steps."""
-    k, pairs = tl.cast(steps, tl.int64) * adder.block, tl.cast(steps, tl.int64) * (adder.block // 2)
-    return Terms(
-        terms.a + k * terms.rows_a, terms.b + k * terms.rows_b,
-        terms.exponents_a + pairs * terms.rows_a, terms.exponents_b + pairs * terms.rows_b,
-        terms.row, terms.column, terms.rows_a, terms.rows_b,
-    )  # fmt: skip
+    return behind(terms, tl.cast(steps, tl.int64) * adder.block, tl.cast(steps, tl.int64) * (adder.block // 2))
 
 
 @triton.jit
@@ -252,7 +209,7 @@ def aligned_kernel(
         tile: A `ResultTile`.
     """
     grid = in_carrier(grid, True)
-    terms = first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, tile)
+    terms = first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, length // 2, tile)
     wanted = True
     if adder.launches == 2:
         wanted = (tl.load(is_wide) == 0) == adder.single

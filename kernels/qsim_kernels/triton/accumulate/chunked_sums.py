@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
-from qsim_kernels.triton.accumulate.aligned import aligned_sum, first_terms, store_sums, terms_behind, with_one_nan, zeros
+from qsim_kernels.triton.accumulate.aligned import aligned_sum, store_sums, terms_behind, with_one_nan, zeros
+from qsim_kernels.triton.accumulate.planes import first_terms
 from qsim_kernels.triton.accumulate.rounded_sums import RandomNumbers, add_term, first_blocks
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, words
 from qsim_kernels.triton.device.records import kernel
@@ -151,7 +152,7 @@ def chained_kernel(
     Other arguments are those of `rounded_kernel` and `aligned_kernel`, with `every` counting steps.
     """
     onto = rounding_of(seed_pointer, random.seed, random.stream, used, grid, adder.wide)
-    terms = first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, tile)
+    terms = first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, length // 2, tile)
     CARRIER: tl.constexpr = tl.float64 if adder.wide else tl.float32
     blocks = 0
     if adder.roundings > 0:

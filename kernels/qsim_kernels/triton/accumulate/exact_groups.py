@@ -1,7 +1,7 @@
 """Matrix units that add the products of a group exactly before its scales apply; see `BlockScaledSum` with `exact` in `numbers.sums`.
 
 Float64 holds every sum of a group's products, so that any order of its additions is exact, and the GPU's own product of matrices, too.
-GroupTerms are multiplied twice, first for the exponents of their sums, because that takes less time than keeping these.
+Operands are multiplied twice, first for the exponents of their sums, because that takes less time than keeping these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from qsim_kernels.meanings.triton import sums
 from qsim_kernels.triton.accumulate.aligned import running_sum, store_sums, truncated, truncating_power, zeros
-from qsim_kernels.triton.accumulate.planes import NONE, exponents_of
+from qsim_kernels.triton.accumulate.planes import NONE, Terms, behind, exponents_of, first_terms, others_at
 from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add, power_with_signs, upper_bits
 from qsim_kernels.triton.device.rounding import SIGN
 
@@ -42,79 +42,56 @@ class GroupsVariant(NamedTuple):
 LEAST_SIZE = 16
 
 
-class GroupTerms(NamedTuple):
-    """The groups of a tile from some group on, in planes of both operands and of their scales.
+class GroupStep(NamedTuple):
+    """The groups of a step.
 
     Attributes:
-        a: Pointer into the plane of values of the first operand.
-        b: The same for the second.
-        scales_a: Pointer into the plane of scales of the first operand.
-        scales_b: The same for the second.
-        row: The rows of the result.
-        column: The columns of the result.
-        rows_a: Rows of a plane of the first operand.
-        rows_b: The same for the second.
-        count: The number of groups in the next step.
+        terms: The products from the step's first on, in planes of both operands and of their scales.
+        count: The number of groups.
         low_scale: The smallest exponent of scales.
     """
 
-    a: Any
-    b: Any
-    scales_a: Any
-    scales_b: Any
-    row: Any
-    column: Any
-    rows_a: Any
-    rows_b: Any
+    terms: Terms
     count: Any
     low_scale: Any
 
 
 @triton.jit
-def sums_of_group(at, adder: tl.constexpr):
+def sums_of_group(terms, adder: tl.constexpr):
     """The exact sums of the products of a group."""
-    k = tl.arange(0, adder.size)
-    x = tl.load(at.a + at.row[:, None] + k[None, :] * at.rows_a).to(tl.float64)
-    y = tl.load(at.b + k[:, None] * at.rows_b + at.column[None, :]).to(tl.float64)
+    a, b, k = terms.a, terms.b, tl.arange(0, adder.size)
+    x = tl.load(a.elements + a.lines[:, None] + k[None, :] * a.size).to(tl.float64)
+    y = tl.load(b.elements + k[:, None] * b.size + b.lines[None, :]).to(tl.float64)
     return tl.dot(x, y, out_dtype=tl.float64)
 
 
 @triton.jit
-def largest_exponent(largest, terms, adder: tl.constexpr):
+def largest_exponent(largest, step, adder: tl.constexpr):
     """The largest of an exponent and those of one step's groups, which are those of their scales."""
-    for _ in range(terms.count):
-        p, q = tl.load(terms.scales_a + terms.row), tl.load(terms.scales_b + terms.column)
-        exponent = exponents_of(p, terms.low_scale)[:, None] + exponents_of(q, terms.low_scale)[None, :]
+    terms = step.terms
+    for _ in range(step.count):
+        of_a, of_b = exponents_of(others_at(terms.a, 0), step.low_scale), exponents_of(others_at(terms.b, 0), step.low_scale)
+        exponent = of_a[:, None] + of_b[None, :]
         largest = tl.maximum(largest, tl.where(sums_of_group(terms, adder) == 0.0, NONE, exponent))
-        terms = groups_behind(terms, 1, adder)
+        terms = behind(terms, tl.cast(adder.size, tl.int64), 1)
     return largest
 
 
 @triton.jit
-def truncated_sum(total, terms, unit, adder: tl.constexpr, FIRST: tl.constexpr, EVERY: tl.constexpr):
+def truncated_sum(total, step, unit, adder: tl.constexpr, FIRST: tl.constexpr, EVERY: tl.constexpr):
     """The exact sum of the running sum and of one step's groups times their scales, all truncated."""
     big = truncating_power(unit, tl.float64)
-    result = truncated(total.to(tl.float64), big)
-    for _ in range(terms.count):
-        p, q = tl.load(terms.scales_a + terms.row).to(tl.float64), tl.load(terms.scales_b + terms.column).to(tl.float64)
+    result, terms = truncated(total.to(tl.float64), big), step.terms
+    for _ in range(step.count):
+        p, q = others_at(terms.a, 0).to(tl.float64), others_at(terms.b, 0).to(tl.float64)
         scale, value = p[:, None] * q[None, :], sums_of_group(terms, adder)
         magic = power_with_signs(big, upper_bits(scale) & SIGN, upper_bits(value) & SIGN, tl.float64)
         result += multiply_add(value, scale, magic, TOWARD_ZERO) - magic
-        terms = groups_behind(terms, 1, adder)
+        terms = behind(terms, tl.cast(adder.size, tl.int64), 1)
     return result
 
 
 aligned_step = sums({"largest_exponent": largest_exponent, "truncated_sum": truncated_sum, "running_sum": running_sum}).aligned_step
-
-
-@triton.jit
-def groups_behind(at, groups, adder: tl.constexpr):
-    """`GroupTerms` behind some groups."""
-    a, b = tl.cast(groups, tl.int64) * at.rows_a, tl.cast(groups, tl.int64) * at.rows_b
-    return GroupTerms(
-        at.a + a * adder.size, at.b + b * adder.size, at.scales_a + a, at.scales_b + b,
-        at.row, at.column, at.rows_a, at.rows_b, at.count, at.low_scale,
-    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["groups", "low_scale"])
@@ -134,19 +111,8 @@ def exact_groups_kernel(a, b, scales_a, scales_b, out, rows_a, rows_b, groups, l
         adder: A `GroupsVariant`.
         tile: A `ResultTile`.
     """
-    batch = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
-    column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
-    of_a, of_b, size = batch * groups * rows_a, batch * groups * rows_b, adder.size
-    terms = GroupTerms(
-        a + of_a * size, b + of_b * size, scales_a + of_a, scales_b + of_b, row, column, rows_a, rows_b, groups, low_scale
-    )  # fmt: skip
-    total = zeros(tile, tl.float32)
+    terms, total = first_terms(a, b, scales_a, scales_b, rows_a, rows_b, groups * adder.size, groups, tile), zeros(tile, tl.float32)
     for first in range(0, groups, adder.number):
-        count = tl.minimum(adder.number, groups - first)
-        step = GroupTerms(
-            terms.a, terms.b, terms.scales_a, terms.scales_b, row, column, rows_a, rows_b, count, low_scale
-        )  # fmt: skip
-        total = aligned_step(total, step, 0, adder)
-        terms = groups_behind(terms, adder.number, adder)
+        total = aligned_step(total, GroupStep(terms, tl.minimum(adder.number, groups - first), low_scale), 0, adder)
+        terms = behind(terms, tl.cast(adder.number * adder.size, tl.int64), adder.number)
     store_sums(out, total + 0.0, rows_a, rows_b, tile)  # never -0

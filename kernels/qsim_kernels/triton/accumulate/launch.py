@@ -32,7 +32,7 @@ from qsim_kernels.triton.accumulate.exact_groups import exact_groups_kernel
 from qsim_kernels.triton.accumulate.planes import Planes, PlaneScales, planes
 from qsim_kernels.triton.accumulate.rounded_sums import rounded_kernel
 from qsim_kernels.triton.accumulate.two_step import two_step_kernel
-from qsim_kernels.triton.host.seeds import seed_of
+from qsim_kernels.triton.host.arguments import seed_of
 
 #: Dtypes whose values a matrix unit of an H100 takes as bfloat16, or as float16.
 _AS_BFLOAT16 = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -61,7 +61,7 @@ class ProductLaunch(NamedTuple):
     a: Tensor
     b: Tensor
     scales: tuple[Tensor, Tensor] | None
-    how: Sum
+    adder: Sum
     seed: Tensor | None
     stream: int
     offset: int
@@ -74,7 +74,7 @@ class ProductLaunch(NamedTuple):
 
     def every(self, block: int = 1) -> int:
         """The number of blocks in a short sum, or in the whole one."""
-        return -(-(self.how.every if isinstance(self.how, PromotedSum) else self.length) // block)
+        return -(-(self.adder.every if isinstance(self.adder, PromotedSum) else self.length) // block)
 
     def run(self, kernel: Any, tile: ResultTile, a: Planes, b: Planes, before: tuple[Any, ...], *behind: Any, adders: list[Any]) -> None:
         """Launch a kernel on planes, once for each of some adders, of which the operands let one do the work.
@@ -92,15 +92,15 @@ class ProductLaunch(NamedTuple):
         if (rows, columns) != (a.rows, b.rows):
             room = self.out.new_empty((batches, a.rows, b.rows))
         options = {} if INTERPRETED else {"num_warps": tile.warps}
-        for adder in adders:
-            kernel[-(-rows // tile.rows), -(-columns // tile.columns), batches](*before, room, *behind, *adder, tile, **options)
+        for variant in adders:
+            kernel[-(-rows // tile.rows), -(-columns // tile.columns), batches](*before, room, *behind, *variant, tile, **options)
         if room is not self.out:
             self.out.copy_(room[:, :rows, :columns])
 
     def random(self) -> tuple[Any, ...]:
         """The kernels' arguments from the seed to the sizes of the result."""
-        inner = noise_indices(self.how.inner, self.how.every) if isinstance(self.how, PromotedSum) else 0
-        strides = noise_indices(self.how, self.length), inner
+        inner = noise_indices(self.adder.inner, self.adder.every) if isinstance(self.adder, PromotedSum) else 0
+        strides = noise_indices(self.adder, self.length), inner
         return *seed_of(self.seed, self.a), self.stream, self.offset, *strides, *self.out.shape[1:]
 
 
@@ -109,7 +109,7 @@ def accumulate_into(
     a: Tensor,
     b: Tensor,
     seed: Tensor | None,
-    how: Sum,
+    adder: Sum,
     stream: int,
     offset: int,
     scales: tuple[Tensor, Tensor] | None = None,
@@ -122,7 +122,7 @@ def accumulate_into(
         a: The left matrices.
         b: The right matrices.
         seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        how: The sum.
+        adder: The sum.
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of the first random number.
         scales: Those of a `BlockScaledSum`, `[…, M, groups]` and `[…, N, groups]`, if its operands have some.
@@ -131,29 +131,29 @@ def accumulate_into(
     if not out.numel() or not a.shape[-1]:
         out.zero_()
         return
-    if not _has_kernel(how, offset):
-        reference.accumulate_into(out, a, b, seed, how, stream, offset)
+    if not _has_kernel(adder, offset):
+        reference.accumulate_into(out, a, b, seed, adder, stream, offset)
         return
     rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
     left, right, result = a.reshape(-1, rows, length), b.reshape(-1, length, columns), out.view(-1, rows, columns)
     factors = None if scales is None else tuple(x.reshape(-1, *x.shape[-2:]) for x in scales)
     for start in range(0, len(result), _MOST_BATCHES):
         part = slice(start, start + _MOST_BATCHES)
-        first = offset + start * rows * columns * noise_indices(how, length)
-        own = None if factors is None else (factors[0][part], factors[1][part])
+        first = offset + start * rows * columns * noise_indices(adder, length)
+        of_part = None if factors is None else (factors[0][part], factors[1][part])
         with nullcontext() if INTERPRETED else torch.cuda.device(a.device):
-            _launch(ProductLaunch(result[part], left[part], right[part], own, how, seed, stream, first, tile))
+            _launch(ProductLaunch(result[part], left[part], right[part], of_part, adder, seed, stream, first, tile))
 
 
-def _has_kernel(how: Sum, offset: int) -> bool:
-    inner = how.inner if isinstance(how, PromotedSum) else how
+def _has_kernel(adder: Sum, offset: int) -> bool:
+    inner = adder.inner if isinstance(adder, PromotedSum) else adder
     if not isinstance(inner, RoundedSum):
         return True
-    return inner.order != Order.PAIRWISE and (not is_stochastic(how) or (offset % 8 == 0 and inner.roundings in (1, 2, 4)))
+    return inner.order != Order.PAIRWISE and (not is_stochastic(adder) or (offset % 8 == 0 and inner.roundings in (1, 2, 4)))
 
 
 def _launch(product: ProductLaunch) -> None:
-    inner = product.how.inner if isinstance(product.how, PromotedSum) else product.how
+    inner = product.adder.inner if isinstance(product.adder, PromotedSum) else product.adder
     match inner:
         case AlignedSum():
             _launch_aligned(product, inner)
@@ -174,27 +174,27 @@ def _launch(product: ProductLaunch) -> None:
                 _launch_on_unit(product._replace(a=product.a.to(held), b=product.b.to(held)), inner)
 
 
-def _launch_aligned(product: ProductLaunch, how: AlignedSum, p: PlaneScales | None = None, q: PlaneScales | None = None) -> None:
-    single, promoted = variants.sums_in_single(how) and product.length <= _LONGEST and p is None, isinstance(product.how, PromotedSum)
+def _launch_aligned(product: ProductLaunch, adder: AlignedSum, p: PlaneScales | None = None, q: PlaneScales | None = None) -> None:
+    single, promoted = variants.sums_in_single(adder) and product.length <= _LONGEST and p is None, isinstance(product.adder, PromotedSum)
     tile, dtype = product.tile or ResultTile(8, 128, 1), torch.float32 if single else torch.float64
-    a, b, is_wide = _aligned_planes(product, how, tile, dtype, p, q)
-    known = [variants.aligned(how, x, 2 if single else 1, promoted, variants.has_dpx()) for x in ((True, False) if single else (False,))]
-    sizes, before = (a.rows, b.rows, a.length, -(-product.length // how.block)), (a.values, b.values, a.exponents, b.exponents)
+    a, b, is_wide = _aligned_planes(product, adder, tile, dtype, p, q)
+    known = [variants.aligned(adder, x, 2 if single else 1, promoted, variants.has_dpx()) for x in ((True, False) if single else (False,))]
+    sizes, before = (a.rows, b.rows, a.length, -(-product.length // adder.block)), (a.values, b.values, a.exponents, b.exponents)
     adders, grid = [(unit,) for unit, _ in known], known[0][1]
-    product.run(aligned_kernel, tile, a, b, before, is_wide, *sizes, product.every(how.block), *grid, adders=adders)
+    product.run(aligned_kernel, tile, a, b, before, is_wide, *sizes, product.every(adder.block), *grid, adders=adders)
 
 
-def _launch_two_step(product: ProductLaunch, how: TwoStepSum) -> None:
-    tile = product.tile or (ResultTile(8, 64, 1) if how.apart else ResultTile(16, 64, 2))
-    a, b, is_wide = _aligned_planes(product, how, tile, torch.float64)
-    sizes, before = (a.rows, b.rows, a.length, -(-product.length // how.block)), (a.values, b.values, a.exponents, b.exponents)
-    adders = [(variants.two_step(how, wide),) for wide in (False, True)]
+def _launch_two_step(product: ProductLaunch, adder: TwoStepSum) -> None:
+    tile = product.tile or (ResultTile(8, 64, 1) if adder.apart else ResultTile(16, 64, 2))
+    a, b, is_wide = _aligned_planes(product, adder, tile, torch.float64)
+    sizes, before = (a.rows, b.rows, a.length, -(-product.length // adder.block)), (a.values, b.values, a.exponents, b.exponents)
+    adders = [(variants.two_step(adder, wide),) for wide in (False, True)]
     product.run(two_step_kernel, tile, a, b, before, is_wide, *sizes, adders=adders)
 
 
 def _aligned_planes(
     product: ProductLaunch,
-    how: AlignedSum | TwoStepSum,
+    adder: AlignedSum | TwoStepSum,
     tile: ResultTile,
     dtype: torch.dtype,
     p: PlaneScales | None = None,
@@ -202,50 +202,50 @@ def _aligned_planes(
 ) -> tuple[Planes, Planes, Tensor]:
     """Both operands as planes of values and exponents, and whether some exponent is above `NARROW`."""
     is_wide = torch.zeros(1, dtype=torch.int32, device=product.a.device)
-    a = planes(product.a, dtype, tile.rows, how.block, how.low_a, is_wide, scales=p)
-    return a, planes(product.b.mT, dtype, tile.columns, how.block, how.low_b, is_wide, scales=q), is_wide
+    a = planes(product.a, dtype, tile.rows, adder.block, adder.low_a, is_wide, scales=p)
+    return a, planes(product.b.mT, dtype, tile.columns, adder.block, adder.low_b, is_wide, scales=q), is_wide
 
 
-def _launch_groups(product: ProductLaunch, how: BlockScaledSum) -> None:
-    tile, adder = product.tile or ResultTile(64, 64, 4), variants.groups(how)
-    a = planes(product.a, torch.float32, tile.rows, how.group, padded_block=adder.size)
-    b = planes(product.b.mT, torch.float32, tile.columns, how.group, padded_block=adder.size)
-    groups, low = -(-product.length // how.group), how.low_scale
+def _launch_groups(product: ProductLaunch, adder: BlockScaledSum) -> None:
+    tile, variant = product.tile or ResultTile(64, 64, 4), variants.groups(adder)
+    a = planes(product.a, torch.float32, tile.rows, adder.group, padded_block=variant.size)
+    b = planes(product.b.mT, torch.float32, tile.columns, adder.group, padded_block=variant.size)
+    groups, low = -(-product.length // adder.group), adder.low_scale
     of_a, of_b = product.scales or (None, None)
     if of_a is None or of_b is None:
         low = min(low, 0)  # the exponent of one
         one = product.a.new_ones((), dtype=torch.float32)
         of_a, of_b = (one.expand(len(x), x.shape[1], groups) for x in (product.a, product.b.mT))
     p, q = planes(of_a, torch.float32, tile.rows), planes(of_b, torch.float32, tile.columns)
-    product.run(exact_groups_kernel, tile, a, b, (a.values, b.values, p.values, q.values), a.rows, b.rows, groups, low, adders=[(adder,)])
+    product.run(exact_groups_kernel, tile, a, b, (a.values, b.values, p.values, q.values), a.rows, b.rows, groups, low, adders=[(variant,)])
 
 
-def _launch_rounded(product: ProductLaunch, how: RoundedSum) -> None:
-    adder, grid, product_grid = variants.rounded(how, is_stochastic(how), isinstance(product.how, PromotedSum))
-    tile, dtype = product.tile or (ResultTile(2, 32, 1) if adder.roundings else ResultTile(8, 128, 1)), _carrier(adder.wide)
+def _launch_rounded(product: ProductLaunch, adder: RoundedSum) -> None:
+    variant, grid, product_grid = variants.rounded(adder, is_stochastic(adder), isinstance(product.adder, PromotedSum))
+    tile, dtype = product.tile or (ResultTile(2, 32, 1) if variant.roundings else ResultTile(8, 128, 1)), _carrier(variant.wide)
     a, b = planes(product.a, dtype, tile.rows), planes(product.b.mT, dtype, tile.columns)
     sizes = a.rows, b.rows, product.length, product.every()
-    product.run(rounded_kernel, tile, a, b, (a.values, b.values), *product.random(), *sizes, *grid, *product_grid, adders=[(adder,)])
+    product.run(rounded_kernel, tile, a, b, (a.values, b.values), *product.random(), *sizes, *grid, *product_grid, adders=[(variant,)])
 
 
-def _launch_chained(product: ProductLaunch, how: RoundedSum) -> None:
-    adder, grid, _ = variants.rounded(how, is_stochastic(how), isinstance(product.how, PromotedSum))
-    tile, unit = product.tile or ResultTile(8, 64, 1), how.chunk_sum
+def _launch_chained(product: ProductLaunch, adder: RoundedSum) -> None:
+    variant, grid, _ = variants.rounded(adder, is_stochastic(adder), isinstance(product.adder, PromotedSum))
+    tile, unit = product.tile or ResultTile(8, 64, 1), adder.chunk_sum
     a, b, _ = _aligned_planes(product, unit, tile, torch.float64)
-    steps = -(-product.length // unit.block), how.chunk // unit.block, product.every(unit.block)
+    steps = -(-product.length // unit.block), adder.chunk // unit.block, product.every(unit.block)
     summed, _ = variants.aligned(unit, False, 1, False, variants.has_dpx())
     before, sizes = (a.values, b.values, a.exponents, b.exponents), (a.rows, b.rows, a.length)
-    product.run(chained_kernel, tile, a, b, before, *product.random(), *sizes, *steps, *grid, adders=[(adder, summed)])
+    product.run(chained_kernel, tile, a, b, before, *product.random(), *sizes, *steps, *grid, adders=[(variant, summed)])
 
 
-def _launch_on_unit(product: ProductLaunch, how: RoundedSum) -> None:
-    adder, grid, _ = variants.rounded(how, is_stochastic(how), isinstance(product.how, PromotedSum))
+def _launch_on_unit(product: ProductLaunch, adder: RoundedSum) -> None:
+    variant, grid, _ = variants.rounded(adder, is_stochastic(adder), isinstance(product.adder, PromotedSum))
     a, b, (batches, rows, columns) = product.a, product.b, product.out.shape
-    tile = product.tile or _tile_on_unit(how.chunk, adder.wide)
-    even = rows % tile.rows == 0 and columns % tile.columns == 0 and product.length % how.chunk == 0
-    chunks = ChunkVariant(how.chunk, min(128, how.chunk & -how.chunk), _GROUP, even)
+    tile = product.tile or _tile_on_unit(adder.chunk, variant.wide)
+    even = rows % tile.rows == 0 and columns % tile.columns == 0 and product.length % adder.chunk == 0
+    chunks = ChunkVariant(adder.chunk, min(128, adder.chunk & -adder.chunk), _GROUP, even)
     chunked_kernel[-(-rows // tile.rows) * -(-columns // tile.columns), 1, batches](
-        a, b, product.out, *product.random(), product.length, product.every(), *a.stride(), *b.stride(), *grid, adder, chunks, tile,
+        a, b, product.out, *product.random(), product.length, product.every(), *a.stride(), *b.stride(), *grid, variant, chunks, tile,
         num_warps=tile.warps, num_stages=3,
     )  # fmt: skip
 
@@ -260,11 +260,11 @@ def _tile_on_unit(chunk: int, wide: bool) -> ResultTile:
     return ResultTile(128, 128, 8) if chunk >= 128 else ResultTile(64, 128, 4)
 
 
-def _unit_dtype(a: Tensor, b: Tensor, how: RoundedSum) -> torch.dtype | None:
+def _unit_dtype(a: Tensor, b: Tensor, adder: RoundedSum) -> torch.dtype | None:
     """The dtype in which this GPU's own matrix unit computes the sums of chunks; None if it does not."""
     if INTERPRETED or torch.cuda.get_device_capability(a.device) != _CHUNK_UNIT:
         return None
     for held, taken, low in ((torch.bfloat16, _AS_BFLOAT16, -126), (torch.float16, _AS_FLOAT16, -14)):
-        if how.low_a == how.low_b == low and a.dtype in taken and b.dtype in taken:
+        if adder.low_a == adder.low_b == low and a.dtype in taken and b.dtype in taken:
             return held
     return None

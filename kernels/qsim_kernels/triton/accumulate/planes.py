@@ -6,7 +6,7 @@ lower half is the first's. A zero has the exponent `NONE`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -51,6 +51,67 @@ class Planes(NamedTuple):
     exponents: Tensor | None
     rows: int
     length: int
+
+
+class OperandLines(NamedTuple):
+    """The rows or columns of an operand that a program multiplies, from some place along the sum on.
+
+    Pointers are scalars that move along the sum: a thread's elements then have constant distances from one another.
+
+    Attributes:
+        elements: Pointer into its plane of values. A tuple in Triton has other `values`.
+        others: Pointer into its plane of exponents or of scales.
+        lines: The rows or the columns of a program's tile.
+        size: The number of lines of a plane.
+    """
+
+    elements: Any
+    others: Any
+    lines: Any
+    size: Any
+
+
+class Terms(NamedTuple):
+    """The products of a tile from some place along the sum on: those of the two operands there."""
+
+    a: OperandLines
+    b: OperandLines
+
+
+@triton.jit
+def first_terms(a, b, others_a, others_b, rows_a, rows_b, length, others, tile: tl.constexpr):
+    """The `Terms` of a program's tile, given the number of values and of others along the sum of a batch."""
+    batch = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
+    column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
+    left = OperandLines(a + batch * length * rows_a, others_a + batch * others * rows_a, row, rows_a)
+    return Terms(left, OperandLines(b + batch * length * rows_b, others_b + batch * others * rows_b, column, rows_b))
+
+
+@triton.jit
+def behind(terms, values, others):
+    """The `Terms` behind so many values and others along the sum."""
+    a, b = terms.a, terms.b
+    left = OperandLines(a.elements + values * a.size, a.others + others * a.size, a.lines, a.size)
+    return Terms(left, OperandLines(b.elements + values * b.size, b.others + others * b.size, b.lines, b.size))
+
+
+@triton.jit
+def values_at(operand, k):
+    """The values of an operand's lines at a place."""
+    return tl.load(operand.elements + k * operand.size + operand.lines)
+
+
+@triton.jit
+def others_at(operand, k):
+    """The exponents or scales of an operand's lines at a place."""
+    return tl.load(operand.others + k * operand.size + operand.lines)
+
+
+@triton.jit
+def zeros_of(terms, DTYPE: tl.constexpr):
+    """A zero for each element of a tile."""
+    return tl.zeros((terms.a.lines.shape[0], terms.b.lines.shape[0]), DTYPE)
 
 
 @triton.jit
@@ -103,23 +164,23 @@ def planes_kernel(
     known = (place % padded_block < block) & (element < length)
     at = x + batch * batch_stride + row[:, None] * row_stride + element[None, :] * length_stride
     given = (row < count)[:, None] & known[None, :]
-    found = as_single(tl.load(at, mask=given, other=0.0))
-    scale = found
+    elements = as_single(tl.load(at, mask=given, other=0.0))
+    scale = elements
     if scales is not None:
         of_group = scales + batch * scale_batch_stride + row[:, None] * scale_row_stride + (element // group)[None, :] * scale_group_stride
         scale = tl.load(of_group, mask=given, other=0.0)
     held = (row < rows)[:, None] & (place < padded_length)[None, :]
     into = values + batch * rows * padded_length + place[None, :] * rows + row[:, None]
-    value = found.to(values.dtype.element_ty)
+    value = elements.to(values.dtype.element_ty)
     if scales is not None:
         value *= scale.to(values.dtype.element_ty)
     tl.store(into, value, mask=held)
     if PAIRS:
-        own = exponents_of(found, low)
+        powers = exponents_of(elements, low)
         if scales is not None:
-            own = tl.maximum(own + exponents_of(scale, low_scale), NONE)
-        tl.atomic_max(is_wide, 1, mask=tl.max(tl.max(own, 1), 0) > NARROW, sem="relaxed")
-        first, second = tl.split(tl.reshape(own, (ROWS, LENGTH // 2, 2)))
+            powers = tl.maximum(powers + exponents_of(scale, low_scale), NONE)
+        tl.atomic_max(is_wide, 1, mask=tl.max(tl.max(powers, 1), 0) > NARROW, sem="relaxed")
+        first, second = tl.split(tl.reshape(powers, (ROWS, LENGTH // 2, 2)))
         pair = tile * (LENGTH // 2) + tl.arange(0, LENGTH // 2)
         into = exponents + batch * rows * (padded_length // 2) + pair[None, :] * rows + row[:, None]
         tl.store(into, second << 16 | (first & 0xFFFF), mask=(row < rows)[:, None] & (pair < padded_length // 2)[None, :])

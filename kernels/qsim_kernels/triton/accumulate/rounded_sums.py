@@ -12,10 +12,11 @@ import triton.language as tl
 from qsim_kernels.meanings.triton import round_bits, sums
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.triton.accumulate.aligned import store_sums, zeros
+from qsim_kernels.triton.accumulate.planes import behind, first_terms, values_at, zeros_of
 from qsim_kernels.triton.device.directed import (
     NEAREST,
     TOWARD_ZERO,
-    add_double_toward_zero,
+    add_toward_zero,
     from_halves,
     multiply_add,
     multiply_add_to_odd,
@@ -95,46 +96,46 @@ def round_step(x, drawn, onto, rounding: tl.constexpr):
         onto: A `RuntimeRounding`.
         rounding: A `StepRounding`.
     """
-    V: tl.constexpr = rounding.variant
+    ROUNDING: tl.constexpr = rounding.variant
     grid, noise = onto.grid, onto.noise
     if rounding.native is not None:
         result = x.to(rounding.native).to(x.dtype)
-    elif rounding.fast and V.mode == STOCHASTIC:
-        result = _stochastic(x, drawn, noise, grid, V)
+    elif rounding.fast and ROUNDING.mode == STOCHASTIC:
+        result = _stochastic(x, drawn, noise, grid, ROUNDING)
     elif rounding.fast:
-        result = _fast(x, grid, V)
-    elif V.wide:
-        result = round_bits(x.to(tl.int64, bitcast=True), _added(drawn, noise, V), grid, V).to(tl.float64, bitcast=True)
+        result = _fast(x, grid, ROUNDING)
+    elif ROUNDING.wide:
+        result = round_bits(x.to(tl.int64, bitcast=True), _added(drawn, noise, ROUNDING), grid, ROUNDING).to(tl.float64, bitcast=True)
     else:
-        result = round_bits(x.to(tl.int32, bitcast=True), 0, grid, V).to(tl.float32, bitcast=True)
+        result = round_bits(x.to(tl.int32, bitcast=True), 0, grid, ROUNDING).to(tl.float32, bitcast=True)
     return result
 
 
 @triton.jit
-def _added(drawn, noise, V: tl.constexpr):
+def _added(drawn, noise, ROUNDING: tl.constexpr):
     """Random bits as `round_bits` takes them."""
     result = 0
-    if V.mode == STOCHASTIC:
-        result = as_added(drawn >> 16 if V.halves else drawn, noise, V)
+    if ROUNDING.mode == STOCHASTIC:
+        result = as_added(drawn >> 16 if ROUNDING.draws_16 else drawn, noise, ROUNDING)
     return result
 
 
 @triton.jit
-def _fast(x, grid, V: tl.constexpr):
+def _fast(x, grid, ROUNDING: tl.constexpr):
     """Round float32 values to a symmetric grid with evenly spaced values around zero."""
     pattern = x.to(tl.int32, bitcast=True)
-    beyond = end_of_additions(grid, V)
+    beyond = end_of_additions(grid, ROUNDING)
     within = tl.minimum(tl.abs(x), beyond.to(tl.float32, bitcast=True), propagate_nan=tl.PropagateNan.ALL)
-    result = round_magnitude(within, pattern < 0, 0, grid, V)
-    if not V.saturates:
+    result = round_magnitude(within, pattern < 0, 0, grid, ROUNDING)
+    if not ROUNDING.saturates:
         # NaN stays: it is not larger.
         result = tl.where(result > grid.top.to(tl.float32, bitcast=True), grid.over.to(tl.float32, bitcast=True), result)
     result = (result.to(tl.int32, bitcast=True) | (pattern & SIGN)).to(tl.float32, bitcast=True)
-    return result if V.keep_sign else result + 0.0
+    return result if ROUNDING.keep_sign else result + 0.0
 
 
 @triton.jit
-def _stochastic(x, drawn, noise, grid, V: tl.constexpr):
+def _stochastic(x, drawn, noise, grid, ROUNDING: tl.constexpr):
     """Round float64 values stochastically to a symmetric grid with evenly spaced values around zero.
 
     With `u` the grid's spacing at a value and `R` the random number in units of `2**-32`, the sum of the magnitude, `u` and `R * u` is
@@ -147,15 +148,15 @@ def _stochastic(x, drawn, noise, grid, V: tl.constexpr):
     # The correction has 53 bits, of which only the first 33 are not zero.
     kept = (drawn & noise.used.keep.to(tl.uint32)) | (noise.used.correction >> 21).to(tl.uint32)
     first, last = spacing | (kept >> 12).to(tl.int32), kept << 20 | ((noise.used.correction >> 1).to(tl.uint32) & 0x80000)
-    raised = add_double_toward_zero(tl.abs(x), from_halves(first, last))
-    truncated = add_double_toward_zero(raised, from_halves(magic, tl.zeros(magic.shape, tl.uint32)))
-    found = upper_bits(truncated - from_halves(magic, tl.full(magic.shape, 1, tl.uint32)))
+    raised = add_toward_zero(tl.abs(x), from_halves(first, last))
+    truncated = add_toward_zero(raised, from_halves(magic, tl.zeros(magic.shape, tl.uint32)))
+    rounded = upper_bits(truncated - from_halves(magic, tl.full(magic.shape, 1, tl.uint32)))
     # From the next value after the largest to infinity; NaN, whose pattern is above that, stays.
     beyond = ((grid.top >> 32) + (tl.full([], 1, tl.int64) << (grid.shift - 32))).to(tl.int32)
-    end = ((grid.top if V.saturates else grid.over) >> 32).to(tl.int32)
-    found = tl.where((found - beyond).to(tl.uint32) <= (tl.full([], INFINITY_DOUBLE, tl.int32) - beyond).to(tl.uint32), end, found)
-    result = from_halves(found | (upper & SIGN), tl.zeros(found.shape, tl.uint32))
-    return result if V.keep_sign else result + 0.0
+    end = ((grid.top if ROUNDING.saturates else grid.over) >> 32).to(tl.int32)
+    rounded = tl.where((rounded - beyond).to(tl.uint32) <= (tl.full([], INFINITY_DOUBLE, tl.int32) - beyond).to(tl.uint32), end, rounded)
+    result = from_halves(rounded | (upper & SIGN), tl.zeros(rounded.shape, tl.uint32))
+    return result if ROUNDING.keep_sign else result + 0.0
 
 
 @triton.jit
@@ -166,8 +167,8 @@ def add_rounded(term, x, drawn, grid, adder: tl.constexpr):
     if rounding.native is tl.float32:
         result = multiply_add(a, b, x, NEAREST)
     else:
-        V: tl.constexpr = rounding.variant
-        STOCHASTICALLY: tl.constexpr = rounding.fast and V.mode == STOCHASTIC
+        ROUNDING: tl.constexpr = rounding.variant
+        STOCHASTICALLY: tl.constexpr = rounding.fast and ROUNDING.mode == STOCHASTIC
         exact = multiply_add(a, b, x, TOWARD_ZERO) if STOCHASTICALLY else multiply_add_to_odd(a, b, x)
         result = round_step(exact, drawn, grid, rounding)
     return result
@@ -237,29 +238,14 @@ def add_product(total, lost, a, b, random, grid, product_grid, adder: tl.constex
     return add_term(total, lost, (a, b), drawn, grid, adder)
 
 
-class Random(NamedTuple):
-    """The Philox words of eight roundings: first and last half words, two in each word."""
-
-    a: Any
-    b: Any
-    c: Any
-    d: Any
-    last_a: Any
-    last_b: Any
-    last_c: Any
-    last_d: Any
-
-
 @triton.jit
 def random_words(noise, blocks, HALVES: tl.constexpr):
-    """Draw the words of the given Philox blocks."""
-    a, b, c, d = words(blocks, noise.seed, noise.stream)
-    if HALVES:
-        result = Random(a, b, c, d, a, b, c, d)
-    else:
-        e, f, g, h = words(blocks | LATE_BLOCKS, noise.seed, noise.stream)
-        result = Random(a, b, c, d, e, f, g, h)
-    return result
+    """Draw the words of eight roundings from the given Philox blocks: four of their first half words, and four of their last, if needed."""
+    first = words(blocks, noise.seed, noise.stream)
+    last = first
+    if not HALVES:
+        last = words(blocks | LATE_BLOCKS, noise.seed, noise.stream)
+    return first, last
 
 
 @triton.jit
@@ -267,7 +253,7 @@ def _integer(random, INDEX: tl.constexpr, adder: tl.constexpr):
     """The 32 random bits of a rounding."""
     drawn = 0
     if adder.roundings > 0:
-        first, last = random[INDEX // 2], random[4 + INDEX // 2]
+        first, last = random[0][INDEX // 2], random[1][INDEX // 2]
         if INDEX % 2 == 0:
             drawn = first << 16 | (last & 0xFFFF)
         else:
@@ -275,64 +261,45 @@ def _integer(random, INDEX: tl.constexpr, adder: tl.constexpr):
     return drawn
 
 
-class PlanePointers(NamedTuple):
-    """The planes of both operands' values from some place along the sum on; see `aligned.Terms`."""
-
-    a: Any
-    b: Any
-    row: Any
-    column: Any
-    rows_a: Any
-    rows_b: Any
-
-
 @triton.jit
-def product_at(planes, k, CARRIER: tl.constexpr):
+def factors_at(terms, k, CARRIER: tl.constexpr):
     """The factors of the products at a place."""
-    x = tl.load(planes.a + k * planes.rows_a + planes.row).to(CARRIER)
-    y = tl.load(planes.b + k * planes.rows_b + planes.column).to(CARRIER)
-    shape: tl.constexpr = (planes.row.shape[0], planes.column.shape[0])
+    shape: tl.constexpr = (terms.a.lines.shape[0], terms.b.lines.shape[0])
+    x, y = values_at(terms.a, k).to(CARRIER), values_at(terms.b, k).to(CARRIER)
     return tl.broadcast_to(x[:, None], shape), tl.broadcast_to(y[None, :], shape)
 
 
 @triton.jit
-def planes_behind(planes, count):
-    """The planes behind some places."""
-    a, b = planes.a + count * planes.rows_a, planes.b + count * planes.rows_b
-    return PlanePointers(a, b, planes.row, planes.column, planes.rows_a, planes.rows_b)
-
-
-@triton.jit
-def sum_of_products(planes, terms, blocks, grid, product_grid, adder: tl.constexpr):
+def sum_of_products(terms, count, blocks, grid, product_grid, adder: tl.constexpr):
     """The sum of some products, from a fresh start.
 
     Args:
-        planes: Where they begin.
-        terms: How many products.
+        terms: The products from the first on.
+        count: How many there are.
         blocks: The number of the first Philox block of each element of the tile.
         grid: A `RuntimeRounding`.
         product_grid: The same for products.
         adder: A `RoundedVariant`.
     """
     CARRIER: tl.constexpr = tl.float64 if adder.wide else tl.float32
-    total = tl.zeros((planes.row.shape[0], planes.column.shape[0]), CARRIER)
+    total = zeros_of(terms, CARRIER)
     lost = total
     if adder.roundings > 0:
         EACH: tl.constexpr = 8 // adder.roundings
-        V: tl.constexpr = adder.rounding.variant
-        W: tl.constexpr = adder.product.variant
-        for first in range(0, terms, EACH):
-            random = random_words(grid.noise, blocks, V.halves and W.halves)
+        ROUNDING: tl.constexpr = adder.rounding.variant
+        PRODUCT_ROUNDING: tl.constexpr = adder.product.variant
+        for first in range(0, count, EACH):
+            random = random_words(grid.noise, blocks, ROUNDING.draws_16 and PRODUCT_ROUNDING.draws_16)
             for i in tl.static_range(EACH):
-                if first + i < terms:
-                    x, y = product_at(planes, i, CARRIER)
+                if first + i < count:
+                    x, y = factors_at(terms, i, CARRIER)
                     total, lost = add_product(total, lost, x, y, random, grid, product_grid, adder, i * adder.roundings)
-            planes, blocks = planes_behind(planes, EACH), blocks + 1
+            terms, blocks = behind(terms, EACH, 0), blocks + 1
     else:
-        for _ in tl.range(0, terms, loop_unroll_factor=adder.unroll):
-            x, y = product_at(planes, 0, CARRIER)
+        for _ in tl.range(0, count, loop_unroll_factor=adder.unroll):
+            x, y = factors_at(terms, 0, CARRIER)
             total, lost = add_product(total, lost, x, y, 0, grid, product_grid, adder, 0)
-            planes = planes_behind(planes, 1)
+            terms = behind(terms, 1, 0)
     return total
 
 
@@ -374,21 +341,18 @@ def rounded_kernel(
     """
     onto = rounding_of(seed_pointer, random.seed, random.stream, used, grid, adder.wide)
     products_onto = rounding_of(seed_pointer, random.seed, random.stream, product_used, product_grid, adder.wide)
-    batch = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
-    column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
-    planes = PlanePointers(a + batch * length * rows_a, b + batch * length * rows_b, row, column, rows_a, rows_b)
+    terms = first_terms(a, b, a, b, rows_a, rows_b, length, 0, tile)
     blocks = 0
     if adder.roundings > 0:
         blocks = first_blocks(rows, columns, random, tile)
     if adder.promoted:
         promoted = zeros(tile, tl.float32)
         for start in range(0, length, every):
-            promoted += sum_of_products(planes, tl.minimum(every, length - start), blocks, onto, products_onto, adder).to(tl.float32)
-            planes = planes_behind(planes, tl.cast(every, tl.int64))
+            promoted += sum_of_products(terms, tl.minimum(every, length - start), blocks, onto, products_onto, adder).to(tl.float32)
+            terms = behind(terms, tl.cast(every, tl.int64), 0)
             if adder.roundings > 0:
                 blocks += random.inner_stride // 8
         store_sums(out, promoted, rows_a, rows_b, tile)
     else:
-        total = sum_of_products(planes, length, blocks, onto, products_onto, adder)
+        total = sum_of_products(terms, length, blocks, onto, products_onto, adder)
         store_sums(out, total.to(out.dtype.element_ty), rows_a, rows_b, tile)

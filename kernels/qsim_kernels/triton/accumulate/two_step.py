@@ -13,7 +13,6 @@ import triton.language as tl
 
 from qsim_kernels.meanings.triton import sums
 from qsim_kernels.triton.accumulate.aligned import (
-    first_terms,
     largest_exponents,
     store_sums,
     terms_behind,
@@ -21,6 +20,7 @@ from qsim_kernels.triton.accumulate.aligned import (
     truncating_power,
     zeros,
 )
+from qsim_kernels.triton.accumulate.planes import first_terms, values_at
 from qsim_kernels.triton.device.directed import from_halves
 
 #: From here on products are infinite.
@@ -55,8 +55,7 @@ def truncated_sum(total, terms, unit, adder: tl.constexpr, FIRST: tl.constexpr, 
     big = truncating_power(unit, tl.float64)
     result = tl.zeros(big.shape, tl.float64)
     for k in tl.range(FIRST, adder.block, EVERY, loop_unroll_factor=adder.unroll):
-        x, y = tl.load(terms.a + k * terms.rows_a + terms.row), tl.load(terms.b + k * terms.rows_b + terms.column)
-        x, y = x.to(tl.float64), y.to(tl.float64)
+        x, y = values_at(terms.a, k).to(tl.float64), values_at(terms.b, k).to(tl.float64)
         term = truncated_products(x, y, big)
         if adder.wide:
             product = x[:, None] * y[None, :]
@@ -108,7 +107,7 @@ def two_step_kernel(
     Of two launches, with `wide` and without, the one that suits the operands does the work.
     """
     if (tl.load(is_wide) != 0) == adder.wide:
-        terms = first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, tile)
+        terms = first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, length // 2, tile)
         total = zeros(tile, tl.float32)
         for _ in range(steps):
             total = two_step(total, terms, 0, adder)

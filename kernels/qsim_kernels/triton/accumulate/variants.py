@@ -34,18 +34,18 @@ def has_dpx() -> bool:
 
 
 @lru_cache(maxsize=256)
-def aligned(how: AlignedSum, single: bool, launches: int, promoted: bool, dpx: bool) -> tuple[AlignedVariant, tuple[int, ...]]:
+def aligned(adder: AlignedSum, single: bool, launches: int, promoted: bool, dpx: bool) -> tuple[AlignedVariant, tuple[int, ...]]:
     """An aligned sum, and the numbers of its grid."""
-    variant, numbers = arguments.rounding(how.grid, how.rounding, True)
-    is_single_range = how.low == SINGLE_GRID.exponent and how.grid.least == math.ldexp(1.0, -126 - how.grid.mantissa)
+    variant, numbers = arguments.rounding(adder.grid, adder.rounding, True)
+    is_single_range = adder.low == SINGLE_GRID.exponent and adder.grid.least == math.ldexp(1.0, -126 - adder.grid.mantissa)
     unit = AlignedVariant(
-        _even(how.block),
-        how.fraction,
-        how.low,
+        _even(adder.block),
+        adder.fraction,
+        adder.low,
         variant,
         single,
-        nearest=how.mode == Mode.NEAREST,
-        dropped=23 - how.grid.mantissa if is_single_range else -1,
+        nearest=adder.mode == Mode.NEAREST,
+        dropped=23 - adder.grid.mantissa if is_single_range else -1,
         promoted=promoted,
         launches=launches,
         unroll=8 if single else 4,
@@ -54,14 +54,16 @@ def aligned(how: AlignedSum, single: bool, launches: int, promoted: bool, dpx: b
     return unit, numbers[2:]
 
 
-def two_step(how: TwoStepSum, wide: bool) -> TwoStepVariant:
+def two_step(adder: TwoStepSum, wide: bool) -> TwoStepVariant:
     """A sum in two steps."""
-    return TwoStepVariant(_even(how.block), how.fraction, how.second, how.apart, wide, unroll=4, dpx=has_dpx())
+    return TwoStepVariant(_even(adder.block), adder.fraction, adder.second, adder.apart, wide, unroll=4, dpx=has_dpx())
 
 
-def groups(how: BlockScaledSum) -> GroupsVariant:
+def groups(adder: BlockScaledSum) -> GroupsVariant:
     """A sum of groups that are added exactly."""
-    return GroupsVariant(max(LEAST_SIZE, 1 << (how.group - 1).bit_length()), how.block // how.group, how.fraction, how.aligned.low)
+    return GroupsVariant(
+        max(LEAST_SIZE, 1 << (adder.group - 1).bit_length()), adder.block // adder.group, adder.fraction, adder.aligned.low
+    )
 
 
 def _even(block: int) -> int:
@@ -69,31 +71,31 @@ def _even(block: int) -> int:
     return block + block % 2
 
 
-def sums_in_single(how: AlignedSum) -> bool:
+def sums_in_single(adder: AlignedSum) -> bool:
     """Whether float32 holds a step's sum exactly: a product is below `2**(fraction + 2)` units, the running sum below half of that."""
-    least_unit = math.ldexp(1.0, LEAST_EXPONENT - how.fraction)
-    return (4 * how.block + 2) << how.fraction <= 1 << 24 and least_unit >= SINGLE_GRID.least
+    least_unit = math.ldexp(1.0, LEAST_EXPONENT - adder.fraction)
+    return (4 * adder.block + 2) << adder.fraction <= 1 << 24 and least_unit >= SINGLE_GRID.least
 
 
 class RoundedArguments(NamedTuple):
     """A rounded sum, and the numbers of its roundings: of sums, and of products."""
 
-    adder: RoundedVariant
+    variant: RoundedVariant
     numbers: tuple[int, ...]
     product_numbers: tuple[int, ...]
 
 
 @lru_cache(maxsize=256)
-def rounded(how: RoundedSum, draws: bool, promoted: bool) -> RoundedArguments:
+def rounded(adder: RoundedSum, draws: bool, promoted: bool) -> RoundedArguments:
     """A rounded sum."""
-    pairs = [(how.grid, how.rule)]
-    if how.product is not None and how.product_rule is not None:
-        pairs.append((how.product, how.product_rule))
-    wide = draws or not is_single(how) or not all(_rounds_in_single(grid, rule) for grid, rule in pairs)
-    (own, numbers), (product, product_numbers) = (_step_rounding(*pair, wide) for pair in (pairs[0], pairs[-1]))
-    roundings = how.roundings if draws else 0
-    adder = RoundedVariant(own, product, len(pairs) > 1, how.order == Order.KAHAN, wide, roundings, promoted)
-    return RoundedArguments(adder, numbers, product_numbers)
+    pairs = [(adder.grid, adder.rule)]
+    if adder.product is not None and adder.product_rule is not None:
+        pairs.append((adder.product, adder.product_rule))
+    wide = draws or not is_single(adder) or not all(_rounds_in_single(grid, rule) for grid, rule in pairs)
+    (of_sums, numbers), (product, product_numbers) = (_step_rounding(*pair, wide) for pair in (pairs[0], pairs[-1]))
+    roundings = adder.roundings if draws else 0
+    variant = RoundedVariant(of_sums, product, len(pairs) > 1, adder.order == Order.KAHAN, wide, roundings, promoted)
+    return RoundedArguments(variant, numbers, product_numbers)
 
 
 def _step_rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[StepRounding, tuple[int, ...]]:
@@ -109,8 +111,8 @@ def _rounds_in_single(grid: Grid, rule: Rule) -> bool:
     return _is_native(grid, rule, SINGLE_GRID) or (grid.mantissa <= _MOST_MANTISSA and step >= _LEAST_STEP)
 
 
-def _is_native(grid: Grid, rule: Rule, own: Grid) -> bool:
-    return grid == own and rule.mode == Mode.NEAREST and not rule.saturates
+def _is_native(grid: Grid, rule: Rule, values: Grid) -> bool:
+    return grid == values and rule.mode == Mode.NEAREST and not rule.saturates
 
 
 def _native(grid: Grid, rule: Rule, wide: bool) -> Any:
@@ -119,7 +121,7 @@ def _native(grid: Grid, rule: Rule, wide: bool) -> Any:
         return None
     # The interpreter's conversions to 16 bits do not all round to nearest.
     known = ((SINGLE_GRID, tl.float32), *(() if INTERPRETED else _NATIVE))
-    return next((language for own, language in known if _is_native(grid, rule, own)), None)
+    return next((language for values, language in known if _is_native(grid, rule, values)), None)
 
 
 def _is_fast(grid: Grid, rule: Rule, wide: bool) -> bool:

@@ -62,24 +62,24 @@ def as_dtype(values, TARGET: tl.constexpr):
 
 
 @triton.jit
-def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
+def rounded(x, drawn, grid, ROUNDING: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
     """Round a block of values, to floats of the carrier.
 
     Args:
         x: float32 or float64 values.
         drawn: The output of `random_integers`.
         grid: `GridNumbers`.
-        V: The `KernelVariant`.
+        ROUNDING: The `KernelVariant`.
         FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
         CLAMPED: Whether the values have been through `clamp`.
     """
-    if V.fast:
-        bits = round_single(x, drawn, grid, V, FIX_NAN, CLAMPED)
-    elif V.wide:
-        bits = round_bits(x.to(tl.float64).to(tl.int64, bitcast=True), drawn, grid, V)
+    if ROUNDING.fast:
+        bits = round_single(x, drawn, grid, ROUNDING, FIX_NAN, CLAMPED)
+    elif ROUNDING.wide:
+        bits = round_bits(x.to(tl.float64).to(tl.int64, bitcast=True), drawn, grid, ROUNDING)
     else:
-        bits = round_bits(x.to(tl.int32, bitcast=True), drawn, grid, V)
-    return bits.to(tl.float64 if V.wide else tl.float32, bitcast=True)
+        bits = round_bits(x.to(tl.int32, bitcast=True), drawn, grid, ROUNDING)
+    return bits.to(tl.float64 if ROUNDING.wide else tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -90,7 +90,7 @@ def note_lost(lost, values):
 
 
 @triton.jit
-def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl.constexpr, CLAMPED: tl.constexpr = False):
+def encoded(x, drawn, grid, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr, NARROW: tl.constexpr, CLAMPED: tl.constexpr = False):
     """Round a block of values and return their codes.
 
     Args:
@@ -98,31 +98,31 @@ def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl
         drawn: The output of `random_integers`.
         grid: `GridNumbers`.
         coding: `Codes`.
-        V: The `KernelVariant`.
-        C: The `CodeVariant`.
+        ROUNDING: The `KernelVariant`.
+        CODING: The `CodeVariant`.
         NARROW: Whether codes have at most 16 bits.
         CLAMPED: Whether the values have been through `clamp`.
     """
-    if V.fast and V.saturates:
-        clean = x if CLAMPED else clamp(x, grid, C.nan)
+    if ROUNDING.fast and ROUNDING.saturates:
+        clean = x if CLAMPED else clamp(x, grid, CODING.nan)
         signs = clean.to(tl.int32, bitcast=True)
-        if V.mode == NEAREST:
-            clean = round_nearest(clean, grid, V)
-        elif V.later:
-            clean = round_later(clean, tl.abs(clean), drawn, grid, V.few, tl.maximum(grid.top, grid.bottom))
+        if ROUNDING.mode == NEAREST:
+            clean = round_nearest(clean, grid, ROUNDING)
+        elif ROUNDING.draws_late:
+            clean = round_later(clean, tl.abs(clean), drawn, grid, ROUNDING.few_bits, tl.maximum(grid.top, grid.bottom))
         else:
-            clean = round_magnitude(tl.abs(clean), clean < 0, drawn, grid, V)
-            if C.twos_complement:
+            clean = round_magnitude(tl.abs(clean), clean < 0, drawn, grid, ROUNDING)
+            if CODING.twos_complement:
                 clean = tl.where(signs < 0, -clean, clean)
-        if C.twos_complement and NARROW:
+        if CODING.twos_complement and NARROW:
             codes = narrow_integers_of(clean, coding)
         else:
-            codes = codes_of(clean, signs, coding, C)
-    elif V.table:
-        found = rounded(x, drawn, grid, V, True)
-        codes = tl.where(found == found, found.to(grid.top.dtype, bitcast=True), coding.nan)
+            codes = codes_of(clean, signs, coding, CODING)
+    elif ROUNDING.table:
+        codes = rounded(x, drawn, grid, ROUNDING, True)
+        codes = tl.where(codes == codes, codes.to(grid.top.dtype, bitcast=True), coding.nan)
     else:
-        values = rounded(x, drawn, grid, V, True)
-        clean = values if C.nan else tl.where(values == values, values, grid.top.to(values.dtype, bitcast=True))
-        codes = codes_of(clean, clean.to(grid.top.dtype, bitcast=True), coding, C)
+        values = rounded(x, drawn, grid, ROUNDING, True)
+        clean = values if CODING.nan else tl.where(values == values, values, grid.top.to(values.dtype, bitcast=True))
+        codes = codes_of(clean, clean.to(grid.top.dtype, bitcast=True), coding, CODING)
     return codes

@@ -5,38 +5,38 @@ import triton.language as tl
 
 
 @triton.jit
-def codes_of(values, signs, coding, V: tl.constexpr):
+def codes_of(values, signs, coding, CODING: tl.constexpr):
     """The codes of values of a grid.
 
     Args:
         values: The values as floats of the carrier, whatever their sign.
         signs: Patterns with the values' sign bits. That of NaN is clear.
         coding: `Codes`.
-        V: The `CodeVariant`.
+        CODING: The `CodeVariant`.
     """
-    PATTERN: tl.constexpr = tl.int64 if V.wide else tl.int32
-    UNSIGNED: tl.constexpr = tl.uint64 if V.wide else tl.uint32
-    if V.twos_complement:
+    PATTERN: tl.constexpr = tl.int64 if CODING.wide else tl.int32
+    UNSIGNED: tl.constexpr = tl.uint64 if CODING.wide else tl.uint32
+    if CODING.twos_complement:
         steps = (tl.abs(values) * coding.scale).to(tl.uint32).to(tl.int32, bitcast=True)
         code = tl.where(signs < 0, -steps, steps) & coding.last.to(tl.int32)
-    elif V.zero:
+    elif CODING.zero:
         # The exponent field becomes that of the code, subnormal values become subnormal numbers, and all bits move to the top of the word.
         placed = values * coding.scale
-        if V.far:
+        if CODING.far:
             placed *= coding.rest
         # A shift, although a multiplication would be cheaper: NVIDIA's assembler confuses the float and integer factors, both known before
         # a loop, and multiplies them by one another first.
         placed = placed.to(PATTERN, bitcast=True) << coding.lift
-        if V.nan_is_zero:
+        if CODING.nan_is_zero:
             signs = tl.where(values == 0, 0, signs)
-        if V.signed:
+        if CODING.signed:
             # One instruction, as long as the compiler does not know the mask and split it into an "and" and an "or".
             placed = ((placed ^ signs) & coding.mask) ^ signs
         code = (placed.to(UNSIGNED, bitcast=True) >> coding.unused.to(UNSIGNED)).to(PATTERN, bitcast=True)
-        if V.apart:
-            negative = tl.where(signs < 0, coding.sign, 0) if V.signed else 0
+        if CODING.apart:
+            negative = tl.where(signs < 0, coding.sign, 0) if CODING.signed else 0
             code = tl.where(tl.abs(values) == float("inf"), coding.infinity | negative, code)
-        if V.nan_is_zero:
+        if CODING.nan_is_zero:
             code = tl.where(values == values, code, coding.nan)
     else:
         code = (values.to(PATTERN, bitcast=True) >> coding.shift) - coding.lowest
@@ -51,11 +51,11 @@ def narrow_integers_of(values, coding):
 
 
 @triton.jit
-def integers_of(codes, coding, V: tl.constexpr):
+def integers_of(codes, coding, CODING: tl.constexpr):
     """The values of two's complement codes, as floats of the carrier."""
-    CARRIER: tl.constexpr = tl.float64 if V.wide else tl.float32
-    if V.signed:
-        unused = coding.unused.to(tl.int32) - (32 if V.wide else 0)
+    CARRIER: tl.constexpr = tl.float64 if CODING.wide else tl.float32
+    if CODING.signed:
+        unused = coding.unused.to(tl.int32) - (32 if CODING.wide else 0)
         integer = ((codes.to(tl.int32, bitcast=True) << unused) >> unused).to(CARRIER)
     else:
         integer = codes.to(CARRIER)
@@ -63,56 +63,56 @@ def integers_of(codes, coding, V: tl.constexpr):
 
 
 @triton.jit
-def floats_of(codes, coding, V: tl.constexpr, FIX_NAN: tl.constexpr):
+def floats_of(codes, coding, CODING: tl.constexpr, FIX_NAN: tl.constexpr):
     """The values of codes of sign and magnitude, as floats of the carrier."""
-    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
-    QUIET: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
-    SIGN: tl.constexpr = -0x8000000000000000 if V.wide else -0x80000000
-    CARRIER: tl.constexpr = tl.float64 if V.wide else tl.float32
-    PATTERN: tl.constexpr = tl.int64 if V.wide else tl.int32
+    INFINITY: tl.constexpr = 0x7FF0000000000000 if CODING.wide else 0x7F800000
+    QUIET: tl.constexpr = 0x7FFFFFFFFFFFFFFF if CODING.wide else 0x7FFFFFFF
+    SIGN: tl.constexpr = -0x8000000000000000 if CODING.wide else -0x80000000
+    CARRIER: tl.constexpr = tl.float64 if CODING.wide else tl.float32
+    PATTERN: tl.constexpr = tl.int64 if CODING.wide else tl.int32
     one = coding.shift * 0 + 1
     code = codes.to(PATTERN)
     magnitude = code
-    if V.signed:
+    if CODING.signed:
         magnitude = code & (coding.sign - 1)
-    if V.zero:
+    if CODING.zero:
         placed = (magnitude << coding.shift).to(CARRIER, bitcast=True)
         placed *= coding.scale
-        if V.far:
+        if CODING.far:
             placed *= coding.rest
         bits = placed.to(PATTERN, bitcast=True)
-        if not V.subnormals:
+        if not CODING.subnormals:
             bits = tl.where(magnitude < coding.binade, 0, bits)
     else:
         bits = (magnitude + coding.lowest) << coding.shift
-    if V.infinity and (FIX_NAN or V.apart):
+    if CODING.infinity and (FIX_NAN or CODING.apart):
         bits = tl.where(magnitude == coding.infinity, INFINITY, bits)
-    elif V.infinity:
+    elif CODING.infinity:
         # The carrier's own infinity or NaN, depending on the mantissa.
         bits = tl.where(magnitude >= coding.infinity, bits | INFINITY, bits)
-    if V.signed:
+    if CODING.signed:
         # Multiplying by a power of two is a shift, on a less busy unit of the processor.
         bits |= (code * (one << coding.unused)) & SIGN
-    if V.nan and (FIX_NAN or not V.infinity or V.apart):
-        bits = tl.where(code == coding.nan if V.nan_is_zero else magnitude > coding.last, QUIET, bits)
+    if CODING.nan and (FIX_NAN or not CODING.infinity or CODING.apart):
+        bits = tl.where(code == coding.nan if CODING.nan_is_zero else magnitude > coding.last, QUIET, bits)
     return bits.to(CARRIER, bitcast=True)
 
 
 @triton.jit
-def values_of(codes, coding, V: tl.constexpr, FIX_NAN: tl.constexpr):
+def values_of(codes, coding, CODING: tl.constexpr, FIX_NAN: tl.constexpr):
     """The values of codes, as floats of the carrier.
 
     Args:
         codes: uint32 codes; bits above theirs are ignored.
         coding: `Codes`.
-        V: The `CodeVariant`.
+        CODING: The `CodeVariant`.
         FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
     """
-    if not V.signed or V.nan_is_zero:
+    if not CODING.signed or CODING.nan_is_zero:
         # For the others the sign bit is masked out or shifted to the top anyway.
         codes &= (2 * coding.sign - 1).to(tl.uint32)
-    if V.twos_complement:
-        values = integers_of(codes, coding, V)
+    if CODING.twos_complement:
+        values = integers_of(codes, coding, CODING)
     else:
-        values = floats_of(codes, coding, V, FIX_NAN)
+        values = floats_of(codes, coding, CODING, FIX_NAN)
     return values

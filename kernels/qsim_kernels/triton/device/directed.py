@@ -49,12 +49,14 @@ def multiply_add_to_odd(a, b, c):
 
 
 @triton.jit
-def add_double_toward_zero(a, b):
-    """`a + b` of float64 blocks, rounded toward zero."""
+def add_toward_zero(a, b):
+    """`a + b` of float32 or float64 blocks of one dtype, rounded toward zero."""
     if INTERPRETED:
-        result = multiply_add(a, tl.full(a.shape, 1.0, tl.float64), b, TOWARD_ZERO)
-    else:
+        result = multiply_add(a, tl.full(a.shape, 1.0, a.dtype), b, TOWARD_ZERO)
+    elif a.dtype == tl.float64:
         result = tl.inline_asm_elementwise("add.rz.f64 $0, $1, $2;", "=d,d,d", [a, b], dtype=tl.float64, is_pure=True, pack=1)
+    else:
+        result = tl.inline_asm_elementwise("add.rz.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
     return result
 
 

@@ -119,22 +119,22 @@ def words_at(noise, index):
 
 
 @triton.jit
-def integers_of_runs(noise, runs, V: tl.constexpr, RUN: tl.constexpr):
+def integers_of_runs(noise, runs, ROUNDING: tl.constexpr, RUN: tl.constexpr):
     """`random_integers` of runs of neighbours, given the numbers of their first Philox blocks."""
     bits = half_words(runs, noise.seed, noise.stream, RUN)
-    if not V.halves:
+    if not ROUNDING.draws_16:
         bits = bits << 16 | half_words(runs | LATE_BLOCKS, noise.seed, noise.stream, RUN)
-    return as_added(bits, noise, V)
+    return as_added(bits, noise, ROUNDING)
 
 
 @triton.jit
-def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+def random_integers(noise, first, ROUNDING: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
     """The random integers of `BLOCK` elements for `round_bits` and `round_magnitude`; zero where the rounding needs none.
 
     Args:
         noise: A `Noise`.
         first: Logical index of the block's first element.
-        V: The `KernelVariant`.
+        ROUNDING: The `KernelVariant`.
         RUN: Number of neighbours a thread holds, so that words are made where they are used instead of going through shared memory.
         ALIGNED: Whether `first` begins a Philox block.
         BLOCK: Number of elements.
@@ -144,59 +144,59 @@ def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: t
         Otherwise integers in the top bits of 16 or 32 for `round_magnitude`, of 32 for `round_bits` or, on float64, of 53.
     """
     drawn = 0
-    if V.mode == STOCHASTIC:
+    if ROUNDING.mode == STOCHASTIC:
         HALVES: tl.constexpr = max(RUN, 8)
-        if V.later:
+        if ROUNDING.draws_late:
             drawn = words_of_runs(noise, first // 8, HALVES, BLOCK)
         elif ALIGNED:
-            drawn = integers_of_runs(noise, first // 8 + HALVES // 8 * tl.arange(0, BLOCK // HALVES), V, HALVES)
+            drawn = integers_of_runs(noise, first // 8 + HALVES // 8 * tl.arange(0, BLOCK // HALVES), ROUNDING, HALVES)
         else:
-            drawn = integers_at(noise, first + tl.arange(0, BLOCK), V)
+            drawn = integers_at(noise, first + tl.arange(0, BLOCK), ROUNDING)
     return drawn
 
 
 @triton.jit
-def integers_of_rows(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr):
+def integers_of_rows(noise, first, ROUNDING: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr):
     """`random_integers` for `WIDTH` neighbours in each of several rows, whose first elements have the given logical indices."""
     drawn = 0
-    if V.mode == STOCHASTIC:
+    if ROUNDING.mode == STOCHASTIC:
         HALVES: tl.constexpr = max(RUN, 8)
-        if V.later and ALIGNED:
+        if ROUNDING.draws_late and ALIGNED:
             drawn = words_of_rows(noise, first // 8, HALVES, WIDTH)
-        elif V.later:
+        elif ROUNDING.draws_late:
             drawn = words_at(noise, first[:, None] + tl.arange(0, WIDTH)[None, :])
         elif ALIGNED:
             runs = (first // 8)[:, None] + (HALVES // 8 * tl.arange(0, WIDTH // HALVES))[None, :]
-            drawn = integers_of_runs(noise, runs, V, HALVES)
+            drawn = integers_of_runs(noise, runs, ROUNDING, HALVES)
         else:
-            drawn = integers_at(noise, first[:, None] + tl.arange(0, WIDTH)[None, :], V)
+            drawn = integers_at(noise, first[:, None] + tl.arange(0, WIDTH)[None, :], ROUNDING)
     return drawn
 
 
 @triton.jit
-def integers_at(noise, index, V: tl.constexpr):
+def integers_at(noise, index, ROUNDING: tl.constexpr):
     """`random_integers` of the elements with the given logical indices, which need not be consecutive."""
     drawn = 0
-    if V.mode == STOCHASTIC:
+    if ROUNDING.mode == STOCHASTIC:
         bits = single_half_words(index, noise.seed, noise.stream, False)
-        if not V.halves:
+        if not ROUNDING.draws_16:
             bits = bits << 16 | single_half_words(index, noise.seed, noise.stream, True)
-        drawn = as_added(bits, noise, V)
+        drawn = as_added(bits, noise, ROUNDING)
     return drawn
 
 
 @triton.jit
-def as_added(bits, noise, V: tl.constexpr):
+def as_added(bits, noise, ROUNDING: tl.constexpr):
     """Random bits as a rounding adds them: as 16 bits where these are enough and the rounding is fast, otherwise as `random_bits`."""
     used = noise.used
-    if V.halves and V.fast:
-        if not V.whole:
+    if ROUNDING.draws_16 and ROUNDING.fast:
+        if not ROUNDING.uses_all:
             bits = (bits & (used.keep >> 16)) | (used.correction >> 16)
     else:
-        if V.halves:
+        if ROUNDING.draws_16:
             bits <<= 16
-        if not V.whole:
-            bits = random_bits(bits, used, V)
-        elif V.wide:
+        if not ROUNDING.uses_all:
+            bits = random_bits(bits, used, ROUNDING)
+        elif ROUNDING.wide:
             bits = bits.to(tl.int64) << 21
     return bits

@@ -1,4 +1,7 @@
-"""Regions of matrices, one per program: the locations of their elements, and how they are read and written."""
+"""Regions of matrices, one per program: where their elements are, how they are read, Hadamard-transformed if asked, and written.
+
+The additions of a transform and their order are those of `arithmetic.hadamard`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.meanings.triton import INTERPRETED, elements
+from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.rounding import NAN
 
 nearest_even, with_nan = elements.nearest_even, elements.with_nan
@@ -73,6 +77,25 @@ class RegionPlace(NamedTuple):
     first: Any
 
 
+class TurnVariant(NamedTuple):
+    """A transform that a kernel is compiled for.
+
+    Attributes:
+        levels: log2 of the elements of a block; 0 for no transform.
+        down: Whether blocks run down the rows of a region; otherwise along its columns.
+        factor: The final factor of all elements.
+        bounded: Whether finite values are so small that no sum of a block overflows; otherwise large ones saturate first.
+    """
+
+    levels: int
+    down: bool
+    factor: float
+    bounded: bool
+
+
+NO_TURN = TurnVariant(0, False, 1.0, True)
+
+
 @triton.jit
 def row_starts(row, columns, column, HEIGHT: tl.constexpr, EVEN: tl.constexpr):
     """The indices of rows' elements in a column; the compiler must see multiples of 16, or threads would read single elements."""
@@ -83,43 +106,81 @@ def row_starts(row, columns, column, HEIGHT: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def region_place(region, m, S: tl.constexpr):
+def region_place(region, matrices, REGION: tl.constexpr):
     """The position of the region with a given number."""
-    if S.flat:
-        matrix, row, column = region * 0, region * 0, region.to(tl.int64) * S.width
+    if REGION.flat:
+        matrix, row, column = region * 0, region * 0, region.to(tl.int64) * REGION.width
         first = column + tl.arange(0, 1)
     else:
         # 64-bit divisions take as long as everything else.
-        along, down = m.regions_along.to(tl.int32), m.regions_down.to(tl.int32)
+        along, down = matrices.regions_along.to(tl.int32), matrices.regions_down.to(tl.int32)
         rest = region // along
-        column = (region % along).to(tl.int64) * S.width
-        row = (rest % down).to(tl.int64) * S.height
+        column = (region % along).to(tl.int64) * REGION.width
+        row = (rest % down).to(tl.int64) * REGION.height
         matrix = (rest // down).to(tl.int64)
-        first = row_starts(matrix * m.rows + row, m.columns, column, S.height, S.even)
+        first = row_starts(matrix * matrices.rows + row, matrices.columns, column, REGION.height, REGION.even)
     return RegionPlace(matrix, row, column, first)
 
 
 @triton.jit
-def inside(row, rows, column, columns, S: tl.constexpr):
+def inside(row, rows, column, columns, REGION: tl.constexpr):
     """Mask of a region's elements before a given row and column; if rows are even, in a form that lets threads read many at once."""
     left = columns - column
-    if S.even:
+    if REGION.even:
         left = tl.multiple_of(left, 16)
-    return (tl.arange(0, S.height) < rows - row)[:, None] & (tl.arange(0, S.width) < left)[None, :]
+    return (tl.arange(0, REGION.height) < rows - row)[:, None] & (tl.arange(0, REGION.width) < left)[None, :]
 
 
 @triton.jit
-def load_region(x, at, m, S: tl.constexpr):
+def load_region(x, at, matrices, REGION: tl.constexpr):
     """Load the elements of a region; zero outside the matrix."""
-    place = at.first[:, None] + tl.arange(0, S.width)[None, :]
-    return tl.load(x + place, mask=inside(at.row, m.rows, at.column, m.columns, S), other=0)
+    place = at.first[:, None] + tl.arange(0, REGION.width)[None, :]
+    return tl.load(x + place, mask=inside(at.row, matrices.rows, at.column, matrices.columns, REGION), other=0)
 
 
 @triton.jit
-def store_region(out, values, at, m, S: tl.constexpr):
+def hadamard(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Transform a region of float32 values.
+
+    Args:
+        x: The values, `HEIGHT` by `WIDTH`.
+        signs: One bit per element of a block: whether its sign is flipped.
+        TURN: The `TurnVariant`.
+        HEIGHT: Rows.
+        WIDTH: Columns.
+    """
+    if TURN.levels > 0:
+        LEVELS: tl.constexpr = TURN.levels
+        SIZE: tl.constexpr = 1 << LEVELS
+        FACTOR: tl.constexpr = TURN.factor
+        INNER: tl.constexpr = WIDTH if TURN.down else 1
+        if not TURN.bounded:
+            LARGEST: tl.constexpr = 3.4028234663852886e38 / SIZE
+            x = tl.where(tl.abs(x) < float("inf"), tl.maximum(tl.minimum(x, LARGEST), -LARGEST), x)
+        place = tl.arange(0, HEIGHT if TURN.down else WIDTH) % SIZE
+        flips = (signs.to(tl.int32) >> place) << 31
+        flips = flips[:, None] if TURN.down else flips[None, :]
+        x = (x.to(tl.int32, bitcast=True) ^ flips).to(tl.float32, bitcast=True)
+        for level in tl.static_range(LEVELS):
+            pairs = tl.reshape(x, (HEIGHT * WIDTH // (INNER << (level + 1)), 2, INNER << level))
+            first, second = tl.split(tl.permute(pairs, (0, 2, 1)))
+            pairs = tl.permute(tl.join(first + second, first - second), (0, 2, 1))
+            x = tl.reshape(pairs, (HEIGHT, WIDTH))
+        x *= FACTOR
+    return x
+
+
+@triton.jit
+def load_transformed(x, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
+    """Load the elements of a region as float32 and transform them; see `hadamard`."""
+    return hadamard(as_single(load_region(x, at, matrices, REGION)), signs, TURN, REGION.height, REGION.width)
+
+
+@triton.jit
+def store_region(out, values, at, matrices, REGION: tl.constexpr):
     """Write the elements of a region."""
-    place = at.first[:, None] + tl.arange(0, S.width)[None, :]
-    tl.store(out + place, values, mask=inside(at.row, m.rows, at.column, m.columns, S))
+    place = at.first[:, None] + tl.arange(0, REGION.width)[None, :]
+    tl.store(out + place, values, mask=inside(at.row, matrices.rows, at.column, matrices.columns, REGION))
 
 
 @triton.jit

@@ -8,8 +8,8 @@ import triton.language as tl
 
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.grid import Mode
+from qsim_kernels.triton.device.directed import TOWARD_ZERO as INWARD, add_toward_zero, multiply_add
 from qsim_kernels.triton.device.noise import STOCHASTIC
-from qsim_kernels.triton.device.toward_zero import add_single_toward_zero, multiply_add_toward_zero
 from qsim_kernels.triton.device.undecided import round_later
 
 NEAREST: tl.constexpr = tl.constexpr(int(Mode.NEAREST))
@@ -42,15 +42,15 @@ def clamp(x, grid, NAN_STAYS: tl.constexpr):
 
 
 @triton.jit
-def end_of_additions(grid, V: tl.constexpr):
+def end_of_additions(grid, ROUNDING: tl.constexpr):
     """Bits of the magnitude to which others are clamped: the largest value, or the one after it if what reaches that overflows."""
-    return grid.top if V.saturates else grid.top + (1 << (grid.shift + tl.maximum(grid.low - (grid.top >> 23), 0)))
+    return grid.top if ROUNDING.saturates else grid.top + (1 << (grid.shift + tl.maximum(grid.low - (grid.top >> 23), 0)))
 
 
 @triton.jit
-def clamped_magnitude(x, grid, V: tl.constexpr):
+def clamped_magnitude(x, grid, ROUNDING: tl.constexpr):
     """Clamp magnitudes; NaN stays."""
-    top = end_of_additions(grid, V).to(tl.float32, bitcast=True)
+    top = end_of_additions(grid, ROUNDING).to(tl.float32, bitcast=True)
     if INTERPRETED:
         y = tl.minimum(tl.abs(x), top, propagate_nan=tl.PropagateNan.ALL)
     else:
@@ -61,29 +61,29 @@ def clamped_magnitude(x, grid, V: tl.constexpr):
 
 
 @triton.jit
-def nearby_power(x, grid, V: tl.constexpr, HALF: tl.constexpr):
+def nearby_power(x, grid, ROUNDING: tl.constexpr, HALF: tl.constexpr):
     """Bits of a power of two, or with `HALF` 1.5 times it, near which float32's spacing is the grid's spacing at `x`."""
     lift = (grid.shift << 23) + (0x400000 if HALF else 0)
     power = tl.maximum(x.to(tl.int32, bitcast=True) & 0x7F800000, grid.low << 23) + lift
-    if V.mode == NEAREST and V.binary:
+    if ROUNDING.mode == NEAREST and ROUNDING.only_powers:
         # Between two powers of two the last bit of the sum is always odd: make it the last bit of the grid's code.
         power |= ((power >> 23) + (grid.parity >> 23)) & 1
     return power
 
 
 @triton.jit
-def round_nearest(x, grid, V: tl.constexpr):
+def round_nearest(x, grid, ROUNDING: tl.constexpr):
     """Round clamped float32 values to nearest on a grid with evenly spaced values around zero, ignoring the sign of zero.
 
     Adding and subtracting a large power of two leaves `x` rounded to the local spacing. With 1.5 times the power the sum stays in the
     same binade for either sign.
     """
-    magic = nearby_power(x, grid, V, True).to(tl.float32, bitcast=True)
+    magic = nearby_power(x, grid, ROUNDING, True).to(tl.float32, bitcast=True)
     return (x + magic) - magic
 
 
 @triton.jit
-def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
+def round_magnitude(y, negative, drawn, grid, ROUNDING: tl.constexpr):
     """Round clamped float32 magnitudes, in any mode of `round_single`, onto a grid with evenly spaced values around zero.
 
     Args:
@@ -91,41 +91,41 @@ def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
         negative: Whether they are magnitudes of negative values.
         drawn: Random integers of 16 or 32 bits, for stochastic rounding.
         grid: `GridNumbers`.
-        V: The `KernelVariant`.
+        ROUNDING: The `KernelVariant`.
     """
-    power = nearby_power(y, grid, V, False)
+    power = nearby_power(y, grid, ROUNDING, False)
     # The spacing is 2**-23 of this power, and 2**-16 of the spacing is 2**-39 of it.
     magic = power.to(tl.float32, bitcast=True)
-    if V.mode == NEAREST:
+    if ROUNDING.mode == NEAREST:
         rounded = (y + magic) - magic
-    elif V.mode == STOCHASTIC and V.halves:
+    elif ROUNDING.mode == STOCHASTIC and ROUNDING.draws_16:
         # R in units of 2**-16 of the spacing: sums rounded toward zero reach the upper neighbour exactly when R carries them there.
-        raised = multiply_add_toward_zero(drawn.to(tl.uint16).to(tl.float32), magic * 1.8189894035458565e-12, y)
-        rounded = add_single_toward_zero(raised, magic) - magic
-    elif V.mode == STOCHASTIC:
+        raised = multiply_add(drawn.to(tl.uint16).to(tl.float32), magic * 1.8189894035458565e-12, y, INWARD)
+        rounded = add_toward_zero(raised, magic) - magic
+    elif ROUNDING.mode == STOCHASTIC:
         # The same with 32 bits, the last 16 first. Rounding the first sum toward zero cannot change the outcome: it must reach the
         # neighbour minus the first bits, which is a float32 wherever the last bits can matter.
         unit = magic * 1.8189894035458565e-12
-        raised = multiply_add_toward_zero((drawn & 0xFFFF).to(tl.float32), unit * 1.52587890625e-05, y)
-        raised = multiply_add_toward_zero((drawn >> 16).to(tl.float32), unit, raised)
-        rounded = add_single_toward_zero(raised, magic) - magic
+        raised = multiply_add((drawn & 0xFFFF).to(tl.float32), unit * 1.52587890625e-05, y, INWARD)
+        raised = multiply_add((drawn >> 16).to(tl.float32), unit, raised, INWARD)
+        rounded = add_toward_zero(raised, magic) - magic
     else:
-        rounded = add_single_toward_zero(y, magic) - magic
-        if V.mode != TOWARD_ZERO:
-            away = (rounded < y) & (negative if V.mode == DOWN else ~negative)
+        rounded = add_toward_zero(y, magic) - magic
+        if ROUNDING.mode != TOWARD_ZERO:
+            away = (rounded < y) & (negative if ROUNDING.mode == DOWN else ~negative)
             rounded = tl.where(away, rounded + magic * 1.1920928955078125e-07, rounded)
     return rounded
 
 
 @triton.jit
-def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
+def round_single(x, drawn, grid, ROUNDING: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
     """Round float32 values onto a grid with evenly spaced values around zero.
 
     Args:
         x: Values.
         drawn: The output of `random_integers`.
         grid: `GridNumbers`.
-        V: The `KernelVariant`.
+        ROUNDING: The `KernelVariant`.
         FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
         CLAMPED: Whether the values have been through `clamp`.
 
@@ -134,24 +134,25 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
     """
     if CLAMPED:
         y = tl.abs(x)
-    elif V.symmetric:
+    elif ROUNDING.symmetric:
         # One instruction less than clamping from both sides.
-        y = clamped_magnitude(x, grid, V)
+        y = clamped_magnitude(x, grid, ROUNDING)
     else:
         x = clamp(x, grid, True)
         y = tl.abs(x)
     bits = x.to(tl.int32, bitcast=True)
-    if V.later:
-        result = round_later(x, y, drawn, grid, V.few, tl.maximum(end_of_additions(grid, V), grid.bottom)).to(tl.int32, bitcast=True)
+    if ROUNDING.draws_late:
+        largest = tl.maximum(end_of_additions(grid, ROUNDING), grid.bottom)
+        result = round_later(x, y, drawn, grid, ROUNDING.few_bits, largest).to(tl.int32, bitcast=True)
     else:
-        result = round_magnitude(y, bits < 0, drawn, grid, V).to(tl.int32, bitcast=True) | (bits & SIGN)
+        result = round_magnitude(y, bits < 0, drawn, grid, ROUNDING).to(tl.int32, bitcast=True) | (bits & SIGN)
     is_number = x == x
-    if not V.saturates:
+    if not ROUNDING.saturates:
         value = result.to(tl.float32, bitcast=True)
         # NaN stays: it is not larger. What replaces larger numbers may be NaN.
         result = tl.where(tl.abs(value) > grid.top.to(tl.float32, bitcast=True), grid.over | (bits & SIGN), result)
         is_number = (result & NAN) <= INFINITY
-    if not V.keep_sign:
+    if not ROUNDING.keep_sign:
         result = (result.to(tl.float32, bitcast=True) + 0.0).to(tl.int32, bitcast=True)
     if FIX_NAN:
         result = tl.where(is_number, result, NAN)

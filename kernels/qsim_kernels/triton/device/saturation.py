@@ -31,11 +31,11 @@ class Clamp(IntEnum):
     ALWAYS = 2
 
 
-def clamp_of_tiles(how: Scales, elements: ElementRounding, is_under: bool, source: torch.dtype, target: torch.dtype) -> Clamp:
+def clamp_of_tiles(making: Scales, elements: ElementRounding, is_under: bool, source: torch.dtype, target: torch.dtype) -> Clamp:
     """Where products are clamped under scales that are made by a rule.
 
     Args:
-        how: How scales are made.
+        making: How scales are made.
         elements: How elements are rounded.
         is_under: Whether scales are under one of the whole tensor.
         source: The dtype in which largest magnitudes are found: that of the input, or float32 after a transform.
@@ -47,7 +47,7 @@ def clamp_of_tiles(how: Scales, elements: ElementRounding, is_under: bool, sourc
         return Clamp.BY_TENSOR
     largest = min(_FLOAT32, torch.finfo(target).max)
     most = max(elements.grid.max, -elements.grid.min)
-    if most * how.grid.max <= largest or (not is_under and _keeps_exponents(how, elements, source, largest)):
+    if most * making.grid.max <= largest or (not is_under and _keeps_exponents(making, elements, source, largest)):
         return Clamp.NEVER
     return Clamp.ALWAYS
 
@@ -57,13 +57,13 @@ def clamp_of_given(elements: ElementRounding) -> Clamp:
     return Clamp.ALWAYS if elements.restore != Restore.NOTHING and elements.rule.saturates else Clamp.NEVER
 
 
-def _keeps_exponents(how: Scales, elements: ElementRounding, source: torch.dtype, largest: float) -> bool:
+def _keeps_exponents(making: Scales, elements: ElementRounding, source: torch.dtype, largest: float) -> bool:
     """Whether no value of a block is in a higher binade than its largest element was, and none of the highest binade is too large.
 
     OCP's rule divides by a power of two such that the largest element has the exponent of the format's largest value, where it saturates.
     """
     grid = elements.grid
-    if how.rule != ScaleRule.FLOOR or how.margin > 0 or not is_e8m0(how.grid) or -grid.min > grid.max:
+    if making.rule != ScaleRule.FLOOR or making.margin > 0 or not is_e8m0(making.grid) or -grid.min > grid.max:
         return False
     fraction, _ = math.frexp(grid.max)
     _, exponent = math.frexp(torch.finfo(source).max)
@@ -89,8 +89,8 @@ def clamped(products, TARGET: tl.constexpr):
 
 
 @triton.jit
-def reach_of(under, making, G: tl.constexpr):
+def reach_of(under, making, SCALE_ROUNDING: tl.constexpr):
     """A number that no product of an element, a scale and the scale of the whole tensor exceeds in magnitude, in float64."""
-    largest_scale = making.grid.top.to(tl.float64 if G.wide else tl.float32, bitcast=True).to(tl.float64)
+    largest_scale = making.grid.top.to(tl.float64 if SCALE_ROUNDING.wide else tl.float32, bitcast=True).to(tl.float64)
     # Two's complement reaches further below zero than above, but not twice as far.
     return tl.load(under).to(tl.float64) * largest_scale * as_double(making.largest) * 2

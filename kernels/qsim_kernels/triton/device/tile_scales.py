@@ -53,10 +53,10 @@ class MakingNumbers(NamedTuple):
 
 
 @triton.jit
-def scale_numbers(making, grid, G: tl.constexpr):
+def scale_numbers(making, grid, SCALE_ROUNDING: tl.constexpr):
     """Convert int64 arguments to `ScaleNumbers`. In the interpreter a small integer is narrower than declared."""
     largest, factor, least = making.largest.to(tl.int64), making.factor.to(tl.int64), making.least.to(tl.int64)
-    return ScaleNumbers(largest, factor, making.power.to(tl.int64), making.spare.to(tl.int64), least, in_carrier(grid, G.wide))
+    return ScaleNumbers(largest, factor, making.power.to(tl.int64), making.spare.to(tl.int64), least, in_carrier(grid, SCALE_ROUNDING.wide))
 
 
 @triton.jit
@@ -84,7 +84,7 @@ def powers_as_scales(amax, making, RULE: tl.constexpr):
 
 
 @triton.jit
-def nearest_ratios(a, under, making, G: tl.constexpr):
+def nearest_ratios(a, under, making, SCALE_ROUNDING: tl.constexpr):
     """The values of a grid that are exactly nearest to `a / (under * M)`, ties to even, computed in float32.
 
     A slightly inexact quotient is nearly always far from a tie, so that slightly more and slightly less of it round to the same value.
@@ -94,7 +94,7 @@ def nearest_ratios(a, under, making, G: tl.constexpr):
         a: Magnitudes, float32.
         under: A pointer to the scale of the whole tensor, or one for each magnitude.
         making: `ScaleNumbers`.
-        G: The `KernelVariant` of rounding onto the grid in float32.
+        SCALE_ROUNDING: The `KernelVariant` of rounding onto the grid in float32.
     """
     whole = tl.load(under)
     # Tiny numbers are scaled up first, so that no difference vanishes, and huge ones down, so that no product overflows.
@@ -104,41 +104,42 @@ def nearest_ratios(a, under, making, G: tl.constexpr):
     a *= lift
     largest = (as_double(making.largest) / as_double(making.factor)).to(tl.float32)
     ratio = a * tl.div_rn(whole * 0 + 1, whole * largest)
-    below = rounded(ratio * 0.9999990463256836, 0, making.grid, G, False)
-    above = rounded(ratio * 1.0000009536743164, 0, making.grid, G, False)
+    below = rounded(ratio * 0.9999990463256836, 0, making.grid, SCALE_ROUNDING, False)
+    above = rounded(ratio * 1.0000009536743164, 0, making.grid, SCALE_ROUNDING, False)
     middle = (below + above) * 0.5
     if INTERPRETED:
         excess = a.to(tl.float64) - (middle * largest).to(tl.float64) * whole.to(tl.float64)
     else:
         excess = tl.fma(-middle * largest, whole, a)
-    even = rounded(middle, 0, making.grid, G, False)
+    even = rounded(middle, 0, making.grid, SCALE_ROUNDING, False)
     return tl.where(excess > 0, above, tl.where(excess < 0, below, even))
 
 
 @triton.jit
-def tile_scales(bits, under, making, M: tl.constexpr, G: tl.constexpr):
+def tile_scales(bits, under, making, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr):
     """The scales of tiles, and the inverses of the divisors of elements.
 
     Args:
         bits: Largest magnitudes, as float32's bits.
         under: A pointer to the scale of the whole tensor, if they are under one.
         making: `ScaleNumbers`.
-        M: The `ScaleVariant`.
-        G: The `KernelVariant` of rounding onto the scales' grid.
+        MAKING: The `ScaleVariant`.
+        SCALE_ROUNDING: The `KernelVariant` of rounding onto the scales' grid.
     """
-    if M.powers and under is None:
-        scales, inverses = powers_as_scales(bits, making, M.rule)
+    if MAKING.powers and under is None:
+        scales, inverses = powers_as_scales(bits, making, MAKING.rule)
     else:
         amax = bits.to(tl.float32, bitcast=True)
-        if M.ratios and under is not None:
+        if MAKING.ratios and under is not None:
             smallest = as_double(making.least).to(tl.float32)
-            scales = tl.maximum(nearest_ratios(amax, under, making, G), smallest)
+            scales = tl.maximum(nearest_ratios(amax, under, making, SCALE_ROUNDING), smallest)
             scales = tl.where(amax < float("inf"), scales, float("nan"))
         else:
             amax = amax.to(tl.float64)
             if under is not None:
                 amax = amax / tl.load(under).to(tl.float64)
-            scales = scale_of(amax.to(tl.int64, bitcast=True), making, M.rule, G).to(tl.float64, bitcast=True).to(tl.float32)
+            bits = scale_of(amax.to(tl.int64, bitcast=True), making, MAKING.rule, SCALE_ROUNDING)
+            scales = bits.to(tl.float64, bitcast=True).to(tl.float32)
         inverses = inverses_of(scales, under)
     return scales, inverses
 
@@ -161,15 +162,15 @@ def under_whole(scales, under):
 def scales_kernel(
     amaxes, out, under, count: tl.int64, each: tl.int64,
     making: MakingNumbers, grid: GridNumbers,
-    M: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr,
+    MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the scales that result from `count` largest magnitudes, `each` of which are under one scale."""
-    making = scale_numbers(making, grid, G)
+    making = scale_numbers(making, grid, SCALE_ROUNDING)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     bits = tl.load(amaxes + place, mask=place < count, other=0).to(tl.int32, bitcast=True)
     if under is not None:
         under += tl.minimum(place, count - 1) // each
-    scales, _ = tile_scales(bits, under, making, M, G)
+    scales, _ = tile_scales(bits, under, making, MAKING, SCALE_ROUNDING)
     tl.store(out + place, scales, mask=place < count)
 
 
@@ -219,4 +220,4 @@ def _is_of_ratios(scales: Scales, rule: Rule) -> bool:
     fraction, _ = math.frexp(scales.largest)
     bits = next(bits for bits in range(1, 54) if math.ldexp(fraction, bits).is_integer())
     near = grid.least >= 2.0**-40 and grid.max <= 2.0**40 and 2.0**-40 <= scales.largest <= 2.0**40
-    return scales.rule == ScaleRule.FIT and variant.fast and not variant.binary and grid.mantissa + 2 + bits <= 24 and near
+    return scales.rule == ScaleRule.FIT and variant.fast and not variant.only_powers and grid.mantissa + 2 + bits <= 24 and near

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.arithmetic.philox import FACTOR_0, FACTOR_2, GROWTH_0, GROWTH_1
-from qsim_kernels.triton.device.toward_zero import multiply_add_toward_zero
+from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add
 
 #: Elements of a Philox block, and of one call of the PTX below.
 RUN = 8
@@ -181,7 +181,7 @@ def add_half_word(bits, words, place):
 
 
 @triton.jit
-def round_later(x, y, drawn, grid, FEW: tl.constexpr, largest):
+def round_later(x, y, drawn, grid, FEW_BITS: tl.constexpr, largest):
     """Round float32 values onto a grid with evenly spaced values around zero, drawing the last 16 random bits only where they matter.
 
     Args:
@@ -189,19 +189,19 @@ def round_later(x, y, drawn, grid, FEW: tl.constexpr, largest):
         y: Their magnitudes, clamped. NaN is the one with all bits set.
         drawn: `Words`.
         grid: `GridNumbers` of a grid with at most 6 significant bits, or of evenly spaced values, 2**7 at most.
-        FEW: Whether values have at most 11 significant bits.
+        FEW_BITS: Whether values have at most 11 significant bits.
         largest: The largest magnitude in `y`.
     """
     # Near 2**7 times the spacing, or 1.5 times that, float32's spacing is 2**-16 of the grid's. NaN stays NaN.
     power = tl.maximum(y.to(tl.int32, bitcast=True) & 0x7FC00000, grid.low << 23).to(tl.float32, bitcast=True)
     lift = ((grid.shift + 111) << 23).to(tl.float32, bitcast=True)
-    total = add_half_word(multiply_add_toward_zero(power, lift, y).to(tl.int32, bitcast=True), drawn.words, drawn.place)
+    total = add_half_word(multiply_add(power, lift, y, TOWARD_ZERO).to(tl.int32, bitcast=True), drawn.words, drawn.place)
     rounded = tl.fma(power, -lift, (total & -0x10000).to(tl.float32, bitcast=True))
     # The first bits leave a value undecided if 2**-16 more of the spacing would reach its upper neighbour.
     least = grid.least.to(tl.float32, bitcast=True)
     # 2**32 divided by the smallest value.
     scale = (SCALED_BY - grid.least).to(tl.float32, bitcast=True)
-    if FEW:
+    if FEW_BITS:
         distance = total - (((grid.low + grid.shift - 16) << 23) + 0xFFFF)
         result = tl.inline_asm_elementwise(
             SETTLE, CONSTRAINTS,

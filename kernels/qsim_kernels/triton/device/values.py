@@ -26,11 +26,11 @@ class KernelVariant(NamedTuple):
         table: See there.
         fast: Whether `round_single` supports the grid and the rounding.
         wide: Whether the carrier is float64; otherwise float32.
-        halves: Whether 16 random bits are drawn per element; otherwise 32.
-        whole: Whether all of those are used, without a correction.
-        binary: Whether the grid holds only powers of two, and ties occur.
-        later: Whether the last 16 of 32 random bits are drawn only by threads that may need them; see `later`.
-        few: Whether values have so few significant bits that the first 16 decide above the grid's smallest value.
+        draws_16: Whether 16 random bits are drawn per element; otherwise 32.
+        uses_all: Whether all of those are used, without a correction.
+        only_powers: Whether the grid holds only powers of two, and ties occur.
+        draws_late: Whether the last 16 of 32 random bits are drawn only by threads that may need them; see `undecided`.
+        few_bits: Whether values have so few significant bits that the first 16 decide above the grid's smallest value.
     """
 
     mode: int
@@ -44,11 +44,11 @@ class KernelVariant(NamedTuple):
     table: int
     fast: bool
     wide: bool
-    halves: bool
-    whole: bool
-    binary: bool
-    later: bool = False
-    few: bool = False
+    draws_16: bool
+    uses_all: bool
+    only_powers: bool
+    draws_late: bool = False
+    few_bits: bool = False
 
     @property
     def saturates(self) -> bool:
@@ -85,7 +85,7 @@ class CodeVariant(NamedTuple):
 
 
 class Codes(NamedTuple):
-    """How values are written as codes, and codes read.
+    """How values are written as codes, and codes read; kernels take these numbers as 64-bit integers.
 
     Attributes:
         shift: Mantissa bits of the carrier beyond the grid's.
@@ -103,22 +103,6 @@ class Codes(NamedTuple):
     """
 
     shift: Any
-    lowest: Any
-    scale: Any
-    rest: Any
-    lift: Any
-    mask: Any
-    sign: Any
-    unused: Any
-    binade: Any
-    last: Any
-    infinity: Any
-    nan: Any
-
-
-class CodeNumbers(NamedTuple):
-    """`Codes` except for `shift`, as kernels take them: 64-bit integers."""
-
     lowest: Any
     scale: Any
     rest: Any

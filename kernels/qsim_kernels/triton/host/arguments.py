@@ -1,10 +1,12 @@
-"""Kernel arguments for a grid, a rounding and a coding: the variant to compile, and the runtime numbers."""
+"""Kernel arguments for a seed, and for a grid, a rounding and a coding: the variant to compile, and the runtime numbers."""
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
 from typing import Any
+
+from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, rounding_bits, used_bits, variant_of
@@ -14,6 +16,13 @@ from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host.launcher import TableAddress
 
 _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
+
+
+def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
+    """The seed by pointer if it is on the device, without synchronizing; otherwise by value."""
+    if seed is None:
+        return None, 0
+    return (seed, 0) if seed.device == x.device else (None, int(seed))
 
 
 @lru_cache(maxsize=4096)
@@ -28,14 +37,14 @@ def rounding(grid: Grid, rule: Rule, wide: bool, writes_codes: bool = False) -> 
     """
     bits = rounding_bits(grid, rule, wide)
     rule = rule._replace(bits=bits_that_matter(bits, rule))
-    halves = 0 < rule.bits <= 16
+    draws_16 = 0 < rule.bits <= 16
     variant = KernelVariant(
         *variant_of(bits, rule),
         fast=_is_fast(bits, rule),
         wide=bits.carrier == DOUBLE,
-        halves=halves,
-        whole=rule.bits == (16 if halves else 32) and not rule.correction,
-        binary=grid.mantissa == 0 and rule.mode == Mode.NEAREST,
+        draws_16=draws_16,
+        uses_all=rule.bits == (16 if draws_16 else 32) and not rule.correction,
+        only_powers=grid.mantissa == 0 and rule.mode == Mode.NEAREST,
     )
     numbers = bits.numbers()
     if grid.table:
@@ -53,38 +62,38 @@ def _is_fast(bits: GridBits, rule: Rule) -> bool:
     return bits.carrier == SINGLE and bits.low > 0 and bits.zero and room and ends and fits and rule.mode in _FAST_MODES
 
 
-def drawn_later(variant: KernelVariant, grid: Grid, few: bool) -> KernelVariant:
+def drawn_later(variant: KernelVariant, grid: Grid, few_bits: bool) -> KernelVariant:
     """The variant that draws the last 16 random bits only where they can matter, if there is one; see `triton.device.undecided`.
 
     Args:
         variant: The variant that `rounding` returned.
         grid: The grid.
-        few: Whether values have at most 11 significant bits.
+        few_bits: Whether values have at most 11 significant bits.
     """
     bits = grid_bits(grid, variant.wide)
     # Near 2**7 or 1.5 times 2**7 spacings, the sums must stay within one binade of float32. This also limits evenly
     # spaced values to at most 2**7; unsigned ones of 8 bits have twice as many.
     end = bits.top if variant.saturates else bits.top + (1 << bits.shift + max(bits.low - (bits.top >> 23), 0))
     room = bits.shift >= 18 or (bits.shift >= 16 and end < bits.low << 23)
-    draws = variant.mode == Mode.STOCHASTIC and variant.fast and variant.whole and not variant.halves
-    return variant._replace(later=draws and room and not INTERPRETED, few=few)
+    draws = variant.mode == Mode.STOCHASTIC and variant.fast and variant.uses_all and not variant.draws_16
+    return variant._replace(draws_late=draws and room and not INTERPRETED, few_bits=few_bits)
 
 
 @lru_cache(maxsize=4096)
 def writing(grid: Grid, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[int, ...]]:
-    """The variant and the numbers for writing values as codes, from `lowest` on in the kernels' order.
+    """The variant and the numbers for writing values as codes, those of `Codes`.
 
     Args:
         grid: The values.
         coding: Their codes.
         wide: Whether values are float64.
     """
-    return _code_variant(grid, coding, wide), _code_numbers(grid, coding, wide, -1)[1:]
+    return _code_variant(grid, coding, wide), _code_numbers(grid, coding, wide, -1)
 
 
 @lru_cache(maxsize=4096)
 def reading(grid: Grid, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[int, ...]]:
-    """The variant and the numbers for reading codes, in the kernel's order.
+    """The variant and the numbers for reading codes, those of `Codes`.
 
     Args:
         grid: The values.

@@ -9,11 +9,37 @@ from qsim_kernels.triton.device.codes import values_of
 from qsim_kernels.triton.device.parts import Sizes, block_part, drawn_for, load_part, store_part, tile_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import clamp
-from qsim_kernels.triton.device.values import CodeNumbers, codes_in_carrier, rounding_of
+from qsim_kernels.triton.device.values import Codes, codes_in_carrier, rounding_of
 
 
 @triton.jit
-def quantize_part(x, out, part, offset, rounding, ROUNDING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr):
+def on_parts(
+    work: tl.constexpr, given, constants: tl.constexpr, sizes, SHARE: tl.constexpr, TILE: tl.constexpr, RUN: tl.constexpr = 0
+):  # fmt: skip
+    """Call a function with each part of a program's elements: a tile, or some blocks, without a mask where all are full.
+
+    Args:
+        work: The function.
+        given: Its arguments after the part.
+        constants: Those behind them that are known when code is compiled.
+        sizes: `Sizes`.
+        SHARE: The program's `Blocks`.
+        TILE: The `TransposedTile`, if matrices are stored transposed.
+        RUN: See `block_part`.
+    """
+    start = tl.program_id(0).to(tl.int64) * (SHARE.steps * SHARE.block)
+    if TILE is not None:
+        work(tile_part(sizes.rows, sizes.columns, TILE), *given, *constants, SHARE, TILE)
+    elif start + SHARE.steps * SHARE.block <= sizes.count:
+        for step in range(SHARE.steps):
+            work(block_part(start + step * SHARE.block, sizes.count, SHARE.block, False, RUN), *given, *constants, SHARE, TILE)
+    else:
+        for step in range(SHARE.steps):
+            work(block_part(start + step * SHARE.block, sizes.count, SHARE.block, True, RUN), *given, *constants, SHARE, TILE)
+
+
+@triton.jit
+def quantize_part(part, x, out, offset, rounding, ROUNDING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr):
     """Round some values."""
     values = load_part(x, part)
     drawn = drawn_for(part, offset, rounding.noise, ROUNDING, SHARE, TILE)
@@ -29,22 +55,12 @@ def quantize_kernel(
 ):  # fmt: skip
     """Round values, of transposed matrices if there is a `TransposedTile`."""
     rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
-    start = tl.program_id(0).to(tl.int64) * (SHARE.steps * SHARE.block)
-    if TILE is not None:
-        quantize_part(x, out, tile_part(sizes.rows, sizes.columns, TILE), offset, rounding, ROUNDING, SHARE, TILE)
-    elif start + SHARE.steps * SHARE.block <= sizes.count:
-        for step in range(SHARE.steps):
-            part = block_part(start + step * SHARE.block, sizes.count, SHARE.block, False)
-            quantize_part(x, out, part, offset, rounding, ROUNDING, SHARE, TILE)
-    else:
-        for step in range(SHARE.steps):
-            part = block_part(start + step * SHARE.block, sizes.count, SHARE.block, True)
-            quantize_part(x, out, part, offset, rounding, ROUNDING, SHARE, TILE)
+    on_parts(quantize_part, (x, out, offset, rounding), (ROUNDING,), sizes, SHARE, TILE)
 
 
 @triton.jit
 def encode_part(
-    x, out, lost, part, offset, rounding, coding,
+    part, x, out, lost, offset, rounding, coding,
     ROUNDING: tl.constexpr, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round some values and write their codes."""
@@ -64,28 +80,17 @@ def encode_part(
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "lost"])
 def encode_kernel(
     x, out, lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    sizes: Sizes, used: UsedBits, grid: GridNumbers, coding: CodeNumbers,
+    sizes: Sizes, used: UsedBits, grid: GridNumbers, coding: Codes,
     ROUNDING: tl.constexpr, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round values and write their codes; set `lost`, if given, where a NaN has no code."""
     rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
     coding = codes_in_carrier(coding, rounding.grid.shift, ROUNDING.wide)
-    start = tl.program_id(0).to(tl.int64) * (SHARE.steps * SHARE.block)
-    if TILE is not None:
-        part = tile_part(sizes.rows, sizes.columns, TILE)
-        encode_part(x, out, lost, part, offset, rounding, coding, ROUNDING, CODING, SHARE, TILE)
-    elif start + SHARE.steps * SHARE.block <= sizes.count:
-        for step in range(SHARE.steps):
-            part = block_part(start + step * SHARE.block, sizes.count, SHARE.block, False)
-            encode_part(x, out, lost, part, offset, rounding, coding, ROUNDING, CODING, SHARE, TILE)
-    else:
-        for step in range(SHARE.steps):
-            part = block_part(start + step * SHARE.block, sizes.count, SHARE.block, True)
-            encode_part(x, out, lost, part, offset, rounding, coding, ROUNDING, CODING, SHARE, TILE)
+    on_parts(encode_part, (x, out, lost, offset, rounding, coding), (ROUNDING, CODING), sizes, SHARE, TILE)
 
 
 @triton.jit
-def decode_part(codes, out, part, coding, CODING: tl.constexpr):
+def decode_part(part, codes, out, coding, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr):
     """Write the values of some codes."""
     read = load_part(codes, part).to(tl.int32)
     # A conversion to 16 bits already makes every NaN the same.
@@ -94,21 +99,18 @@ def decode_part(codes, out, part, coding, CODING: tl.constexpr):
 
 
 @kernel()
-def decode_kernel(codes, out, sizes: Sizes, shift: tl.int64, coding: CodeNumbers, CODING: tl.constexpr, BLOCK: tl.constexpr):
+def decode_kernel(
+    codes, out, sizes: Sizes, coding: Codes, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
     """Write the values of codes."""
-    coding = codes_in_carrier(coding, shift, CODING.wide)
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    if start + BLOCK <= sizes.count:
-        decode_part(codes, out, block_part(start, sizes.count, BLOCK, False), coding, CODING)
-    else:
-        decode_part(codes, out, block_part(start, sizes.count, BLOCK, True), coding, CODING)
+    on_parts(decode_part, (codes, out, codes_in_carrier(coding, coding.shift, CODING.wide)), (CODING,), sizes, SHARE, TILE)
 
 
 @triton.jit
 def quantize_and_encode_part(
-    x, out, codes_out, part, rounding, code_rounding, coding,
-    ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr,
-    ONE_GRID: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
+    part, x, out, codes_out, rounding, code_rounding, coding,
+    ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr, ONE_GRID: tl.constexpr,
+    SHARE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round some values to two grids."""
     values = as_single(load_part(x, part))
@@ -128,7 +130,7 @@ def quantize_and_encode_part(
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_encode_kernel(
     x, out, codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64, sizes: Sizes,
-    used: UsedBits, grid: GridNumbers, code_used: UsedBits, code_grid: GridNumbers, coding: CodeNumbers,
+    used: UsedBits, grid: GridNumbers, code_used: UsedBits, code_grid: GridNumbers, coding: Codes,
     ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr,
     ONE_GRID: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -136,20 +138,6 @@ def quantize_and_encode_kernel(
     rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
     code_rounding = rounding_of(seed_pointer, seed, code_stream, code_used, code_grid, CODE_ROUNDING.wide)
     coding = codes_in_carrier(coding, code_grid.shift, CODE_ROUNDING.wide)
-    start = tl.program_id(0).to(tl.int64) * SHARE.block
     # A thread holds as many neighbours for the narrow codes as for the values; otherwise one of them would go through shared memory.
-    if TILE is not None:
-        part = tile_part(sizes.rows, sizes.columns, TILE)
-        quantize_and_encode_part(
-            x, out, codes_out, part, rounding, code_rounding, coding, ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, SHARE, TILE
-        )
-    elif start + SHARE.block <= sizes.count:
-        quantize_and_encode_part(
-            x, out, codes_out, block_part(start, sizes.count, SHARE.block, False, SHARE.run), rounding, code_rounding, coding,
-            ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, SHARE, TILE,
-        )  # fmt: skip
-    else:
-        quantize_and_encode_part(
-            x, out, codes_out, block_part(start, sizes.count, SHARE.block, True, SHARE.run), rounding, code_rounding, coding,
-            ROUNDING, CODE_ROUNDING, CODING, ONE_GRID, SHARE, TILE,
-        )  # fmt: skip
+    given = (x, out, codes_out, rounding, code_rounding, coding)
+    on_parts(quantize_and_encode_part, given, (ROUNDING, CODE_ROUNDING, CODING, ONE_GRID), sizes, SHARE, TILE, SHARE.run)

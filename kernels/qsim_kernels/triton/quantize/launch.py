@@ -13,9 +13,9 @@ from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.triton.device.parts import Blocks, TransposedTile
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.layouts import ElementOrder, in_order, prepared
-from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
 
 
@@ -120,18 +120,23 @@ def _order(rule: Rule, aligned: bool) -> ElementOrder:
 
 
 def _quantizer(
-    how: tuple[Grid, Rule], dtypes: tuple[torch.dtype, ...], unseeded: bool, aligned: bool, block: int | None, tile: TransposedTile | None
+    rounding: tuple[Grid, Rule],
+    dtypes: tuple[torch.dtype, ...],
+    unseeded: bool,
+    aligned: bool,
+    block: int | None,
+    tile: TransposedTile | None,
 ) -> Launcher:
-    variant, numbers = arguments.rounding(*how, torch.float64 in dtypes)
+    variant, numbers = arguments.rounding(*rounding, torch.float64 in dtypes)
     source, target = dtypes
     run, steps = run_length(source, target), 1
     is_plain = aligned and not variant.wide and tile is None
     if is_plain:
-        variant = drawn_later_if_faster(variant, how[0], source)
-    draws_words = is_plain and variant.mode == Mode.STOCHASTIC and not variant.halves
+        variant = drawn_later_if_faster(variant, rounding[0], source)
+    draws_words = is_plain and variant.mode == Mode.STOCHASTIC and not variant.draws_16
     size, warps = 1024 if run == 4 else 2048, 4
     registers = 0
-    if variant.later:
+    if variant.draws_late:
         # Several blocks amortize a thread's fixed costs, which matters where there is little to move.
         steps, registers = 4 if target.itemsize == 2 else 1, 64
     elif draws_words:
@@ -147,7 +152,7 @@ def _quantizer(
 
 
 def _encoder(
-    how: tuple[Grid, Rule, Coding],
+    encoded: tuple[Grid, Rule, Coding],
     dtypes: tuple[torch.dtype, ...],
     unseeded: bool,
     aligned: bool,
@@ -155,7 +160,7 @@ def _encoder(
     block: int | None,
     tile: TransposedTile | None,
 ) -> Launcher:
-    variants, numbers = encoding(*how, dtypes[0], may_draw_later=aligned and tile is None)
+    variants, numbers = encoding(*encoded, dtypes[0], may_draw_later=aligned and tile is None)
     block = block or 2048
     # Two blocks amortize a thread's fixed costs, which memory traffic would not hide.
     constants = (*variants, Blocks(block, 2, run_length(*dtypes), aligned), tile)
@@ -166,11 +171,12 @@ def _decoder(grid: Grid, coding: Coding, dtypes: tuple[torch.dtype, ...], block:
     target = dtypes[1]
     variant, numbers = arguments.reading(grid, coding, target == torch.float64 or counts_wide(grid, coding))
     block = block or 1024
-    return launcher(decode_kernel, dtypes, *numbers, variant, block, share=block, num_warps=2 if target.itemsize == 2 else 4)
+    constants = (variant, Blocks(block, 1, 0, True), tile)
+    return launcher(decode_kernel, dtypes, *numbers, *constants, share=block, num_warps=2 if target.itemsize == 2 else 4)
 
 
 def _both(
-    how: tuple[Grid, Rule],
+    rounding: tuple[Grid, Rule],
     codes: tuple[Grid, Rule, Coding],
     dtypes: tuple[torch.dtype, ...],
     unseeded: bool,
@@ -178,12 +184,12 @@ def _both(
     tile: TransposedTile | None,
 ) -> Launcher:
     source, target, _ = dtypes
-    variant, numbers = arguments.rounding(*how, torch.float64 in (source, target))
+    variant, numbers = arguments.rounding(*rounding, torch.float64 in (source, target))
     if tile is None:
-        variant = drawn_later_if_faster(variant, how[0], source)
+        variant = drawn_later_if_faster(variant, rounding[0], source)
     (code_rounding, code_variant), code_numbers = encoding(*codes, source, may_draw_later=tile is None)
     are_fast = all(each.fast and each.saturates for each in (variant, code_rounding))
-    one_grid = how[0] == codes[0] and are_fast and code_variant.nan
+    one_grid = rounding[0] == codes[0] and are_fast and code_variant.nan
     constants = (variant, code_rounding, code_variant, one_grid, Blocks(2048, 1, run_length(source, target), True), tile)
     # Two grids need so many registers that fewer threads fit.
     scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
@@ -204,7 +210,7 @@ def encoding(
 
 def drawn_later_if_faster(variant: KernelVariant, grid: Grid, source: torch.dtype) -> KernelVariant:
     """The variant that draws later, unless so many bytes are moved that drawing all random bits takes no extra time."""
-    return arguments.drawn_later(variant, grid, few=True) if significant_bits(source) <= 11 else variant
+    return arguments.drawn_later(variant, grid, few_bits=True) if significant_bits(source) <= 11 else variant
 
 
 def run_length(source: torch.dtype, target: torch.dtype) -> int:

@@ -16,9 +16,9 @@ from qsim_kernels.triton.device.blocks import as_single, encoded
 from qsim_kernels.triton.device.noise import integers_of_rows
 from qsim_kernels.triton.device.parts import Part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.values import CodeNumbers, codes_in_carrier, rounding_of
+from qsim_kernels.triton.device.values import Codes, codes_in_carrier, rounding_of
+from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.launch import encoding
 
 
@@ -52,8 +52,8 @@ def tile_of_codes(values, first, rounding, coding, ROUNDING: tl.constexpr, CODIN
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def both_ways_kernel(
     x, turned_out, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64, rows: tl.int64, columns: tl.int64,
-    used: UsedBits, grid: GridNumbers, coding: CodeNumbers,
-    turned_used: UsedBits, turned_grid: GridNumbers, turned_coding: CodeNumbers,
+    used: UsedBits, grid: GridNumbers, coding: Codes,
+    turned_used: UsedBits, turned_grid: GridNumbers, turned_coding: Codes,
     ROUNDING: tl.constexpr, CODING: tl.constexpr, TURNED_ROUNDING: tl.constexpr, TURNED_CODING: tl.constexpr, SQUARE: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix onto two grids, and write the codes of one rounding in place, if wanted, and of the other transposed.
@@ -155,7 +155,7 @@ def _form(rounding: str | None, turned: str, source: torch.dtype, rows: int, col
     square = Square(64, 64, 16, columns % 8 == 0, rows % 64 == 0 and columns % 64 == 0, alike)
     codes = None if rounding is None else code_dtype(one.coding.bits)
     turned_codes = code_dtype(other.coding.bits)
-    (variants, numbers), (turned_variants, turned_numbers) = (encoding(*how, source, may_draw_later=True) for how in (one, other))
+    (variants, numbers), (turned_variants, turned_numbers) = (encoding(*each, source, may_draw_later=True) for each in (one, other))
     tail = (*numbers, *turned_numbers, *variants, *turned_variants, square)
     run = launcher(both_ways_kernel, (source, codes, turned_codes, unseeded), *tail, num_warps=4)
     programs = -(-rows // square.rows) * -(-columns // square.columns)

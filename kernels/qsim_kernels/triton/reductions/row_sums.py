@@ -19,8 +19,8 @@ from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.launch import quantize_into, run_length
 
 # Enough warps to keep a large GPU busy; more would leave more partial sums to add.

@@ -14,9 +14,8 @@ from qsim_kernels.numbers.scales import TileSizes, Turn
 from qsim_kernels.torch import scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device.blocks import as_single
-from qsim_kernels.triton.device.hadamard import TurnVariant, hadamard
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import RegionShape, inside, row_starts
+from qsim_kernels.triton.device.regions import RegionShape, TurnVariant, hadamard, inside, row_starts
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.partition import reading
 
@@ -73,50 +72,50 @@ def part_of(part, size, parts, EACH: tl.constexpr, LENGTH: tl.constexpr):
 @triton.jit
 def largest_patterns(
     x, row, row_end, column, column_end, columns, base, signs,
-    T: tl.constexpr, S: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, DOWN: tl.constexpr,
+    TURN: tl.constexpr, REGION: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, DOWN: tl.constexpr,
 ):  # fmt: skip
     """The largest magnitude patterns at each position of the regions in a part."""
-    amaxes = tl.full((S.height, S.width), 0, tl.int32)
+    amaxes = tl.full((REGION.height, REGION.width), 0, tl.int32)
     for step in range(STEPS):
-        from_row = row + (step * S.height if DOWN else 0)
-        from_column = column + (0 if DOWN else step * S.width)
-        place = row_starts(base + from_row, columns, from_column, S.height, S.even)[:, None] + tl.arange(0, S.width)[None, :]
-        values = tl.load(x + place, mask=inside(from_row, row_end, from_column, column_end, S), other=0)
-        bits = hadamard(as_single(values), signs, T, S.height, S.width).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        from_row = row + (step * REGION.height if DOWN else 0)
+        from_column = column + (0 if DOWN else step * REGION.width)
+        place = row_starts(base + from_row, columns, from_column, REGION.height, REGION.even)[:, None] + tl.arange(0, REGION.width)[None, :]
+        values = tl.load(x + place, mask=inside(from_row, row_end, from_column, column_end, REGION), other=0)
+        bits = hadamard(as_single(values), signs, TURN, REGION.height, REGION.width).to(tl.int32, bitcast=True) & 0x7FFFFFFF
         amaxes = tl.maximum(amaxes, tl.where(bits < 0x7F800000, bits, 0) if FINITE else bits)
     return amaxes
 
 
 @kernel()
 def amaxes_kernel(
-    x, out, m: Parts, signs: tl.int64,
-    T: tl.constexpr, S: tl.constexpr, FINITE: tl.constexpr, ACROSS: tl.constexpr, STEPS: tl.constexpr, SINGLE: tl.constexpr,
+    x, out, parts: Parts, signs: tl.int64,
+    TURN: tl.constexpr, REGION: tl.constexpr, FINITE: tl.constexpr, ACROSS: tl.constexpr, STEPS: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
     """Write each tile's largest magnitude pattern if a single program reads it; otherwise raise its number in `out`, zero at first."""
-    EACH_ROW: tl.constexpr = S.tile_height == 1
-    EACH_COLUMN: tl.constexpr = S.tile_width == 1
-    HEIGHT: tl.constexpr = S.height * STEPS if EACH_COLUMN else S.height
-    WIDTH: tl.constexpr = S.width if EACH_COLUMN else S.width * STEPS
+    EACH_ROW: tl.constexpr = REGION.tile_height == 1
+    EACH_COLUMN: tl.constexpr = REGION.tile_width == 1
+    HEIGHT: tl.constexpr = REGION.height * STEPS if EACH_COLUMN else REGION.height
+    WIDTH: tl.constexpr = REGION.width if EACH_COLUMN else REGION.width * STEPS
     program = tl.program_id(0)
-    all_along = (tl.cdiv(m.columns, WIDTH) if EACH_COLUMN else m.parts_along * m.along).to(tl.int32)
-    all_down = (tl.cdiv(m.rows, HEIGHT) if EACH_ROW else m.parts_down * m.down).to(tl.int32)
+    all_along = (tl.cdiv(parts.columns, WIDTH) if EACH_COLUMN else parts.parts_along * parts.along).to(tl.int32)
+    all_down = (tl.cdiv(parts.rows, HEIGHT) if EACH_ROW else parts.parts_down * parts.down).to(tl.int32)
     rest = program // all_along
     matrix = (rest // all_down).to(tl.int64)
-    tile_row, row, row_end = part_of(rest % all_down, m.height, m.parts_down.to(tl.int32), EACH_ROW, HEIGHT)
-    tile_column, column, column_end = part_of(program % all_along, m.width, m.parts_along.to(tl.int32), EACH_COLUMN, WIDTH)
-    base = matrix * m.rows
-    row_end, column_end = tl.minimum(row_end, m.rows), tl.minimum(column_end, m.columns)
-    amaxes = largest_patterns(x, row, row_end, column, column_end, m.columns, base, signs.to(tl.int32), T, S, FINITE, STEPS, EACH_COLUMN)
-    down_tiles = tile_row + tl.arange(0, S.height if EACH_ROW else 1)
-    along_tiles = tile_column + tl.arange(0, S.width if EACH_COLUMN else 1)
+    tile_row, row, row_end = part_of(rest % all_down, parts.height, parts.parts_down.to(tl.int32), EACH_ROW, HEIGHT)
+    tile_column, column, column_end = part_of(program % all_along, parts.width, parts.parts_along.to(tl.int32), EACH_COLUMN, WIDTH)
+    base = matrix * parts.rows
+    row_end, column_end = tl.minimum(row_end, parts.rows), tl.minimum(column_end, parts.columns)
+    amaxes = largest_patterns(x, row, row_end, column, column_end, parts.columns, base, signs, TURN, REGION, FINITE, STEPS, EACH_COLUMN)
+    down_tiles = tile_row + tl.arange(0, REGION.height if EACH_ROW else 1)
+    along_tiles = tile_column + tl.arange(0, REGION.width if EACH_COLUMN else 1)
     if not EACH_COLUMN:
         amaxes = tl.max(amaxes, axis=1, keep_dims=True)
     if not EACH_ROW:
         amaxes = tl.max(amaxes, axis=0, keep_dims=True)
     matrix = 0 if ACROSS else matrix
-    place = ((matrix * m.down + down_tiles) * m.along)[:, None] + along_tiles[None, :]
+    place = ((matrix * parts.down + down_tiles) * parts.along)[:, None] + along_tiles[None, :]
     patterns = out.to(tl.pointer_type(tl.int32)) + place
-    within = (down_tiles < m.down)[:, None] & (along_tiles < m.along)[None, :]
+    within = (down_tiles < parts.down)[:, None] & (along_tiles < parts.along)[None, :]
     if SINGLE:
         tl.store(patterns, amaxes, mask=within)
     else:

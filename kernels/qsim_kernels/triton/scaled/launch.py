@@ -1,4 +1,4 @@
-"""Launches of the kernels that round under scales, from the operators' arguments."""
+"""Launches of the kernels that round under scales or only transform, from the operators' arguments."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import ElementRounding, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch import scaling as reference
+from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device import tile_scales
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_place, store_region
 from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
-from qsim_kernels.triton.scaled.partition import Reading, Types, cut, cut_between_tiles, is_narrow, reading
+from qsim_kernels.triton.scaled.partition import Reading, Regions, Types, cut, cut_between_tiles, cut_into, is_narrow, reading
 from qsim_kernels.triton.scaled.rescaling import matmul_rescaled_into, rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
-from qsim_kernels.triton.scaled.transforms import hadamard
 from qsim_kernels.triton.scaled.whole import whole_scale_into
 
 __all__ = [
@@ -35,6 +39,10 @@ __all__ = [
 ]
 
 
+#: Elements of a region of whole rows, and columns of one of columns.
+_ELEMENTS, _WIDE = 1024, 64
+
+
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
     """Write the scales that result from the largest magnitudes; see `reference.scaling.scales_into`."""
     if amaxes.dtype == torch.float64:
@@ -44,13 +52,13 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
 
 
 def scales_of_tiles_into(
-    out: Tensor, x: Tensor, under: Tensor | None, tiles: TileSizes, turn: Turn | None, finite: bool, how: Scales
+    out: Tensor, x: Tensor, under: Tensor | None, tiles: TileSizes, turn: Turn | None, finite: bool, making: Scales
 ) -> None:
     """Write the scales of a tensor's tiles; see `reference.scaling.scales_of_tiles_into`."""
     if under is None and turn is None and _is_whole(tiles, x.shape, x.dtype):
-        whole_scale_into(out, x, how, finite)
+        whole_scale_into(out, x, making, finite)
     else:
-        reference.scales_of_tiles_into(out, x, under, tiles, turn, finite, how, amaxes_into, scales_into)
+        reference.scales_of_tiles_into(out, x, under, tiles, turn, finite, making, amaxes_into, scales_into)
 
 
 @lru_cache(maxsize=4096)
@@ -91,12 +99,12 @@ class _Call(NamedTuple):
     def rounding(self) -> tuple[KernelVariant, tuple[int, ...]]:
         """The variant and numbers of the rounding; if more bytes are moved, all random bits are drawn at no extra cost."""
         variant, numbers = arguments.rounding(self.elements.grid, self.elements.rule, False)
-        return arguments.drawn_later(variant, self.elements.grid, few=False) if is_narrow(*self.types) else variant, numbers
+        return arguments.drawn_later(variant, self.elements.grid, few_bits=False) if is_narrow(*self.types) else variant, numbers
 
 
-def _call(out: Tensor, x: Tensor, under: Tensor | None, how: ScaledRounding) -> tuple[_Call, Noise]:
+def _call(out: Tensor, x: Tensor, under: Tensor | None, rounding: ScaledRounding) -> tuple[_Call, Noise]:
     """A call, and the numbers of its random bits, as kernels take them."""
-    tiles, turn, elements, (seed, stream, offset) = how
+    tiles, turn, elements, (seed, stream, offset) = rounding
     pointer, number = seed_of(seed, x)
     wholes = 0 if under is None else under.numel()
     call = _Call(tiles, turn, elements, x.shape, (x.dtype, out.dtype), wholes, pointer is None, offset % 8 == 0)
@@ -107,47 +115,49 @@ def _call(out: Tensor, x: Tensor, under: Tensor | None, how: ScaledRounding) -> 
 Noise = tuple[Tensor | None, int, int, int]
 
 
-def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding) -> None:
+def quantize_tiles_into(
+    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding
+) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     if not x.numel():
         return
-    call, noise = _call(out, x, under, how)
+    call, noise = _call(out, x, under, rounding)
     launch = _on_tiles(call, making, scales is not None)
     if launch is None:
-        _quantize_tiles_in_turn(out, scales, x, under, making, how)
+        _quantize_tiles_in_turn(out, scales, x, under, making, rounding)
         return
     launch(x.contiguous(), out, scales, under, *noise)
 
 
-def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, how: ScaledRounding) -> None:
+def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, rounding: ScaledRounding) -> None:
     """Round `x` under given scales; see `reference.scaling.quantize_scaled_into`."""
     if not x.numel():
         return
-    call, noise = _call(out, x, under, how)
+    call, noise = _call(out, x, under, rounding)
     launch = _under_given(call)
     if launch is None:
-        if how.turn is None or x.dtype == torch.float64:
-            reference.quantize_scaled_into(out, x, scales, under, how)
+        if rounding.turn is None or x.dtype == torch.float64:
+            reference.quantize_scaled_into(out, x, scales, under, rounding)
         else:
-            quantize_scaled_into(out, hadamard(x, how.turn), scales, under, how._replace(turn=None))
+            quantize_scaled_into(out, hadamard(x, rounding.turn), scales, under, rounding._replace(turn=None))
         return
     launch(x.contiguous(), out, scales, under, *noise)
 
 
 def _quantize_tiles_in_turn(
-    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding
+    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding
 ) -> None:
     """Read a tensor several times: where plain torch transforms it first, or where tiles do not fit into regions."""
-    tiles, turn = how.tiles, how.turn
+    tiles, turn = rounding.tiles, rounding.turn
     if x.dtype == torch.float64:
-        reference.quantize_tiles_into(out, scales, x, under, making, how)
+        reference.quantize_tiles_into(out, scales, x, under, making, rounding)
     elif turn is not None and reading(x.numel(), x.dtype, tiles, turn) is None:
-        quantize_tiles_into(out, scales, hadamard(x, turn), under, making, how._replace(turn=None))
+        quantize_tiles_into(out, scales, hadamard(x, turn), under, making, rounding._replace(turn=None))
     else:
         if scales is None:
             scales = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
         scales_of_tiles_into(scales, x, under, tiles, turn, False, making)
-        quantize_scaled_into(out, x, scales, under, how)
+        quantize_scaled_into(out, x, scales, under, rounding)
 
 
 @lru_cache(maxsize=4096)
@@ -178,3 +188,37 @@ def _under_given(call: _Call) -> Launch | None:
     constants = (variant, read.turn, regions.shape, int(elements.restore), int(clamp_of_given(elements)), read.tiles.across)
     run = launcher(scaled_kernel, (*call.types, call.wholes > 0, call.unseeded), *numbers, *constants, **regions.options)
     return Launch(run, regions.programs, (*regions.matrices, read.signs, int(call.wholes > 1)))
+
+
+@kernel()
+def hadamard_kernel(x, out, matrices: Matrices, signs: tl.int64, TURN: tl.constexpr, REGION: tl.constexpr):
+    """Write the transform of a region in float32."""
+    at = region_place(tl.program_id(0), matrices, REGION)
+    store_region(out, load_transformed(x, at, matrices, signs, TURN, REGION), at, matrices, REGION)
+
+
+def hadamard(x: Tensor, turn: Turn) -> Tensor:
+    """Transform a tensor; see `reference.hadamard.hadamard`."""
+    launch = _transform(x.shape, x.dtype, turn)
+    if launch is None:
+        return hadamard_in_torch(x, turn)
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    launch(x.contiguous(), out)
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _transform(shape: torch.Size, source: torch.dtype, turn: Turn) -> Launch | None:
+    """The launch; none for float64, for large blocks, and for shorter last blocks."""
+    count = shape.numel()
+    rows, columns = (turn.length, turn.inner) if turn.inner > 1 else (count // max(turn.length, 1), turn.length)
+    read = reading(count, source, TileSizes(rows, columns, max(rows, 1), max(columns, 1), False), turn) if count else None
+    if read is None:
+        return None
+    block = 1 << read.turn.levels
+    wide = _WIDE if read.turn.down else min(_ELEMENTS, max(16, block, triton.next_power_of_2(columns)))
+    tall = block if read.turn.down else min(_ELEMENTS // wide, triton.next_power_of_2(rows))
+    form = Regions((rows, columns), (tall, wide), (0, 0), 1 if read.turn.down else 4)
+    regions = cut_into(count, (source, torch.float32), False, form)
+    run = launcher(hadamard_kernel, (source,), read.turn, regions.shape, **regions.options)
+    return Launch(run, regions.programs, (*regions.matrices, read.signs))

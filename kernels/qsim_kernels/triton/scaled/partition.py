@@ -10,8 +10,7 @@ import triton
 from qsim_kernels.numbers.grid import Mode
 from qsim_kernels.numbers.scales import ElementRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch.hadamard import signs_of
-from qsim_kernels.triton.device.hadamard import NO_TURN, TurnVariant
-from qsim_kernels.triton.device.regions import RegionShape
+from qsim_kernels.triton.device.regions import NO_TURN, RegionShape, TurnVariant
 from qsim_kernels.triton.quantize.launch import run_length
 
 # Elements of the largest region that a program holds.
@@ -101,7 +100,7 @@ def is_narrow(source: torch.dtype, target: torch.dtype) -> bool:
 
 
 def cut_between_tiles(
-    read: Reading, types: Types, elements: ElementRounding, aligned: bool, how: Scales, *, joins_rows: bool = True
+    read: Reading, types: Types, elements: ElementRounding, aligned: bool, making: Scales, *, joins_rows: bool = True
 ) -> Cut | None:
     """Regions that hold whole tiles, if possible. Elements and registers per thread were tuned by experiment.
 
@@ -114,10 +113,10 @@ def cut_between_tiles(
     if draws:
         a_thread, warps, registers = 32, 1 if narrow else 2, 0
     else:
-        a_thread, warps, registers = (64, 1, 0 if how.grid.mantissa == 0 else 128) if narrow else (32, 4, 0)
+        a_thread, warps, registers = (64, 1, 0 if making.grid.mantissa == 0 else 128) if narrow else (32, 4, 0)
     if height == 1 and columns % width == 0 and not turn.down:
         rows, columns = (1, count) if joins_rows else (rows, columns)
-        size = 2048 if draws or (narrow and how.grid.mantissa == 0) else 4096 if narrow else 1024
+        size = 2048 if draws or (narrow and making.grid.mantissa == 0) else 4096 if narrow else 1024
         tall, wide = 1, max(size, width, block)
         warps, registers = 4, 0
     elif width == 1:

@@ -35,7 +35,7 @@ def largest_pattern(x, start, count, FINITE: tl.constexpr, BLOCK: tl.constexpr, 
 @kernel(do_not_specialize_on_alignment=["out", "state"])
 def whole_scale_kernel(
     x, out, state, count: tl.int64, making: MakingNumbers, grid: GridNumbers,
-    M: tl.constexpr, G: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the scale of `count` elements; several programs share a `state` of two zeros: the largest so far, and how many are done."""
     first = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
@@ -55,22 +55,22 @@ def whole_scale_kernel(
         if is_last:
             amax = tl.atomic_max(state, 0, sem="relaxed")
     if is_last:
-        scale, _ = tile_scales(tl.zeros([1], tl.int32) + amax, None, scale_numbers(making, grid, G), M, G)
+        scale, _ = tile_scales(tl.zeros([1], tl.int32) + amax, None, scale_numbers(making, grid, SCALE_ROUNDING), MAKING, SCALE_ROUNDING)
         tl.store(out + tl.arange(0, 1), scale)
 
 
-def whole_scale_into(out: Tensor, x: Tensor, how: Scales, finite: bool) -> None:
+def whole_scale_into(out: Tensor, x: Tensor, making: Scales, finite: bool) -> None:
     """Write the scale of a tensor of at most 32 bits, from the largest magnitude of its elements or of the finite ones."""
-    launch = _prepared(x.shape, x.dtype, how, finite)
+    launch = _prepared(x.shape, x.dtype, making, finite)
     state = None if launch.programs == 1 else torch.zeros(2, dtype=torch.int32, device=x.device)
     launch(x.contiguous(), out, state)
 
 
 @lru_cache(maxsize=4096)
-def _prepared(shape: torch.Size, source: torch.dtype, how: Scales, finite: bool) -> Launch:
+def _prepared(shape: torch.Size, source: torch.dtype, making: Scales, finite: bool) -> Launch:
     count = shape.numel()
     single = count <= _SMALL
     steps, block, warps = (8, _SMALL // 8, 32) if single else (8, 1024, 4)
-    variants, numbers = making_of(how, False)
+    variants, numbers = making_of(making, False)
     run = launcher(whole_scale_kernel, (source, single), *numbers, *variants, finite, steps, block, num_warps=warps)
     return Launch(run, -(-count // (steps * block)), (count,))

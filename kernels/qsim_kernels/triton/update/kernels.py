@@ -11,8 +11,8 @@ from qsim_kernels.triton.device.blocks import as_single, load, store
 from qsim_kernels.triton.device.noise import integers_at, random_integers
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import Noise, in_carrier, used_in_carrier
+from qsim_kernels.triton.update.multi_tensor import COLUMNS, COUNT, FACTORS, KEYS, OFFSET, ROW, STRIDE, addresses
 from qsim_kernels.triton.update.rules import adam, decayed, q, sgd, with_decay, written
-from qsim_kernels.triton.update.table import COLUMNS, COUNT, FACTORS, KEYS, OFFSET, ROW, STRIDE, addresses
 
 
 @triton.jit

@@ -10,8 +10,8 @@ from qsim_kernels.numbers.updates import ROLES as _ROLES, Factors
 from qsim_kernels.triton.device.noise import words
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import as_double, in_carrier
+from qsim_kernels.triton.update.multi_tensor import COLUMNS, FACTORS, KEYS, PRODUCTS, STEP, STREAM
 from qsim_kernels.triton.update.rules import q
-from qsim_kernels.triton.update.table import COLUMNS, FACTORS, KEYS, PRODUCTS, STEP, STREAM
 
 ROLES: tl.constexpr = tl.constexpr(_ROLES)
 COUNT: tl.constexpr = tl.constexpr(len(Factors._fields))

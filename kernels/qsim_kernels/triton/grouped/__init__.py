@@ -1,1 +1,0 @@
-"""Matrix products of groups of rows, in float32 sums."""
