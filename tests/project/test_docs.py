@@ -196,3 +196,8 @@ def test_every_figure_is_drawn_and_every_drawing_shown() -> None:
     lines = [line for page in PAGES for line in re.findall(r"^```\{drawn\} (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)]
     shown = [name.partition(".")[0] for name in " ".join(lines).split()]
     assert sorted(set(shown)) == sorted(script.stem for script in (DOCS / "figures").glob("*.py"))
+
+
+def test_the_figure_of_start_trains_as_the_page_does() -> None:
+    (training,) = [code.partition("def train")[2] for _, code in fenced(DOCS / "start.md") if "def train" in code]
+    assert training.strip() in (DOCS / "figures" / "first_runs.py").read_text(encoding="utf-8")
