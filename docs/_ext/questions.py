@@ -1,8 +1,4 @@
-"""The directive `questions`: links to all sections of some pages in the same folder, page by page.
-
-    ```{questions} rounding training
-    ```
-"""
+"""The directive `questions`: links to all sections of some pages in the same folder, page by page: `{questions} rounding training`."""
 
 from __future__ import annotations
 

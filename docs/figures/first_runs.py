@@ -20,7 +20,7 @@ def train(points=None):
         qsim.convert(model, points)  # from now on, its layers round
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses = []
-    for step in range(100):
+    for _ in range(100):
         loss = nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
@@ -30,9 +30,9 @@ def train(points=None):
 
 
 def points(part: str, rounding: str) -> qsim.FivePoint:
-    format, scale = {"fp8": ("e4m3", None), "fp4": ("e2m1", "tensor")}[part]
-    operand = qsim.Quantizer(format, scale=scale)
-    return qsim.FivePoint(act=operand, weight=operand, grad=qsim.Quantizer(format, scale=scale, rounding=rounding))
+    name, scale = {"fp8": ("e4m3", None), "fp4": ("e2m1", "tensor")}[part]
+    operand = qsim.Quantizer(name, scale=scale)
+    return qsim.FivePoint(act=operand, weight=operand, grad=qsim.Quantizer(name, scale=scale, rounding=rounding))
 
 
 def draw(part: str) -> Figure:
