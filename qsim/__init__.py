@@ -24,6 +24,7 @@ from qsim.text.files import FileError
 if TYPE_CHECKING:
     from qsim import checkpoints, diagnostics, optim, points, silicon
     from qsim.checkpoints import export, load, save
+    from qsim.diagnostics.traces.compare import compare
     from qsim.functional.fpu import fpu
     from qsim.nn.coverage.run import coverage
     from qsim.schedule import Schedule
@@ -42,6 +43,7 @@ __all__ = [
     "Stochastic",
     "accumulators",
     "checkpoints",
+    "compare",
     "convert",
     "coverage",
     "decode",
@@ -74,6 +76,7 @@ __all__ = [
 _LATER = ("checkpoints", "compat", "diagnostics", "optim", "plot", "points", "silicon", "studies")
 _LATER_FUNCTIONS = {
     "Schedule": "schedule",
+    "compare": "diagnostics",
     "coverage": "nn.coverage.run",
     "export": "checkpoints",
     "fpu": "functional.fpu",
