@@ -39,21 +39,23 @@ class OperationCall:
         compute: What computes it.
         leaves: The leaves of its arguments.
         spec: The structure of the arguments.
-        places: The places of its inputs among the leaves: tensors that are no parameters.
+        places: The places of its inputs among the leaves, by their numbers among all tensors, of which parameters are no inputs.
         parameters: Its parameters by name.
         module: The layer, if it is one.
         reseed: Seeds torch's generators as before the call.
-        is_product: Whether it is a product that torch computes.
+        before: The buffers and histories of the layer before the call.
+        is_product: Whether it is a product.
     """
 
     operation: Operation
     compute: Callable[..., Any]
     leaves: Sequence[Any]
     spec: TreeSpec
-    places: Sequence[int]
+    places: Mapping[int, int]
     parameters: Mapping[str, Tensor]
     module: nn.Module | None
     reseed: Callable[[], None]
+    before: Snapshot | None
     is_product: bool = False
 
     def run(self, leaves: Sequence[Any]) -> tuple[Any, Mapping[int, Tensor]]:
@@ -86,13 +88,17 @@ class OperationCall:
             dtype: Compute with inputs and parameters in this dtype, once they were rounded to their own.
         """
         leaves, fresh = list(self.leaves), dict[int, Tensor]()
-        for number, place in enumerate(self.places):
-            if number not in inputs or inputs[number].shape != leaves[place].shape:
+        for number, place in self.places.items():
+            own = leaves[place]
+            given = inputs.get(number, own)  # a copy of a parameter is an input, and the parameter is none
+            if given.shape != own.shape:
                 return None
-            x = _wide(inputs[number].to(leaves[place].device, leaves[place].dtype), dtype)
+            x = _wide(given.to(own.device, own.dtype), dtype)
             fresh[number] = x.detach().requires_grad_(bool(upstream) and x.is_floating_point())
         parameters = {name: _wide(own, dtype) for name, own in self.parameters.items()}
-        snapshot = Snapshot(self.module) if self.module is not None else None
+        after = Snapshot(self.module) if self.module is not None else None
+        if self.before is not None:
+            self.before.restore()
         self.reseed()
         try:
             with torch.set_grad_enabled(bool(upstream)):
@@ -109,8 +115,8 @@ class OperationCall:
                     outputs = self.outputs(torch.func.functional_call(self.module, own, args, kwargs))
                 return _differentiated(outputs, upstream, fresh, parameters)
         finally:
-            if snapshot is not None:
-                snapshot.restore()
+            if after is not None:
+                after.restore()
 
     def exact(self, inputs: Mapping[int, Tensor], upstream: Mapping[int, Tensor]) -> Results | None:
         """The results with the call's own roundings of operands, but with sums in full precision; `None` if it is not a product.
@@ -129,7 +135,7 @@ class OperationCall:
     def kept(self, inputs: Mapping[int, Tensor]) -> OperationCall:
         """The same call without a graph, with copies of its inputs."""
         leaves = [x.detach() if isinstance(x, Tensor) and not isinstance(x, nn.Parameter) else x for x in self.leaves]
-        for number, place in enumerate(self.places):
+        for number, place in self.places.items():
             leaves[place] = inputs[number]
         return replace(self, leaves=leaves)
 

@@ -107,9 +107,10 @@ class Comparer:
         """The exact results of a recorded operation: those of the other run if both are set alike, else what was recorded."""
         title = operation.title
         before = self.reference.operations[title]
-        if before.settings == operation.settings and not self._state_differs(operation):
+        a, b = _settings(before, operation)
+        if a == b and not self._state_differs(operation):
             return other
-        if "accumulate" in before.settings:
+        if "accumulate=" in before.settings:
             return None  # the sums of the recorded run are not exact, and cannot be repeated
         parameters = {name: self.reference.tensors.get(f"{name}/grad") for name in other.parameters}
         return Results(
@@ -146,7 +147,7 @@ class Comparer:
         before = self.reference.operations[operation.title]
         call = f" #{operation.call}" if operation.call > 1 else ""
         facts = (operation.layer, f"{operation.name or before.name}{call}", tensor)
-        settings = (before.settings, operation.settings)
+        settings = _settings(before, operation)
         again = self._again.pop(name, None)
         if a.shape != b.shape:
             return TensorDifference(*facts, math.inf, math.inf, *[math.nan] * 4, f"shapes {tuple(a.shape)} and {tuple(b.shape)}", settings)
@@ -177,6 +178,11 @@ class Comparer:
         """Whether the tensors of an operation in a role are equal in both traces."""
         a, b = self.reference.numbered(title, role), trace.numbered(title, role)
         return bool(a) and a.keys() == b.keys() and all(a[n].shape == b[n].shape and not error(a[n], b[n]).any() for n in a)
+
+
+def _settings(a: Operation, b: Operation) -> tuple[str, str]:
+    """The settings of an operation in both runs; the options of points if layers print alike."""
+    return (a.settings, b.settings) if a.settings != b.settings else (a.points, b.points)
 
 
 def _of(results: Results, role: str) -> Mapping[int, Tensor]:

@@ -23,6 +23,7 @@ from qsim.nn.coverage.paths import Paths
 from qsim.nn.lineage import base_of_view
 from qsim.nn.modules import FivePointModule
 from qsim.nn.registry import PRODUCTS
+from qsim.nn.restoring import Snapshot
 from qsim.random import streams
 
 #: Functions that compute no numbers: they move them, or make tensors without content.
@@ -147,17 +148,20 @@ class TraceRecorder(TorchFunctionMode):
         layer = self._paths.names[module] if module is not None else self._paths.current
         self._calls[layer, name if module is None else ""] += 1
         parameters = self._parameters_of(module, leaves)
-        places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and self._parameter(x) is None]
+        tensors = [place for place, x in enumerate(leaves) if isinstance(x, Tensor)]
+        places = {number: place for number, place in enumerate(tensors) if self._parameter(leaves[place]) is None}
         settings = repr(module) if module is not None else _settings(leaves)
         state = [*parameters, *([f"{layer}.{own}".lstrip(".") for own, _ in module.named_buffers()] if module is not None else [])]
         number = self._calls[layer, name if module is None else ""]
-        operation = Operation(layer, name, number, settings, tuple(state), module is not None)
+        points = repr(module.points) if isinstance(module, FivePointModule) else ""
+        operation = Operation(layer, name, number, settings, points, tuple(state), module is not None)
         reseed = partial(self._reseed, operation.title)
-        call = OperationCall(operation, compute, leaves, spec, places, parameters, module, reseed)
-        inputs = {number: leaves[place].detach().clone() for number, place in enumerate(places)}
+        before = Snapshot(module) if module is not None else None
+        call = OperationCall(operation, compute, leaves, spec, places, parameters, module, reseed, before)
+        inputs = {number: leaves[place].detach().clone() for number, place in places.items()}
         watched = list(leaves)
         if watches and torch.is_grad_enabled():
-            for number, place in enumerate(places):
+            for number, place in places.items():
                 if leaves[place].requires_grad:
                     watched[place] = leaves[place].view_as(leaves[place])  # its gradient is this operation's share only
                     self._watch(watched[place], operation.title, f"grad_input.{number}")

@@ -17,7 +17,7 @@ from qsim.text.files import check_shape, reading
 #: The entry of a file's metadata that describes the trace, and its shape.
 _ENTRY = "qsim_trace"
 _SHAPE = {
-    "operations": [{"layer": str, "name": str, "call": int, "settings": str, "state": [str], "is_module": bool}],
+    "operations": [{"layer": str, "name": str, "call": int, "settings": str, "points": str, "state": [str], "is_module": bool}],
     "order": [str],
     "state": {str: str},
 }
@@ -32,6 +32,7 @@ class Operation:
         name: The class of the layer or the name of the function.
         call: The number of the call, starting at 1: layers and functions may be called several times.
         settings: The layer as it prints, or the arguments of the function that are no tensors.
+        points: The points of a layer that has some, with all their options.
         state: The names of the parameters and buffers that it uses.
         is_module: Whether it is a layer.
 
@@ -45,6 +46,7 @@ class Operation:
     name: str
     call: int = 1
     settings: str = ""
+    points: str = ""
     state: tuple[str, ...] = ()
     is_module: bool = True
 
