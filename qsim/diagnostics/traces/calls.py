@@ -101,7 +101,8 @@ class OperationCall:
             self.before.restore()
         self.reseed()
         try:
-            with torch.set_grad_enabled(bool(upstream)):
+            # Hooks of activation checkpointing would take what is saved here for tensors of the run.
+            with torch.set_grad_enabled(bool(upstream)), torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged):
                 for number, x in fresh.items():
                     # A copy may be changed in place, which a tensor that requires a gradient may not.
                     leaves[self.places[number]] = x.clone()
@@ -145,6 +146,10 @@ class OperationCall:
         assert self.module is not None
         known = {own: name for name, own in self.parameters.items()}
         return {name: known[own] for name, own in self.module.named_parameters() if own in known}
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def _wide(x: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -68,11 +68,12 @@ class TraceRecorder(TorchFunctionMode):
         self._parameters = {parameter: name for name, parameter in model.named_parameters()}
         self._on_cuda = any(parameter.is_cuda for parameter in self._parameters)
         self._calls: Counter[tuple[str, str]] = Counter()
-        self._open: list[tuple[nn.Module, OperationCall, dict[int, Tensor]]] = []
+        self._open: list[tuple[nn.Module, OperationCall | str, dict[int, Tensor]]] = []
+        self._titles: dict[tuple[int, str, str], str] = {}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the forward pass that runs meanwhile."""
+        """Record the operations that run meanwhile."""
         handles = []
         for module in self._paths.names:
             if is_layer(module):
@@ -109,8 +110,13 @@ class TraceRecorder(TorchFunctionMode):
         if self.is_inside:
             return compute(*args, **kwargs)
         with self.quiet():
-            if self._is_recomputed() or not name or name in _MOVES or name.startswith("new_"):
+            if not name or name in _MOVES or name.startswith("new_"):
                 return compute(*args, **kwargs)
+            if _is_recomputed():
+                again = self._begin_again(self._paths.current, name)
+                result = compute(*args, **kwargs)
+                self._reseed(again, "after")
+                return result
             # Gradients of what a function changes in place belong to what is there afterwards.
             changes = kwargs.get("inplace") is True or "out" in kwargs or name in _WRITES or (name.endswith("_") and name[-2] != "_")
             call, inputs, leaves = self._begin(name, args, kwargs, compute, None, watches=not changes)
@@ -120,10 +126,13 @@ class TraceRecorder(TorchFunctionMode):
         return result
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        if self.is_inside or self._is_recomputed() or module not in self._paths.names:
+        if self.is_inside:
             return None
         self.is_inside = True
-        call, inputs, leaves = self._begin(type(module).__name__, args, kwargs, module, module, watches=True)
+        if _is_recomputed():
+            self._open.append((module, self._begin_again(self._paths.names[module], ""), {}))
+            return None
+        call, inputs, leaves = self._begin(type(module).__name__, args, kwargs, module, module, watches=not getattr(module, "inplace", False))
         self._open.append((module, replace(call, is_product=target(module) is not None), inputs))
         return tree_unflatten(leaves, call.spec)  # type: ignore[return-value]
 
@@ -131,14 +140,20 @@ class TraceRecorder(TorchFunctionMode):
         if not self._open or self._open[-1][0] is not module:
             return
         _, call, inputs = self._open.pop()
-        if result is not None:  # otherwise the layer has raised an error
+        if isinstance(call, str):
+            self._reseed(call, "after")
+        elif result is not None:  # otherwise the layer has raised an error
             self._end(call, inputs, call.outputs(result))
         self.is_inside = False
 
-    def _is_recomputed(self) -> bool:
-        """Whether activation checkpointing computes something once more."""
-        running_pass: int = torch._C._current_graph_task_id()
-        return running_pass != -1
+    def _begin_again(self, layer: str, name: str) -> str:
+        """Seed a call that activation checkpointing repeats as the first time, and return its title.
+
+        Checkpointing restores the state of torch's generator, which shows after which operation the call came.
+        """
+        title = self._titles.get((torch.initial_seed(), layer, name), "")
+        self._reseed(title)
+        return title
 
     def _begin(
         self, name: str, args: Any, kwargs: Any, compute: Callable[..., Any], module: nn.Module | None, *, watches: bool
@@ -155,6 +170,7 @@ class TraceRecorder(TorchFunctionMode):
         number = self._calls[layer, name if module is None else ""]
         points = repr(module.points) if isinstance(module, FivePointModule) else ""
         operation = Operation(layer, name, number, settings, points, tuple(state), module is not None)
+        self._titles[torch.initial_seed(), layer, name if module is None else ""] = operation.title
         reseed = partial(self._reseed, operation.title)
         before = Snapshot(module) if module is not None else None
         call = OperationCall(operation, compute, leaves, spec, places, parameters, module, reseed, before)
@@ -215,6 +231,12 @@ class TraceRecorder(TorchFunctionMode):
         torch.default_generator.manual_seed(number)
         if self._on_cuda:
             torch.cuda.manual_seed_all(number)
+
+
+def _is_recomputed() -> bool:
+    """Whether a backward pass runs, in which activation checkpointing computes something once more."""
+    running_pass: int = torch._C._current_graph_task_id()
+    return running_pass != -1
 
 
 def is_layer(module: nn.Module) -> bool:

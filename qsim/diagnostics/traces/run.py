@@ -16,6 +16,7 @@ from qsim.diagnostics.traces.calls import OperationCall
 from qsim.diagnostics.traces.recording import TraceRecorder, TraceSink, checksum
 from qsim.diagnostics.traces.stores import TensorFolder
 from qsim.diagnostics.traces.trace import Operation, Trace
+from qsim.functional.bodies import body
 from qsim.nn.coverage.run import check_plain, summands
 from qsim.nn.examples import inputs_of
 from qsim.nn.modules import FivePointModule
@@ -23,6 +24,8 @@ from qsim.nn.record import ProductRounding, known, record_of
 from qsim.nn.restoring import Snapshot, generators_restored
 from qsim.random import streams
 
+#: Torch's own, in which the recorder's mode sees what activation checkpointing repeats.
+_grad = body(torch.autograd.grad)  # type: ignore[arg-type]
 #: A function of a model and a batch that returns a scalar, as `gradient_error` takes it.
 StepLoss = Callable[[Any, Any], Tensor]
 #: A function that makes an optimizer of parameters.
@@ -114,10 +117,9 @@ class TracedStep:
             with generators_restored(self.model), same_streams(self.model, self.seed), torch.set_grad_enabled(self._backward):
                 with recorder.recording():
                     sums = self._sums()
-                if self._backward:
-                    gradients = self._gradients(recorder, sums)
-                    if self._optimizer is not None:
-                        self._update(sink, gradients)
+                    gradients = self._gradients(recorder, sums) if self._backward else []
+                if self._optimizer is not None:
+                    self._update(sink, gradients)
         finally:
             snapshot.restore()
 
@@ -134,8 +136,7 @@ class TracedStep:
     def _gradients(self, recorder: TraceRecorder, sums: list[Tensor]) -> list[Tensor | None]:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         with recorder.watching_parameters():
-            found = torch.autograd.grad(sums, trained, allow_unused=True) if trained else ()
-        return list(found)
+            return list(_grad(sums, trained, allow_unused=True)) if trained else []
 
     def _update(self, sink: TraceSink, gradients: list[Tensor | None]) -> None:
         trained = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
