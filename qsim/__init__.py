@@ -22,7 +22,7 @@ from qsim.scaling.block_formats import Block
 from qsim.text.files import FileError
 
 if TYPE_CHECKING:
-    from qsim import checkpoints, diagnostics, optim, points, silicon
+    from qsim import checkpoints, diagnostics, distributed, optim, points, silicon
     from qsim.checkpoints import export, load, save
     from qsim.diagnostics.traces.compare import compare
     from qsim.functional.fpu import fpu
@@ -48,6 +48,7 @@ __all__ = [
     "coverage",
     "decode",
     "diagnostics",
+    "distributed",
     "encode",
     "export",
     "format",
@@ -73,7 +74,7 @@ __all__ = [
 
 
 #: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
-_LATER = ("checkpoints", "compat", "diagnostics", "optim", "plot", "points", "silicon", "studies")
+_LATER = ("checkpoints", "compat", "diagnostics", "distributed", "optim", "plot", "points", "silicon", "studies")
 _LATER_FUNCTIONS = {
     "Schedule": "schedule",
     "compare": "diagnostics",
