@@ -69,7 +69,7 @@ class TraceRecorder(TorchFunctionMode):
         self._on_cuda = any(parameter.is_cuda for parameter in self._parameters)
         self._calls: Counter[tuple[str, str]] = Counter()
         self._open: list[tuple[nn.Module, OperationCall | str, dict[int, Tensor]]] = []
-        self._titles: dict[tuple[int, str, str], str] = {}
+        self._titles: dict[tuple[int, str], str] = {}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -113,9 +113,9 @@ class TraceRecorder(TorchFunctionMode):
             if not name or name in _MOVES or name.startswith("new_"):
                 return compute(*args, **kwargs)
             if _is_recomputed():
-                again = self._begin_again(self._paths.current, name)
+                again = self._begin_again(name)
                 result = compute(*args, **kwargs)
-                self._reseed(again, "after")
+                self._end_again(again)
                 return result
             # Gradients of what a function changes in place belong to what is there afterwards.
             changes = kwargs.get("inplace") is True or "out" in kwargs or name in _WRITES or (name.endswith("_") and name[-2] != "_")
@@ -130,7 +130,7 @@ class TraceRecorder(TorchFunctionMode):
             return None
         self.is_inside = True
         if _is_recomputed():
-            self._open.append((module, self._begin_again(self._paths.names[module], ""), {}))
+            self._open.append((module, self._begin_again(type(module).__name__), {}))
             return None
         call, inputs, leaves = self._begin(type(module).__name__, args, kwargs, module, module, watches=not getattr(module, "inplace", False))
         self._open.append((module, replace(call, is_product=target(module) is not None), inputs))
@@ -141,19 +141,24 @@ class TraceRecorder(TorchFunctionMode):
             return
         _, call, inputs = self._open.pop()
         if isinstance(call, str):
-            self._reseed(call, "after")
+            self._end_again(call)
         elif result is not None:  # otherwise the layer has raised an error
             self._end(call, inputs, call.outputs(result))
         self.is_inside = False
 
-    def _begin_again(self, layer: str, name: str) -> str:
-        """Seed a call that activation checkpointing repeats as the first time, and return its title.
+    def _begin_again(self, name: str) -> str:
+        """Seed a call that activation checkpointing repeats as the first time, and return its title; empty if it is not known.
 
         Checkpointing restores the state of torch's generator, which shows after which operation the call came.
         """
-        title = self._titles.get((torch.initial_seed(), layer, name), "")
-        self._reseed(title)
+        title = self._titles.get((torch.initial_seed(), name), "")
+        if title:
+            self._reseed(title)
         return title
+
+    def _end_again(self, title: str) -> None:
+        if title:
+            self._reseed(title, "after")
 
     def _begin(
         self, name: str, args: Any, kwargs: Any, compute: Callable[..., Any], module: nn.Module | None, *, watches: bool
@@ -170,7 +175,7 @@ class TraceRecorder(TorchFunctionMode):
         number = self._calls[layer, name if module is None else ""]
         points = repr(module.points) if isinstance(module, FivePointModule) else ""
         operation = Operation(layer, name, number, settings, points, tuple(state), module is not None)
-        self._titles[torch.initial_seed(), layer, name if module is None else ""] = operation.title
+        self._titles[torch.initial_seed(), name] = operation.title
         reseed = partial(self._reseed, operation.title)
         before = Snapshot(module) if module is not None else None
         call = OperationCall(operation, compute, leaves, spec, places, parameters, module, reseed, before)
@@ -190,8 +195,8 @@ class TraceRecorder(TorchFunctionMode):
             self._calls[call.operation.layer, call.operation.name if call.module is None else ""] -= 1
             return
         for number, x in outputs.items():
-            if x.requires_grad:
-                self._watch(x, call.operation.title, f"grad_output.{number}")
+            if x.grad_fn is not None:
+                self._watch_result(x, call.operation.title, f"grad_output.{number}")
         self._sink.called(call, inputs, {number: x.detach() for number, x in outputs.items()})
         self._reseed(call.operation.title, "after")
 
@@ -200,6 +205,18 @@ class TraceRecorder(TorchFunctionMode):
             self._sink.computed(owner, role, gradient.detach())
 
         x.register_hook(report)
+
+    def _watch_result(self, x: Tensor, owner: str, role: str) -> None:
+        """Report the gradient of a result, which may be changed in place later: its node stays, and hooks of the tensor would not."""
+        assert x.grad_fn is not None
+        place = x.output_nr
+
+        def report(gradients: tuple[Tensor | None, ...]) -> None:
+            gradient = gradients[place]
+            if gradient is not None:
+                self._sink.computed(owner, role, gradient.detach())
+
+        x.grad_fn.register_prehook(report)
 
     @contextmanager
     def watching_parameters(self) -> Iterator[None]:
