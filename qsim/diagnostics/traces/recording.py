@@ -133,7 +133,7 @@ class TraceRecorder(TorchFunctionMode):
             self._open.append((module, self._begin_again(type(module).__name__), {}))
             return None
         call, inputs, leaves = self._begin(type(module).__name__, args, kwargs, module, module, watches=not getattr(module, "inplace", False))
-        self._open.append((module, replace(call, is_product=target(module) is not None), inputs))
+        self._open.append((module, replace(call, is_product=isinstance(module, FivePointModule) or target(module) is not None), inputs))
         return tree_unflatten(leaves, call.spec)  # type: ignore[return-value]
 
     def _leave(self, module: nn.Module, args: object, kwargs: object, result: Any) -> None:
@@ -207,16 +207,21 @@ class TraceRecorder(TorchFunctionMode):
         x.register_hook(report)
 
     def _watch_result(self, x: Tensor, owner: str, role: str) -> None:
-        """Report the gradient of a result, which may be changed in place later: its node stays, and hooks of the tensor would not."""
-        assert x.grad_fn is not None
-        place = x.output_nr
+        """Report the gradient of a result, which may be changed in place later: then hooks of the tensor would be lost, and its node stays.
+
+        The node of a view does not; but layers return whole views of what they have computed.
+        """
+        base = x._base if x._is_view() else None
+        computed = base if base is not None and base.grad_fn is not None and base.numel() == x.numel() and x.is_contiguous() else x
+        place, shape = computed.output_nr, x.shape
 
         def report(gradients: tuple[Tensor | None, ...]) -> None:
             gradient = gradients[place]
             if gradient is not None:
-                self._sink.computed(owner, role, gradient.detach())
+                self._sink.computed(owner, role, gradient.detach().reshape(shape))
 
-        x.grad_fn.register_prehook(report)
+        assert computed.grad_fn is not None
+        computed.grad_fn.register_prehook(report)
 
     @contextmanager
     def watching_parameters(self) -> Iterator[None]:
