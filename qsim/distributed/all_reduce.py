@@ -115,7 +115,9 @@ def check_residual(owner: str, how: AllReduce, x: Tensor, residual: Tensor | Non
     if not isinstance(how, AllReduce):
         raise TypeError(f"{owner}: how must be a qsim.distributed.AllReduce, got {how!r}")
     if how.error_feedback != (residual is not None):
-        raise ValueError(f"{owner}: error_feedback={how.error_feedback}, and {'no residual is' if residual is None else 'a residual is'} given")
+        raise ValueError(
+            f"{owner}: error_feedback={how.error_feedback}, and {'no residual is' if residual is None else 'a residual is'} given"
+        )
     if residual is not None and (residual.dtype != torch.float32 or residual.numel() != x.numel() or residual.dim() != 1):
         raise ValueError(
             f"{owner}: residual must be flat, of float32 and of {x.numel()} elements, got {residual.dtype} of shape {tuple(residual.shape)}"

@@ -1,7 +1,6 @@
 """A communication hook of DistributedDataParallel: gradients are averaged over a wire that rounds."""
 
-from __future__ import annotations
-
+# Annotations are evaluated: torch checks those of a hook.
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ class WireState:
         {'seed': 3, 'step': 0, 'residuals': {}}
     """
 
-    def __init__(self, how: AllReduce, *, seed: int = 0, group: distributed.ProcessGroup | None = None) -> None:
+    def __init__(self, how: AllReduce, *, seed: int = 0, group: "distributed.ProcessGroup | None" = None) -> None:
         if not isinstance(how, AllReduce):
             raise TypeError(f"WireState: how must be a qsim.distributed.AllReduce, got {how!r}")
         self.how, self.step = how, 0
@@ -78,7 +77,7 @@ def bucket_seed(seed: int, step: int, bucket: int) -> int:
     return streams.stream("comm_hook", seed, step, bucket)
 
 
-def comm_hook(state: WireState, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+def comm_hook(state: WireState, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
     """Average a bucket of gradients over a wire that rounds: the hook for `DistributedDataParallel.register_comm_hook`.
 
     Gradients are divided by the number of processes before they are sent, as torch does. Buckets are added one after the other, so the time

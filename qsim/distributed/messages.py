@@ -50,7 +50,7 @@ def _ring(size: int) -> Exchange:
 
 def _tree(size: int) -> Exchange:
     """Whole tensors go up a binary tree to rank 0, and the sum comes down."""
-    strides = []
+    strides: list[int] = []
     while 1 << len(strides) < size:
         strides.append(1 << len(strides))
     up = [tuple((r, r - stride) for r in range(stride, size, 2 * stride)) for stride in strides]

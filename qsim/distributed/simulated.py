@@ -10,9 +10,7 @@ from qsim.distributed.all_reduce import AllReduce, Chunks, check_residual
 from qsim.distributed.messages import exchange
 
 
-def simulate_all_reduce(
-    tensors: Sequence[Tensor], how: AllReduce, *, seed: int = 0, residuals: Sequence[Tensor] | None = None
-) -> Tensor:
+def simulate_all_reduce(tensors: Sequence[Tensor], how: AllReduce, *, seed: int = 0, residuals: Sequence[Tensor] | None = None) -> Tensor:
     """Add the tensors of virtual ranks in one process, with the bits of `all_reduce` among as many processes.
 
     Args:

@@ -138,5 +138,3 @@ def _read(comparer: Comparer, other: Trace) -> None:
     for name in order:
         owner, _, role = name.rpartition("/")
         comparer.computed(owner, role, other.tensors[name])
-
-

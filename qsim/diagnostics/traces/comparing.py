@@ -150,7 +150,8 @@ class Comparer:
         settings = _settings(before, operation)
         again = self._again.pop(name, None)
         if a.shape != b.shape:
-            return TensorDifference(*facts, math.inf, math.inf, *[math.nan] * 4, f"shapes {tuple(a.shape)} and {tuple(b.shape)}", settings)
+            cause, unknown = f"shapes {tuple(a.shape)} and {tuple(b.shape)}", math.nan
+            return TensorDifference(*facts, math.inf, math.inf, unknown, unknown, unknown, unknown, cause, settings)
         size = relative(error(a, b), a)
         own = operands = accumulation = inherited = 0.0 if size == 0 and again is None else math.nan
         if again is not None:

@@ -26,15 +26,17 @@ from qsim.nn.registry import PRODUCTS
 from qsim.nn.restoring import Snapshot
 from qsim.random import streams
 
+_QUERIES = {"__get__", "__len__", "__iter__", "__format__", "__repr__", "__contains__", "__bool__", "size", "dim", "stride", "numel"}
+_QUERIES |= {"is_floating_point", "is_contiguous", "register_hook", "requires_grad_", "retain_grad", "item", "tolist", "numpy", "data_ptr"}
+_VIEWS = {"view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "permute", "transpose", "t", "swapaxes", "movedim"}
+_VIEWS |= {"squeeze", "unsqueeze", "expand", "expand_as", "broadcast_to", "broadcast_tensors", "narrow", "select"}
+_VIEWS |= {"chunk", "unsafe_chunk", "split", "unbind", "detach", "detach_"}
+_COPIES = {"clone", "contiguous", "cpu", "cuda", "copy_", "set_", "__set__", "__deepcopy__"}
+_FILLS = {"zeros_like", "ones_like", "empty_like", "full_like", "zero_", "fill_"}
 #: Functions that compute no numbers: they move them, or make tensors without content.
-_MOVES = frozenset(
-    "__get__ __set__ __len__ __iter__ __format__ __repr__ __deepcopy__ __contains__ __bool__ size dim stride numel is_floating_point is_contiguous "
-    "requires_grad_ retain_grad register_hook detach detach_ clone contiguous view view_as reshape reshape_as flatten unflatten permute "
-    "transpose t swapaxes movedim squeeze unsqueeze expand expand_as broadcast_to broadcast_tensors chunk split unbind narrow select "
-    "item tolist numpy cpu cuda data_ptr zeros_like ones_like empty_like full_like zero_ fill_ copy_ set_ unsafe_chunk".split()
-)
+_MOVES = frozenset(_QUERIES | _VIEWS | _COPIES | _FILLS)
 #: Operators of Python that write to their first operand.
-_WRITES = frozenset("__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ipow__ __imod__ __ifloordiv__".split())
+_WRITES = frozenset(["__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__imod__", "__ifloordiv__"])
 #: Containers of torch, whose parts are operations of their own.
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.transformer")
 
@@ -61,11 +63,11 @@ class TraceRecorder(TorchFunctionMode):
     """
 
     def __init__(self, model: nn.Module, sink: TraceSink, seed: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.is_inside = False
         self._sink, self._seed = sink, seed
         self._paths = Paths(model)
-        self._parameters = {parameter: name for name, parameter in model.named_parameters()}
+        self._parameters: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         self._on_cuda = any(parameter.is_cuda for parameter in self._parameters)
         self._calls: Counter[tuple[str, str]] = Counter()
         self._open: list[tuple[nn.Module, OperationCall | str, dict[int, Tensor]]] = []
@@ -132,9 +134,12 @@ class TraceRecorder(TorchFunctionMode):
         if _is_recomputed():
             self._open.append((module, self._begin_again(type(module).__name__), {}))
             return None
-        call, inputs, leaves = self._begin(type(module).__name__, args, kwargs, module, module, watches=not getattr(module, "inplace", False))
+        call, inputs, leaves = self._begin(
+            type(module).__name__, args, kwargs, module, module, watches=not getattr(module, "inplace", False)
+        )
         self._open.append((module, replace(call, is_product=isinstance(module, FivePointModule) or target(module) is not None), inputs))
-        return tree_unflatten(leaves, call.spec)  # type: ignore[return-value]
+        given: tuple[Any, Any] = tree_unflatten(leaves, call.spec)
+        return given
 
     def _leave(self, module: nn.Module, args: object, kwargs: object, result: Any) -> None:
         if not self._open or self._open[-1][0] is not module:

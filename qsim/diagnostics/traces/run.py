@@ -25,7 +25,7 @@ from qsim.nn.restoring import Snapshot, generators_restored
 from qsim.random import streams
 
 #: Torch's own, in which the recorder's mode sees what activation checkpointing repeats.
-_grad = body(torch.autograd.grad)  # type: ignore[arg-type]
+_grad = body(torch.autograd.grad)
 #: A function of a model and a batch that returns a scalar, as `gradient_error` takes it.
 StepLoss = Callable[[Any, Any], Tensor]
 #: A function that makes an optimizer of parameters.
@@ -61,7 +61,7 @@ def trace(
     Raises:
         FileExistsError: If the folder is not empty.
         TypeError: If `model` is not a module, or `optimizer` makes something else.
-        ValueError: If the model is compiled, wrapped for data parallelism or lazy, if there is no loss, or an optimizer without a backward pass.
+        ValueError: If the model is compiled, wrapped for data parallelism or lazy, if there is no loss, or an optimizer without gradients.
 
     Example:
         >>> import torch, qsim
@@ -190,12 +190,17 @@ def same_streams(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 class TraceWriter:
-    """Keeps what a run reports in a trace."""
+    """Keeps what a run reports in a trace.
+
+    Args:
+        kept: The trace.
+    """
 
     def __init__(self, kept: Trace) -> None:
         self.trace = kept
 
     def called(self, call: OperationCall, inputs: Mapping[int, Tensor], outputs: Mapping[int, Tensor]) -> None:
+        """Keep a call with its inputs and outputs."""
         title = call.operation.title
         operations: dict[str, Operation] = self.trace.operations  # type: ignore[assignment]
         operations[title] = call.operation
@@ -205,6 +210,7 @@ class TraceWriter:
             self.computed(title, f"output.{number}", x)
 
     def computed(self, owner: str, role: str, x: Tensor) -> None:
+        """Keep a tensor; gradients of outputs are no results of their own."""
         name = f"{owner}/{role}"
         self.trace.tensors[name] = x.clone()
         if not role.startswith("grad_output"):

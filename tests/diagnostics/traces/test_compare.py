@@ -102,7 +102,9 @@ def test_a_run_leaves_no_trace_in_the_model() -> None:
 
 
 def test_what_is_recorded_is_what_the_model_computes() -> None:
-    model = qsim.convert(nn.Sequential(nn.Embedding(11, WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, 11)), "mxfp8")
+    model = qsim.convert(
+        nn.Sequential(nn.Embedding(11, WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, 11)), "mxfp8"
+    )
     found = trace(model, IDS, loss)
     value = loss(model, IDS)
     value.backward()
@@ -119,7 +121,9 @@ def test_the_parts_of_a_difference() -> None:
         return compare(model, qsim.convert(copy.deepcopy(model), points), x)[layer, "Linear", "output"]
 
     coarse = Rounded(qsim.Float(8, 4))
-    both, rounded, summed = (difference(p) for p in (FivePoint("e4m1", "e4m1", accumulate=coarse), FivePoint("e4m1", "e4m1"), FivePoint(accumulate=coarse)))
+    both, rounded, summed = (
+        difference(p) for p in (FivePoint("e4m1", "e4m1", accumulate=coarse), FivePoint("e4m1", "e4m1"), FivePoint(accumulate=coarse))
+    )
     assert both.own == both.error
     assert both.operands == pytest.approx(rounded.error, rel=1e-6)
     assert rounded.accumulation < 1e-6 < rounded.operands
@@ -176,7 +180,7 @@ def test_a_folder_and_a_file_are_traces(tmp_path: Path) -> None:
         assert found.first == in_memory.first
         assert [(r.error, r.own, r.inherited, r.cause) for r in found] == [(r.error, r.own, r.inherited, r.cause) for r in in_memory]
         assert compare(path, Trace.load(tmp_path / "file.safetensors")).first is None
-    with pytest.raises(FileExistsError, match="trace: .*folder is not empty"):
+    with pytest.raises(FileExistsError, match=r"trace: .*folder is not empty"):
         trace(model, IDS, loss, folder=tmp_path / "folder")
 
 
@@ -294,13 +298,28 @@ MODEL = nn.Sequential(nn.Linear(2, 2))
     [
         ((3, MODEL, torch.ones(1, 2)), {}, TypeError, "compare: a must be a model, a Trace or the path of one, got 3"),
         ((MODEL, MODEL), {}, TypeError, "compare: a is a model, so batch must be given"),
-        ((MODEL, MODEL, torch.ones(1, 2)), {"tolerance": -1}, ValueError, "compare: tolerance must be a number that is not negative, got -1"),
+        (
+            (MODEL, MODEL, torch.ones(1, 2)),
+            {"tolerance": -1},
+            ValueError,
+            "compare: tolerance must be a number that is not negative, got -1",
+        ),
         ((MODEL, MODEL, torch.ones(1, 2)), {"optimizer": adamw, "backward": False}, ValueError, "compare: optimizer needs gradients"),
-        ((MODEL, MODEL, torch.ones(1, 2)), {"optimizer": len}, TypeError, "optimizer must be a function that makes a torch.optim.Optimizer"),
+        (
+            (MODEL, MODEL, torch.ones(1, 2)),
+            {"optimizer": len},
+            TypeError,
+            "optimizer must be a function that makes a torch.optim.Optimizer",
+        ),
         ((MODEL, MODEL, torch.ones(1, 2), lambda m, x: 3), {}, ValueError, "compare: loss must return one differentiable number, got 3"),
         ((MODEL, "nowhere.safetensors", torch.ones(1, 2)), {}, FileNotFoundError, "Trace.load: there is no nowhere.safetensors"),
         ((MODEL, nn.Sequential(nn.Identity()), torch.ones(1, 2)), {"backward": False}, None, ""),
-        ((MODEL, nn.ModuleDict({"x": nn.Linear(2, 2)}).x, torch.ones(1, 2)), {"backward": False}, ValueError, "the runs share no operation: a has '0' …"),
+        (
+            (MODEL, nn.ModuleDict({"x": nn.Linear(2, 2)}).x, torch.ones(1, 2)),
+            {"backward": False},
+            ValueError,
+            "the runs share no operation: a has '0' …",
+        ),
         ((torch.compile(MODEL), MODEL, torch.ones(1, 2)), {}, ValueError, "compare: the model is compiled"),
     ],
 )

@@ -198,10 +198,22 @@ FED = AllReduce(error_feedback=True)
         (lambda: simulate_all_reduce([torch.ones(1), torch.ones(2)], AllReduce()), ValueError, "tensors of one shape, got"),
         (lambda: simulate_all_reduce(ONE, "ring"), TypeError, "how must be a qsim.distributed.AllReduce, got 'ring'"),
         (lambda: simulate_all_reduce(ONE, FED), ValueError, "error_feedback=True, and no residual is given"),
-        (lambda: simulate_all_reduce(ONE, AllReduce(), residuals=[torch.zeros(2)]), ValueError, "error_feedback=False, and a residual is given"),
+        (
+            lambda: simulate_all_reduce(ONE, AllReduce(), residuals=[torch.zeros(2)]),
+            ValueError,
+            "error_feedback=False, and a residual is given",
+        ),
         (lambda: simulate_all_reduce(ONE, FED, residuals=[]), ValueError, "a residual for each of the 1 ranks, got 0"),
-        (lambda: simulate_all_reduce(ONE, FED, residuals=[torch.zeros(3)]), ValueError, "residual must be flat, of float32 and of 2 elements"),
-        (lambda: all_reduce(ONE[0], AllReduce()), RuntimeError, "all_reduce: torch.distributed is not initialized; simulate_all_reduce adds"),
+        (
+            lambda: simulate_all_reduce(ONE, FED, residuals=[torch.zeros(3)]),
+            ValueError,
+            "residual must be flat, of float32 and of 2 elements",
+        ),
+        (
+            lambda: all_reduce(ONE[0], AllReduce()),
+            RuntimeError,
+            "all_reduce: torch.distributed is not initialized; simulate_all",
+        ),
         (lambda: WireState("ring"), TypeError, "WireState: how must be a qsim.distributed.AllReduce, got 'ring'"),
     ],
 )
