@@ -33,7 +33,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 def test_commands_print_what_the_guide_shows(
     section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One tool's commands, and those of qsim before them; `test_hardware_cost` synthesizes what the study here takes as synthesized."""
+    """One tool's commands, and those of qsim before them; those of the study are not synthesized, which takes Yosys a minute."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hardware_cost, "fpga", lambda source, top: Fpga(len(source.splitlines()), 0, 0, 0))
     if section not in ("vectors", "study"):
