@@ -110,7 +110,7 @@ class Float(Format):
         top = infinity - 1 if infinity >= 0 else ones - (self.specials == "fn")
         field, fraction = divmod(top, 1 << self.mantissa)
         lowest = 1 - self.bias
-        if top == 0 or (field == 0 and not self.subnormals):
+        if top <= 0 or (field == 0 and not self.subnormals):
             raise ValueError(f"{self!r} has no value but zero: every other code is reserved")
         if field == 0:
             largest = math.ldexp(fraction, lowest - self.mantissa)

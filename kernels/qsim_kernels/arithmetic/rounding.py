@@ -5,6 +5,7 @@ with its low bits cleared, and adding enough to carry into the bits that are kep
 depends on the binade alone. Below the smallest value of the grid, which is a power of two, the neighbours are that value and zero.
 """
 
+from qsim_kernels.arithmetic.tables import round_to_table
 from qsim_kernels.arithmetic.words import (
     BEHIND,
     INFINITY,
@@ -38,6 +39,15 @@ def round_bits(bits, drawn, grid, variant):
     Returns:
         The bits of the result.
     """
+    if variant.table:
+        result = round_to_table(bits, drawn, grid.table, variant)
+    else:
+        result = round_to_grid(bits, drawn, grid, variant)
+    return result
+
+
+def round_to_grid(bits, drawn, grid, variant):
+    """`round_bits` onto values that are evenly spaced in each binade."""
     # NaN counts as infinity until the end, so that no sum overflows.
     magnitude = minimum(bits & MAGNITUDE, INFINITY)
     steps = cleared_bits(magnitude, grid, variant)

@@ -11,6 +11,9 @@ from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.scales import ScaleNumbers
 from qsim_kernels.numbers.updates import Factors, PlaceNumbers, UpdateTensors, UpdateVariant
 
+#: Tables of at most this many steps of bisection are compared with as a whole.
+FEW_STEPS = 6
+
 
 class SharedLoop(NamedTuple):
     """A loop that threads share; see `loops.shares`.
