@@ -77,6 +77,9 @@ _ALIASES: dict[str, Format] = {
     "e2m3fn": E2M3,
     "e3m2fn": E3M2,
     "e8m0fnu": E8M0,
+    # Scales of NVIDIA's block formats, as PTX names them: E4M3 without a sign, and with one exponent bit more.
+    "ue4m3": Float(4, 3, specials="fn", signed=False),
+    "ue5m3": Float(5, 3, specials="fn", signed=False),
     "fp8_e4m3": E4M3,
     "fp8_e5m2": E5M2,
     "float8_e4m3": Float(4, 3, specials="ieee"),

@@ -28,6 +28,8 @@ NAMES = {
     "e2m1": Float(2, 1),
     "e8m0": PowerOfTwo(8),
     "e8m0fnu": PowerOfTwo(8),
+    "ue4m3": Float(4, 3, specials="fn", signed=False),
+    "UE5M3": Float(5, 3, specials="fn", signed=False),
     "e3m4": E3M4,
     "float8_e5m2fnuz": E5M2FNUZ,
     "e4m3b11fnuz": E4M3B11FNUZ,

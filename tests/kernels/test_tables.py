@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ import qsim
 from qsim.formats import Format, Log, Posit, Table, Takum
 from qsim_kernels import numba as compiled, torch as reference
 from qsim_kernels.arithmetic import rounding as definition
-from qsim_kernels.numba.rounding import _faster
-from qsim_kernels.numbers.carrier import rounding_bits, used_bits, variant_of
+from qsim_kernels.numba.rounding import _way
+from qsim_kernels.numbers.buckets import buckets_of
+from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.grid import Mode, Rule, read, spell
-from qsim_kernels.numbers.places import memory_of
+from qsim_kernels.numbers.places import memory_of, places_of
 from support import catalogue
 from support.comparing import same_bits
 
@@ -76,14 +78,33 @@ def test_kernels(fmt: Format) -> None:
                 compare(kernels, fmt, rounding, overflow, (torch.float32, torch.bfloat16, torch.float64)[index % 3])
 
 
-@pytest.mark.parametrize("bits", [None, 9, 16, 24])
-def test_positions_in_float32_give_way_to_exact_ones(bits: int | None) -> None:
-    """So many numbers that some strips hold one whose position float32 does not decide."""
-    fmt, rule = qsim.formats.NF4, qsim.Stochastic(bits).rule("saturate")
-    assert (_faster(rounding_bits(fmt.grid, rule, False), rule) or "").startswith("approximately")
-    x = torch.cat([torch.rand(1 << 17) * 2.4 - 1.2, torch.tensor(fmt.values()).repeat(500)])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("nf4", "compared_"), ("posit8", "bisected_1_"), ("takum8", "bisected_1_"), ("posit12", "bisected_")],
+)
+@pytest.mark.parametrize("bits", [None, 9])
+def test_positions_in_float32_give_way_to_exact_ones(name: str, way: str, bits: int | None) -> None:
+    """So many numbers that some strips hold one whose position float32 does not decide, and some whose distances float32 lacks."""
+    fmt, rule = qsim.format(name), qsim.Stochastic(bits).rule("saturate")
+    assert _way(rounding_bits(fmt.grid, rule, False), rule)[1].startswith(way)
+    values = torch.tensor(fmt.values())
+    x = torch.cat([torch.rand(1 << 16) * 2.4 - 1.2, values.repeat(1 + 5000 // len(values)), torch.zeros(512), numbers(fmt)])
     expected, found = results(reference, x, fmt, rule)[0], results(compiled, x, fmt, rule)[0]
     assert same_bits(expected, found)
+
+
+def test_buckets_leave_few_places() -> None:
+    """Of a table as large as 8 bits have codes one or two, of larger ones a tenth of bisection's steps; every number finds its place."""
+    rule = qsim.Stochastic().rule("saturate")
+    for fmt, most in ((qsim.formats.Posit(8), 1), (Takum(8), 1), (qsim.formats.NF4, 1), (Posit(16), 5), (Table([-1, 1]), 1)):
+        steps, (width, count, size, _, *memory) = buckets_of(fmt.grid.table, rule)
+        places = places_of(fmt.grid.table, rule, SINGLE)
+        firsts, starts = memory[count : count + size], memory[:count]
+        assert (steps, count, size) == (most, 1 << 32 - width, len(places) + (1 << steps))
+        for first in {place.first + near for place in places[1:] for near in (-1, 0, 1)}:
+            start = starts[count // 2 + (first >> width)]
+            reached = start + sum(first >= key for key in firsts[start + 1 : start + (1 << steps)])
+            assert reached == bisect_right(firsts[: len(places)], first, 1) - 1
 
 
 @pytest.mark.parametrize("rounding", [*qsim.rounding.NAMED, qsim.Stochastic(5, correction=True)], ids=str)

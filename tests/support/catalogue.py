@@ -58,6 +58,8 @@ VARIETY: tuple[Format, ...] = (
     Float(4, 3, subnormals=False),
     Float(5, 2, specials="ieee", subnormals=False),
     Float(3, 4, specials="fnuz", subnormals=False),
+    Float(4, 2, subnormals="flush"),
+    Float(4, 3, signed=False, subnormals="flush"),
     Float(4, 3, signed=False),
     Float(4, 0, signed=False, specials="fn"),
     Float(5, 3, specials="ieee", signed=False),

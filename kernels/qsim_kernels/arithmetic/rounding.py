@@ -114,7 +114,9 @@ def raised_by(magnitude, bits, steps, drawn, grid, variant):
 
 def leaves_zero(magnitude, bits, drawn, grid, variant):
     """Whether a magnitude below the smallest value goes to that value instead of zero."""
-    if variant.mode == NEAREST:
+    if variant.flush or variant.mode == TOWARD_ZERO:
+        leaves = magnitude < 0
+    elif variant.mode == NEAREST:
         leaves = magnitude > grid.half
     elif variant.mode == NEAREST_AWAY:
         leaves = (magnitude >= grid.half) & (magnitude > 0)
@@ -122,8 +124,6 @@ def leaves_zero(magnitude, bits, drawn, grid, variant):
         leaves = (magnitude > where(is_negative(bits), grid.half, grid.half - 1)) & (magnitude > 0)
     elif variant.mode == NEAREST_DOWN:
         leaves = (magnitude > where(is_negative(bits), grid.half - 1, grid.half)) & (magnitude > 0)
-    elif variant.mode == TOWARD_ZERO:
-        leaves = magnitude < 0
     elif variant.mode == UP:
         leaves = (bits >= 0) & (magnitude > 0)
     elif variant.mode == DOWN:

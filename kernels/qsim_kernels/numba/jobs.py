@@ -11,8 +11,8 @@ from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.scales import ScaleNumbers
 from qsim_kernels.numbers.updates import Factors, PlaceNumbers, UpdateTensors, UpdateVariant
 
-#: Tables of at most this many steps of bisection are compared with as a whole.
-FEW_STEPS = 6
+#: How the name of a loop in which floats round begins.
+IN_FLOATS = "in_floats_"
 
 
 class SharedLoop(NamedTuple):

@@ -115,6 +115,7 @@ class GridBits(NamedTuple):
         zero: Whether zero is in the grid.
         table: The text of a table, in place of which rounding gets its numbers in memory; empty for other grids.
         writes_codes: Whether results of rounding onto a table are codes in place of values.
+        flush: Whether magnitudes below the smallest value become zero whatever the rounding.
     """
 
     carrier: Carrier
@@ -133,6 +134,7 @@ class GridBits(NamedTuple):
     zero: bool
     table: Any = ""
     writes_codes: bool = False
+    flush: bool = False
 
     def numbers(self, table: int = 0) -> GridNumbers:
         """The numbers that code reads when it rounds, with the address of a table in memory."""
@@ -192,7 +194,7 @@ def grid_in(carrier: Carrier, grid: Grid) -> GridBits:
     # A grid of integers may have one bit more than the carrier stores: its uppermost binade is spaced like the carrier's own.
     spare = max(0, grid.mantissa - carrier.mantissa)
     mantissa, exponent = grid.mantissa - spare, grid.exponent - spare
-    gradual = not grid.table and grid.zero and grid.least == math.ldexp(1.0, grid.exponent - grid.mantissa)
+    gradual = not (grid.table or grid.flush) and grid.zero and grid.least == math.ldexp(1.0, grid.exponent - grid.mantissa)
     field = exponent + carrier.bias
     signed = grid.min < 0
     overflow = carrier.infinity if grid.infinity else carrier.nan
@@ -212,6 +214,7 @@ def grid_in(carrier: Carrier, grid: Grid) -> GridBits:
         negative_zero=grid.negative_zero,
         zero=grid.zero,
         table=grid.table,
+        flush=grid.flush,
     )
 
 
@@ -232,6 +235,7 @@ class Variant(NamedTuple):
         keep_sign: Whether zero keeps its sign.
         symmetric: Whether the smallest value is the negative of the largest.
         open: Whether overflow becomes infinity by itself.
+        flush: Whether magnitudes below the smallest value become zero whatever the mode.
         table: The number of steps of a bisection of a table's places, which decide the facts before it; 0 for other grids.
     """
 
@@ -243,6 +247,7 @@ class Variant(NamedTuple):
     keep_sign: bool
     symmetric: bool
     open: bool
+    flush: bool = False
     table: int = 0
 
 
@@ -269,6 +274,7 @@ def variant_of(how: GridBits, rule: Rule) -> Variant:
         keep_sign=how.negative_zero,
         symmetric=how.signed and how.top == how.bottom,
         open=not rule.saturates and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
+        flush=how.flush,
     )
 
 

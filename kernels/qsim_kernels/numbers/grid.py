@@ -55,6 +55,7 @@ class Grid(NamedTuple):
         infinity: Whether overflow may become an infinity; if not it becomes NaN.
         table: The text of a table whose values are the set, empty for the sets above; see `numbers.tables`. The other numbers then say that
             every value is a multiple of `2**(exponent - mantissa)` with at most `mantissa + 1` significant bits.
+        flush: Whether magnitudes below the smallest value become zero whatever the rounding, as inputs of a unit that flushes subnormals.
     """
 
     mantissa: int
@@ -66,6 +67,7 @@ class Grid(NamedTuple):
     negative_zero: bool
     infinity: bool
     table: str = ""
+    flush: bool = False
 
 
 class Coding(NamedTuple):

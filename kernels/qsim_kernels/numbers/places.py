@@ -47,7 +47,7 @@ def memory_of(text: str, rule: Rule, carrier: Carrier, writes_codes: bool = Fals
         carrier: The carrier.
         writes_codes: Whether results are codes in place of values.
     """
-    places, size = _places(text, rule, carrier, writes_codes), 1 << steps_of(text, rule)
+    places, size = places_of(text, rule, carrier, writes_codes), 1 << steps_of(text, rule)
     # Later places are never reached: no number has the key of NaN.
     places += [places[-1]._replace(first=carrier.nan)] * (size - len(places))
     return [number for row in zip(*places, strict=True) for number in row]
@@ -61,7 +61,8 @@ def values_by_code(text: str, bits: int, carrier: Carrier) -> list[int]:
     return found
 
 
-def _places(text: str, rule: Rule, carrier: Carrier, writes_codes: bool = False) -> list[TablePlace]:
+def places_of(text: str, rule: Rule, carrier: Carrier, writes_codes: bool = False) -> list[TablePlace]:
+    """The places of a rounding onto a table, ascending; see `memory_of` for the arguments."""
     table = read_table(text)
     results = list(table.codes) if writes_codes else [_bits(value, carrier) for value in table.values]
     if rule.overflow == Overflow.SATURATE_SYMMETRIC:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qsim_kernels.numbers.buckets import buckets_of
 from qsim_kernels.numbers.carrier import Carrier, GridBits
 from qsim_kernels.numbers.grid import Rule
 from qsim_kernels.numbers.places import memory_of, values_by_code
@@ -28,6 +29,15 @@ def code_table(text: str, bits: int, carrier: Carrier, device: torch.device) -> 
     if key not in _kept:
         _kept.setdefault(key, _stored(values_by_code(text, bits, carrier), device))
     return _kept[key]
+
+
+def bucket_table(text: str, rule: Rule) -> tuple[int, Tensor]:
+    """The steps and the memory of the buckets of a rounding onto a table, on a CPU; see `buckets_of`."""
+    key = ("buckets", text, rule.mode, rule.overflow)
+    if key not in _kept:
+        steps, memory = buckets_of(text, rule)
+        _kept.setdefault(key, torch.tensor([steps, *memory], dtype=torch.int32))
+    return int(_kept[key][0]), _kept[key][1:]
 
 
 def _stored(numbers: list[int], device: torch.device) -> Tensor:

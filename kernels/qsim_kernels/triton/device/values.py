@@ -23,6 +23,7 @@ class KernelVariant(NamedTuple):
         keep_sign: See there.
         symmetric: See there.
         open: See there.
+        flush: See there.
         table: See there.
         fast: Whether `round_single` supports the grid and the rounding.
         wide: Whether the carrier is float64; otherwise float32.
@@ -41,6 +42,7 @@ class KernelVariant(NamedTuple):
     keep_sign: bool
     symmetric: bool
     open: bool
+    flush: bool
     table: int
     fast: bool
     wide: bool
