@@ -103,7 +103,7 @@ def nvfp4(*, outer: PerTensor | str | None = None) -> Recipe:
 
 
 def ufp4() -> Recipe:
-    """Evenly spaced 4-bit values in blocks of 16, all operands of all products Hadamard-transformed, only gradients stochastic.
+    """Evenly spaced 4-bit values in blocks of 16, with Hadamard transforms in all products; only gradients are stochastic.
 
     E1M2 has the values 0, 0.5, … 3.5: unlike E2M1's, their rounding to nearest does not shrink what the transform has spread. All six
     operands are transformed in blocks of 16 along the dimension that their product sums over, so each is rounded again for its other
@@ -115,7 +115,7 @@ def ufp4() -> Recipe:
         >>> import qsim
         >>> points = qsim.recipes.ufp4().points
         >>> points.act.format.values()[-4:], points.act.transform.size, points.act.rounding, points.grad.rounding
-        ((2.0, 2.5, 3.0, 3.5), 16, nearest, Stochastic())
+        ((2.0, 2.5, 3.0, 3.5), 16, NEAREST, Stochastic())
     """
     uniform, transform = Float(1, 2), Hadamard(16)
     nearest = Quantizer(Block(uniform, 16, scale=E4M3, rule="fit", outer=PerTensor()), transform=transform)

@@ -41,7 +41,7 @@ NAMED: dict[str, Callable[..., Recipe]] = {
 _FAMILIES = {"fp8": "fp8_hybrid", "fp4": "mxfp4", "fp6": "mxfp6", "mx": "mxfp8"}
 #: The points whose formats are listed.
 _LISTED = ("act", "weight", "grad")
-_HEADINGS = ("bits", "recipe", ", ".join(_LISTED), "summary")
+_HEADINGS = ("bits", "recipe", f"{', '.join(_LISTED)}: summary")
 #: The format in which a recipe for any format is shown.
 SHOWN_IN = "e4m3"
 
@@ -109,10 +109,9 @@ def listing(width: int | None = None) -> str:
     Example:
         >>> import qsim
         >>> print(qsim.recipes.listing(width=100))  # doctest: +ELLIPSIS
-        bits  recipe                      act, weight, grad  summary
-        8     fp8_hybrid                  e4m3, e4m3, e5m2   E4M3 for inputs and weights, which need
-                                                             precision, and E5M2 for gradients, which
-                                                             need range
+        bits  recipe                      act, weight, grad: summary
+        8     fp8_hybrid                  e4m3, e4m3, e5m2: E4M3 for inputs and weights, which need
+                                          precision, and E5M2 for gradients, which need range
         ...
     """
     return aligned([_HEADINGS, *(_listed(name, make) for name, make in NAMED.items())], width=width)
@@ -159,7 +158,7 @@ def _listed(name: str, make: Callable[..., Recipe]) -> Sequence[str]:
     formats = {place: point.format for place, point in points.used.items() if isinstance(point, Quantizer)}
     shown = ["any" if is_open and place in formats else name_of(formats[place]) if place in formats else "-" for place in _LISTED]
     bits = "any" if is_open else str(min(fmt.bits for fmt in formats.values()))
-    return bits, f"{name}(format)" if is_open else name, ", ".join(shown), _summary(make)
+    return bits, f"{name}(format)" if is_open else name, f"{', '.join(shown)}: {_summary(make)}"
 
 
 def _summary(make: Callable[..., Recipe]) -> str:

@@ -107,7 +107,7 @@ def hfp8(*, chunk: int | None = None) -> Recipe:
         >>> import qsim
         >>> recipe = qsim.recipes.hfp8(chunk=64)
         >>> print(recipe.points.act.format, recipe.first, recipe.last, recipe.points.accumulate)
-        Float(4, 3, bias=4) 1 1 Rounded('e6m9', chunk=64)
+        Float(4, 3, bias=4) 1 1 Rounded('Float(6, 9)', chunk=64)
     """
     operand = Float(4, 3, bias=4)
     sums = None if chunk is None else Rounded("e6m9", chunk=chunk)

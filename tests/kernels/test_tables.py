@@ -94,7 +94,7 @@ def test_positions_in_float32_give_way_to_exact_ones(name: str, way: str, bits: 
 
 
 def test_buckets_leave_few_places() -> None:
-    """Of a table as large as 8 bits have codes one or two, of larger ones a tenth of bisection's steps; every number finds its place."""
+    """Every number finds its place; in tables of 8 bits a bucket has at most two."""
     rule = qsim.Stochastic().rule("saturate")
     for fmt, most in ((qsim.formats.Posit(8), 1), (Takum(8), 1), (qsim.formats.NF4, 1), (Posit(16), 5), (Table([-1, 1]), 1)):
         steps, (width, count, size, _, *memory) = buckets_of(fmt.grid.table, rule)

@@ -231,13 +231,14 @@ class TestDescribe:
     def test_no_name_lists_all(self, capsys: pytest.CaptureFixture[str]) -> None:
         recipes.describe()
         heading, *lines = capsys.readouterr().out.splitlines()
-        assert heading.split() == ["bits", "recipe", "act,", "weight,", "grad", "summary"]
+        assert heading.split() == ["bits", "recipe", "act,", "weight,", "grad:", "summary"]
         assert [line.split()[1].removesuffix("(format)") for line in lines] == list(recipes.NAMED)
         bits = [line.split()[0] for line in lines]
         assert [group for group, _ in itertools.groupby(bits)] == ["8", "6", "4", "any"]
         columns = [" ".join(cell.split()) for cell in lines[-2].split("  ") if cell]
-        assert columns == ["any", "weight_only(format)", "-, any, -", "Round only the weight, with round-to-nearest, once for both passes"]
-        assert "Float(4, 3, bias=4), Float(4, 3, bias=4), e5m2" in next(line for line in lines if " hfp8 " in line)
+        summary = "-, any, -: Round only the weight, with round-to-nearest, once for both passes"
+        assert columns == ["any", "weight_only(format)", summary]
+        assert "Float(4, 3, bias=4), Float(4, 3, bias=4), e5m2: " in next(line for line in lines if " hfp8 " in line)
 
     @pytest.mark.parametrize(
         ("name", "error", "message"),
