@@ -32,6 +32,7 @@ extensions = [
     "links_checked",
     "listed_studies",
     "printed",
+    "questions",
     "reports",
     "stacked",
 ]

@@ -149,6 +149,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write curves and samples to a file")
     args = parser.parse_args()
+    if args.steps < EVERY:
+        parser.error(f"--steps must be at least {EVERY}: a curve has a point every {EVERY} steps")
     torch.set_num_threads(1)  # tensors this small are not worth a second thread
     text = Text()
     print(f"{len(text.train)} characters to learn from; loss of a model that sees no context: {entropy(text):.2f}\n")

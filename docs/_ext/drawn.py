@@ -10,6 +10,8 @@ runs `draw()` of `docs/figures/ramp.py`, which returns a matplotlib figure. Seve
 where the page is narrow. `ramp.nearest` is a part of a figure, a panel that can move: it runs `draw("nearest")`. With `:paper:` a figure is
 drawn once, on white: for figures that have colours of their own.
 
+A script that reads other files of `docs/` lists them: `READS = ("speed.md",)`.
+
 Each file records which script and theme it was drawn from. The build takes the file in `docs/_static` if there is one whose script has not
 changed since; otherwise it draws the figure into `docs/_drawn`, which git ignores. The README's figures are committed, and so should be any
 that takes long: `python docs/_ext/drawn.py front_training docs/_static` draws it again.
@@ -17,7 +19,9 @@ that takes long: `python docs/_ext/drawn.py front_training docs/_static` draws i
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 import runpy
 import sys
 from collections.abc import Iterator
@@ -69,7 +73,9 @@ class Drawn(SphinxDirective):
         source = Path(self.env.srcdir)
         figure = nodes.figure(classes=["drawn"])
         for name in self.arguments:
-            self.env.note_dependency(str(script_of(source, name)))
+            script = script_of(source, name)
+            for path in (script, *data(script)):
+                self.env.note_dependency(str(path))
             for theme in ["light"] if "paper" in self.options else THEMES:
                 target = current(source, name, theme)
                 classes = [] if "paper" in self.options else [f"only-{theme}"]
@@ -100,17 +106,19 @@ def is_current(target: Path, script: Path, theme: str) -> bool:
 
 
 def inputs(script: Path, theme: str) -> str:
-    """A checksum of the script, of the data next to it (`NAME.json`) and of the theme's settings.
+    """A checksum of the script, of its data (`NAME.json` next to it, and what it lists in `READS`) and of the theme's settings.
 
     The library is not part of it: its numbers are pinned by tests, and a figure that became stale with every commit would never be reused.
     """
-    data = script.with_suffix(".json")
-    parts = [
-        repr((_SHARED, THEMES[theme])),
-        script.read_text(encoding="utf-8"),
-        *([data.read_text(encoding="utf-8")] if data.exists() else []),
-    ]
+    parts = [repr((_SHARED, THEMES[theme])), *(path.read_text(encoding="utf-8") for path in (script, *data(script)))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def data(script: Path) -> list[Path]:
+    """The files that a script reads."""
+    listed = re.findall(r"^READS = (.+)$", script.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    own = [script.with_suffix(".json")] if script.with_suffix(".json").exists() else []
+    return [*own, *(script.parents[1] / name for names in listed for name in ast.literal_eval(names))]
 
 
 def draw(script: Path, target: Path, theme: str, *, part: str = "", transparent: bool = True) -> None:

@@ -93,8 +93,9 @@ def test_operands_of_several_dtypes_are_refused_as_by_torch(function: str, which
         return
     leaves[which] = leaves[which].detach().to(dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        with pytest.raises(RuntimeError, match="type"):
-            case.torchs(*leaves)
+        if which < 2:  # Whether torch takes a bias of another dtype depends on the processor: oneDNN's transposed convolution does.
+            with pytest.raises(RuntimeError, match="type"):
+                case.torchs(*leaves)
         kept = "bfloat16" if autocast else "float32"
         names = ", ".join(str(dtype).removeprefix("torch.") if i == which else kept for i in range(len(leaves)))
         with pytest.raises(TypeError, match=f"must be of one dtype, as in torch, got {names}: cast them, or use autocast"):

@@ -196,3 +196,17 @@ def test_every_figure_is_drawn_and_every_drawing_shown() -> None:
     lines = [line for page in PAGES for line in re.findall(r"^```\{drawn\} (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)]
     shown = [name.partition(".")[0] for name in " ".join(lines).split()]
     assert sorted(set(shown)) == sorted(script.stem for script in (DOCS / "figures").glob("*.py"))
+
+
+def test_the_figure_of_start_trains_as_the_page_does() -> None:
+    (training,) = [code.partition("def train")[2] for _, code in fenced(DOCS / "start.md") if "def train" in code]
+    assert training.strip() in (DOCS / "figures" / "first_runs.py").read_text(encoding="utf-8")
+
+
+def test_questions_of_the_cookbook_have_code_and_a_link() -> None:
+    recipes = [part for page in (DOCS / "cookbook").glob("*.md") for part in page.read_text(encoding="utf-8").split("\n## ")[1:]]
+    assert len(recipes) >= 40
+    assert [part for part in recipes if not part.partition("\n")[0].endswith("?")] == []
+    assert [part for part in recipes if "\n```" not in part or ".md" not in part] == []
+    codes = [code.splitlines() for part in recipes for language, code in FENCE.findall(part) if language == "python"]
+    assert max(map(len, codes)) <= 16

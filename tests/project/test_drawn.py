@@ -18,6 +18,7 @@ import drawn  # noqa: E402 (from the folder above)
 
 #: A script that records its number of threads each time it draws.
 SCRIPT = """
+READS = ("page.md",)
 import matplotlib.pyplot as plt
 import torch
 
@@ -37,6 +38,7 @@ def source(tmp_path: Path) -> Path:
     for folder in ("figures", "_static"):
         (tmp_path / folder).mkdir()
     (tmp_path / "figures" / "line.py").write_text(SCRIPT.format(log=str(tmp_path / "log")))
+    (tmp_path / "page.md").write_text("1")
     return tmp_path
 
 
@@ -65,7 +67,7 @@ def test_a_committed_figure_is_taken(source: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["_static", "_drawn"])
-@pytest.mark.parametrize("change", ["script", "data", "theme", "no record"])
+@pytest.mark.parametrize("change", ["script", "data", "read", "theme", "no record"])
 def test_a_stale_figure_is_drawn_again(source: Path, folder: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script, stale = source / "figures" / "line.py", source / folder / "line-light.svg"
     drawn.draw(script, stale, "light")
@@ -73,6 +75,8 @@ def test_a_stale_figure_is_drawn_again(source: Path, folder: str, change: str, m
         script.write_text(script.read_text().replace("[1, 2]", "[1, 3]"))
     elif change == "data":
         script.with_suffix(".json").write_text("[1, 3]")
+    elif change == "read":
+        (source / "page.md").write_text("2")
     elif change == "theme":
         monkeypatch.setitem(drawn.THEMES, "light", ("#000000", *drawn.THEMES["light"][1:]))
     else:

@@ -1,4 +1,4 @@
-"""The figures of speed in README and Start are those of the tables in Speed.
+"""The figures of speed in README are those of the tables in Speed.
 
 Each sentence is compared with cells of a table: a number with its cell, a range with the lowest and the highest of its cells. A row that is
 added to a table counts, so a sentence that it makes false fails here.
@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/start.md", "docs/speed.md")}
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/speed.md")}
 
 #: Where figures of speed are given: a page, and what the text begins and ends with.
-PLACES = [("README.md", "## Four figures", "\n## "), ("docs/start.md", "- **Speed.**", "\n- **")]
+PLACES = [("README.md", "## Four figures", "\n## ")]
 
 #: A figure of speed.
 FIGURE = r"\S+ (?:%|×|ms\b|times as long)"
@@ -66,15 +66,6 @@ def on_the_chip() -> tuple[str, ...]:
     return (cell(tables("## Training")[0], "five in E4M3, multiplied", 1),)
 
 
-def compiled_gpts() -> tuple[str, ...]:
-    """The range of all recipes that are emulated."""
-    found = []
-    for table in tables("## Training"):
-        step = table[0].index("step")
-        found += [row[step] for row in table[1:] if row[step].endswith("×") and "#layers-on-the-chip" not in row[0]]
-    return span(found)
-
-
 def adamw() -> tuple[str, ...]:
     """A step of qsim, torchao and torch."""
     table = tables("## Optimizers")[0]
@@ -112,7 +103,6 @@ SENTENCES = [
     Sentence("README.md", r"^\| training step of a small GPT on two CPU cores.*?\| (\S+) to (\S+) × its time", on_a_cpu),
     Sentence("README.md", r"^Small layers called from Python take (\S+) to (\S+) times as long", small_layers),
     Sentence("README.md", r"a training step of a compiled GPT-2 medium then takes\s(\S+) × as long", on_the_chip),
-    Sentence("docs/start.md", r"a training step of a compiled GPT takes (\S+) to (\S+) times as long", compiled_gpts),
 ]
 
 
