@@ -4,7 +4,7 @@ Example:
     >>> import torch, qsim
     >>> gradients = [torch.full((4,), 1.0 + rank / 8) for rank in range(4)]
     >>> qsim.distributed.simulate_all_reduce(gradients, qsim.distributed.AllReduce("ring", wire="e4m3"))
-    tensor([5., 5., 5., 5.])
+    tensor([4.5000, 5.0000, 4.5000, 5.0000])
 """
 
 from qsim.distributed.all_reduce import AllReduce

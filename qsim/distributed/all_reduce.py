@@ -39,7 +39,7 @@ class AllReduce:
         >>> import qsim
         >>> ring = qsim.distributed.AllReduce("ring", wire=qsim.Quantizer("bf16", "stochastic"))
         >>> ring.algorithm, ring.wire.rounding, ring.sums
-        ('ring', Stochastic(bits=32), None)
+        ('ring', Stochastic(), None)
     """
 
     algorithm: Literal["ring", "tree", "all_to_all"]
@@ -83,7 +83,7 @@ class Chunks:
         self._errors = None if residual is None else residual.zero_().tensor_split(count)
 
     def message(self, number: int, message: Message) -> Tensor:
-        """What is sent in a round while sums are made."""
+        """Round what is sent in a round while sums are made."""
         return self._rounded(self._how.wire, self.values[message.chunk], message.chunk, "wire", number, message.receiver)
 
     def add(self, number: int, message: Message, received: Tensor) -> None:

@@ -169,7 +169,7 @@ def test_hops_of_a_ring_draw_independent_noise() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_error_feedback_loses_nothing(algorithm: Any) -> None:
-    """What was summed and what is kept is what was given, up to float32's roundings."""
+    """Sums and residuals together are what was given, up to float32's roundings."""
     how = AllReduce(algorithm, wire="e4m3", sums="bf16", error_feedback=True)
     residuals = [torch.zeros(COUNT) for _ in range(4)]
     given, summed = torch.zeros(COUNT), torch.zeros(COUNT)

@@ -16,7 +16,7 @@ from qsim.nn.restoring import Snapshot
 
 
 @dataclass(frozen=True)
-class Results:
+class CallResults:
     """The tensors that an operation computes.
 
     Attributes:
@@ -79,7 +79,9 @@ class OperationCall:
             found = [x for x in found if _storage(x) not in own] or [x for x in changed if x.is_floating_point()]
         return dict(enumerate(found))
 
-    def repeated(self, inputs: Mapping[int, Tensor], upstream: Mapping[int, Tensor], dtype: torch.dtype | None = None) -> Results | None:
+    def repeated(
+        self, inputs: Mapping[int, Tensor], upstream: Mapping[int, Tensor], dtype: torch.dtype | None = None
+    ) -> CallResults | None:
         """The results for other inputs and gradients of the outputs, with the same random bits; `None` if their shapes do not fit.
 
         Args:
@@ -119,7 +121,7 @@ class OperationCall:
             if after is not None:
                 after.restore()
 
-    def exact(self, inputs: Mapping[int, Tensor], upstream: Mapping[int, Tensor]) -> Results | None:
+    def exact(self, inputs: Mapping[int, Tensor], upstream: Mapping[int, Tensor]) -> CallResults | None:
         """The results with the call's own roundings of operands, but with sums in full precision; `None` if it is not a product.
 
         Products of torch are computed in float64, and layers with points without their accumulators.
@@ -162,7 +164,7 @@ def _storage(x: Tensor) -> int:
 
 def _differentiated(
     outputs: Mapping[int, Tensor], upstream: Mapping[int, Tensor], inputs: Mapping[int, Tensor], parameters: Mapping[str, Tensor]
-) -> Results | None:
+) -> CallResults | None:
     """The results, with gradients where there are upstream gradients."""
     plain = {number: x.detach() for number, x in outputs.items()}
     if any(number not in outputs or outputs[number].shape != g.shape for number, g in upstream.items()):
@@ -171,7 +173,7 @@ def _differentiated(
     wanted = {("", number): x for number, x in inputs.items() if x.requires_grad}
     wanted |= {(name, 0): x for name, x in parameters.items() if x.requires_grad}
     if not pairs or not wanted:
-        return Results(plain, {}, {})
+        return CallResults(plain, {}, {})
     found = torch.autograd.grad([x for x, _ in pairs], list(wanted.values()), [g for _, g in pairs], allow_unused=True)
     given = {key: g.detach() for key, g in zip(wanted, found, strict=True) if g is not None}
-    return Results(plain, {n: g for (name, n), g in given.items() if not name}, {name: g for (name, _), g in given.items() if name})
+    return CallResults(plain, {n: g for (name, n), g in given.items() if not name}, {name: g for (name, _), g in given.items() if name})

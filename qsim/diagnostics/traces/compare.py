@@ -64,7 +64,7 @@ def compare(
         >>> narrow = qsim.convert(copy.deepcopy(model), qsim.FivePoint(grad="e5m2"), exclude="2")
         >>> found = qsim.compare(model, narrow, torch.ones(3, 16))
         >>> found.first.title, found.first.cause
-        ('grad_input of 0 (Linear)', 'settings')
+        ('weight.grad of 0 (Linear)', 'settings')
     """
     for name, run in (("a", a), ("b", b)):
         if not isinstance(run, (nn.Module, Trace, str, os.PathLike)):

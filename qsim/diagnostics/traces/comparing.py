@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from qsim.diagnostics.traces.calls import OperationCall, Results
+from qsim.diagnostics.traces.calls import OperationCall, CallResults
 from qsim.diagnostics.traces.comparison import TensorDifference
 from qsim.diagnostics.traces.measures import error, relative, ulps
 from qsim.diagnostics.traces.trace import Operation, Trace
@@ -95,7 +95,7 @@ class Comparer:
 
     def _exact(
         self, call: OperationCall, given: Mapping[int, Tensor], upstream: Mapping[int, Tensor]
-    ) -> tuple[Results | None, Results | None]:
+    ) -> tuple[CallResults | None, CallResults | None]:
         """The results with exact sums of the other run's operation and of the first run's, for the first run's inputs."""
         other = call.exact(given, upstream)
         first = self.calls.get(call.operation.title)
@@ -103,7 +103,7 @@ class Comparer:
             return other, None if first is None or other is None else first.exact(given, upstream)
         return other, self._assumed(call.operation, other)
 
-    def _assumed(self, operation: Operation, other: Results) -> Results | None:
+    def _assumed(self, operation: Operation, other: CallResults) -> CallResults | None:
         """The exact results of a recorded operation: those of the other run if both are set alike, else what was recorded."""
         title = operation.title
         before = self.reference.operations[title]
@@ -113,13 +113,13 @@ class Comparer:
         if "accumulate=" in before.settings:
             return None  # the sums of the recorded run are not exact, and cannot be repeated
         parameters = {name: self.reference.tensors.get(f"{name}/grad") for name in other.parameters}
-        return Results(
+        return CallResults(
             self.reference.numbered(title, "output"),
             self.reference.numbered(title, "grad_input"),
             {name: x for name, x in parameters.items() if x is not None},
         )
 
-    def _expect(self, operation: Operation, own: Results | None, exact: tuple[Results | None, Results | None]) -> None:
+    def _expect(self, operation: Operation, own: CallResults | None, exact: tuple[CallResults | None, CallResults | None]) -> None:
         """Keep the repeated results for the tensors that they belong to."""
         if own is None:
             self._again |= {f"{name}/grad": None for name in operation.state}
@@ -186,7 +186,7 @@ def _settings(a: Operation, b: Operation) -> tuple[str, str]:
     return (a.settings, b.settings) if a.settings != b.settings else (a.points, b.points)
 
 
-def _of(results: Results, role: str) -> Mapping[int, Tensor]:
+def _of(results: CallResults, role: str) -> Mapping[int, Tensor]:
     return results.outputs if role == "output" else results.inputs
 
 

@@ -63,7 +63,7 @@ class Trace:
 
     A tensor's name is the title of its operation and its role, `"blocks.0.up/output.0"`: roles are `input`, `output`, `grad_output` and
     `grad_input`, each with a number. Parameters have `"blocks.0.up.weight/grad"` and, after an optimizer's step, `"…/updated"`. A
-    safetensors file whose tensors have such names is a trace, whoever wrote it: other frameworks need only write the outputs.
+    safetensors file whose tensors have such names is a trace, whichever program has written it: other frameworks need only write the outputs.
 
     Attributes:
         operations: The operations by their titles, in the order of the forward pass.
@@ -76,7 +76,7 @@ class Trace:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> trace = qsim.diagnostics.trace(model, torch.ones(3, 4))
         >>> trace
-        Trace(3 operations, 22 tensors)
+        Trace(4 operations, 19 tensors)
         >>> trace.order[:3], trace.order[-1]
         (['0/output.0', '1/output.0', '2/output.0'], '0.weight/grad')
         >>> file = tempfile.mkdtemp() + "/run.safetensors"
