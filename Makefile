@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test lint dist pytest clean
+.PHONY: help demo docs test slow lint dist pytest clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,11 +21,16 @@ docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an e
 	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build/html
 
 # All at once: the tests leave a part of the processors idle.
-test: $(READY) ## lint, the site, the distribution, every test, every example in a docstring and all code on the site
+test: $(READY) ## lint, the site, the distribution, every example in a docstring, all code on the site, and all tests but the slow ones
 	@$(MAKE) --no-print-directory -j4 lint docs dist pytest && echo "lint, docs, dist and tests passed"
 
+TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
 pytest: $(WARM)
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+	$(TESTS) -m "not slow"
+
+slow: $(WARM) ## the slow tests: examples, reduced studies, whole models compiled, every kernel compiled for a GPU
+	$(TESTS) -m slow
 
 # One process compiles to bytecode what tests import; in the first run, all would do so at the same time. Errors are left to the tests.
 $(WARM): $(READY)

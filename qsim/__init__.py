@@ -22,8 +22,9 @@ from qsim.scaling.block_formats import Block
 from qsim.text.files import FileError
 
 if TYPE_CHECKING:
-    from qsim import checkpoints, diagnostics, optim, points, silicon
+    from qsim import checkpoints, diagnostics, distributed, optim, points, silicon
     from qsim.checkpoints import export, load, save
+    from qsim.diagnostics.traces.compare import compare
     from qsim.functional.fpu import fpu
     from qsim.nn.coverage.run import coverage
     from qsim.schedule import Schedule
@@ -42,10 +43,12 @@ __all__ = [
     "Stochastic",
     "accumulators",
     "checkpoints",
+    "compare",
     "convert",
     "coverage",
     "decode",
     "diagnostics",
+    "distributed",
     "encode",
     "export",
     "format",
@@ -71,9 +74,10 @@ __all__ = [
 
 
 #: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
-_LATER = ("checkpoints", "compat", "diagnostics", "optim", "plot", "points", "silicon", "studies")
+_LATER = ("checkpoints", "compat", "diagnostics", "distributed", "optim", "plot", "points", "silicon", "studies")
 _LATER_FUNCTIONS = {
     "Schedule": "schedule",
+    "compare": "diagnostics",
     "coverage": "nn.coverage.run",
     "export": "checkpoints",
     "fpu": "functional.fpu",

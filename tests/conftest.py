@@ -64,7 +64,11 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"qsim: --seed={config.getoption('--seed')}, torch {torch.__version__}, {kernels}, {device}"
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "quick_study" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -66,16 +66,18 @@ const MAKERS = {
     const top = { ieee: ones - whole, fn: ones - 1, fnuz: ones, none: ones }[specials];
     if (top === undefined) throw new Error(`specials must be ieee, fn, fnuz or none, got ${specials}`);
     if (specials === "fnuz" && !signed) throw new Error("fnuz writes NaN as negative zero, which an unsigned format lacks");
-    const field = Math.floor(top / whole), fraction = top % whole, lowest = 1 - bias;
-    if (top === 0 || (field === 0 && !subnormals)) throw new Error("this format has no value but zero: every other code is reserved");
+    if (![true, false, "flush"].includes(subnormals)) throw new Error(`subnormals must be True, False or 'flush', got ${subnormals}`);
+    const gradual = subnormals === true, field = Math.floor(top / whole), fraction = top % whole, lowest = 1 - bias;
+    if (top === 0 || (field === 0 && !gradual)) throw new Error("this format has no value but zero: every other code is reserved");
     const max = field === 0 ? fraction * 2 ** (lowest - mantissa) : (whole + fraction) * 2 ** (field - bias - mantissa);
     const nan = { ieee: mantissa ? ones : -1, fn: ones, fnuz: 2 ** width, none: -1 }[specials];
     const infinity = specials === "ieee" ? top + 1 : -1;
     return {
       kind: "Float", exponent, mantissa, bias, signed,
       grid: {
-        mantissa, exponent: lowest, least: 2 ** (subnormals ? lowest - mantissa : lowest), max, min: signed ? -max : 0,
+        mantissa, exponent: lowest, least: 2 ** (gradual ? lowest - mantissa : lowest), max, min: signed ? -max : 0,
         zero: true, negative_zero: signed && specials !== "fnuz", infinity: infinity >= 0,
+        flush: subnormals === "flush",
       },
       coding: { bits: width + Number(signed), twos_complement: false, nan, infinity },
     };
@@ -112,7 +114,7 @@ const MAKERS = {
 function in_bits(grid, coding) {
   const { MANTISSA, BIAS, INFINITY, MAGNITUDE, to_bits } = double, pattern = (x) => to_bits(Math.abs(x));
   const mantissa = BigInt(grid.mantissa), field = BigInt(grid.exponent) + BIAS, signed = grid.min < 0;
-  const gradual = grid.zero && grid.least === 2 ** (grid.exponent - grid.mantissa);
+  const flush = Boolean(grid.flush), gradual = !flush && grid.zero && grid.least === 2 ** (grid.exponent - grid.mantissa);
   const overflow = grid.infinity ? INFINITY : MAGNITUDE;
   const numbers = {
     shift: MANTISSA - mantissa, low: gradual ? field : 0n, least: pattern(grid.least), half: pattern(grid.least / 2),
@@ -120,7 +122,8 @@ function in_bits(grid, coding) {
     top: pattern(grid.max), bottom: signed ? pattern(grid.min) : 0n, floor: pattern(grid.min),
     over: overflow, under: signed ? overflow : MAGNITUDE,
   };
-  const known = { flat: false, zero: grid.zero, signed, keep_sign: grid.negative_zero, symmetric: signed && numbers.top === numbers.bottom, open: false };
+  const symmetric = signed && numbers.top === numbers.bottom;
+  const known = { flat: false, zero: grid.zero, signed, keep_sign: grid.negative_zero, symmetric, open: false, flush };
   const last = BigInt(largest_code(grid, coding)), bits = BigInt(coding.bits);
   const code_numbers = {
     shift: numbers.shift, lowest: field, before: (field - BigInt(grid.zero)) << mantissa, least: pattern(2 ** (grid.exponent - grid.mantissa)),

@@ -106,7 +106,7 @@ def smallest_exponent_of(fmt: Format, operands: tuple[Float, ...] | None) -> int
 
 def _resolve_out(out: str | torch.dtype | Format) -> Float:
     fmt = resolve_format(out)
-    fits = isinstance(fmt, Float) and fmt.has_inf and fmt.signed and fmt.subnormals and contains(FP32, fmt)
+    fits = isinstance(fmt, Float) and fmt.has_inf and fmt.signed and fmt.has_subnormals and contains(FP32, fmt)
     if not fits:
         wanted = "a signed floating-point format with subnormals and infinities that float32 holds, such as fp32, e8m13ieee or fp16"
         raise ValueError(f"Aligned: out must be {wanted}, got {brief(fmt)}")
@@ -123,7 +123,7 @@ def operand_formats(owner: str, operands: Sequence[str | torch.dtype | Format] |
     found = []
     for given in operands:
         fmt = resolve_format(given)
-        if not isinstance(fmt, Float) or not fmt.signed or not fmt.subnormals or not contains(FP32, fmt):
+        if not isinstance(fmt, Float) or not fmt.signed or not fmt.has_subnormals or not contains(FP32, fmt):
             raise ValueError(f"{owner}: operands must be signed floating-point formats that float32 holds, got {brief(fmt)}")
         found.append(fmt)
     return tuple(found)

@@ -137,6 +137,8 @@ def _checked_chunk(chunk: int) -> int:
 
 def _check_format(fmt: Format, rule: Rule) -> None:
     """Raise an error for a format in which a sum cannot begin at zero, or whose roundings are not exact here."""
+    if fmt.grid.table:
+        raise ValueError(f"Rounded: sums are rounded to floats, integers or fixed point, not to a table like {brief(fmt)}")
     if not fmt.has_zero:
         raise ValueError(f"Rounded: a sum begins at zero, which {brief(fmt)} lacks")
     needed, most = fmt.grid.mantissa + rule.bits + rule.correction, sums.MOST_MANTISSA_AND_NOISE

@@ -1,4 +1,4 @@
-"""The command `qsim`: show formats, recipes and accumulators, inspect numbers, write code for hardware, measure speed, run studies."""
+"""The command `qsim`: show formats, recipes and accumulators, compare runs, write code for hardware, measure speed, run studies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import qsim
-from qsim.cli import accumulators, bench, cost, emit, formats, inspect, recipes, study, vectors
+from qsim.cli import accumulators, bench, compare, cost, emit, formats, inspect, recipes, study, vectors
 
 #: The exit code of a program that Ctrl-C ends, as in shells: 128 plus the signal's number.
 INTERRUPTED = 130
@@ -20,6 +20,7 @@ examples:
   qsim inspect e4m3 0.3          what each rounding makes of 0.3
   qsim recipes nvfp4             where a recipe rounds, and how
   qsim accumulators h100_fp8     how a chip's matrix unit adds, and the evidence for it
+  qsim compare A B               the first tensor that differs between two recorded runs
   qsim emit c --format e4m3      a format's rounding as C, SystemVerilog or JavaScript
   qsim vectors e4m3 -o e4m3.hex  golden vectors; --check FILE compares results with them
   qsim cost e4m3                 lookup tables and registers of a rounding
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"qsim {qsim.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (formats, inspect, recipes, accumulators, emit, vectors, cost, bench, study):
+    for module in (formats, inspect, recipes, accumulators, compare, emit, vectors, cost, bench, study):
         module.register(commands)
     for command in commands.choices.values():
         command.set_defaults(command=command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
@@ -96,22 +96,24 @@ class Neighbours:
         below: The largest value that is not above the number, if any.
         above: The smallest value that is not below the number, if any.
         position: The fraction of the way from the neighbour nearer to zero to the other one, in 0…1; `None` if one is missing,
-            0 if the number is itself a value.
+            0 if the number is itself a value. Where the neighbours are on both sides of zero, the one on the number's side is farther.
+        is_negative: Whether the number is below zero.
     """
 
     below: float | None
     above: float | None
     position: Fraction | None
+    is_negative: bool = field(default=False, repr=False)
 
     @property
     def inner(self) -> float:
         """The neighbour nearer to zero. Requires a position."""
-        return min(self._both(), key=abs)
+        return self._both()[self.is_negative]
 
     @property
     def outer(self) -> float:
         """The neighbour farther from zero. Requires a position."""
-        return max(self._both(), key=abs)
+        return self._both()[not self.is_negative]
 
     def _both(self) -> tuple[float, float]:
         if self.below is None or self.above is None:
@@ -144,9 +146,9 @@ def neighbours(number: TypedNumber, fmt: Format) -> Neighbours:
     bounds = below if below <= number.carrier else None, above if above >= number.carrier else None
     if number.exact is None or bounds[0] is None or bounds[1] is None:
         return Neighbours(*bounds, None)
-    inner, outer = sorted((Fraction(below), Fraction(above)), key=abs)
-    position = (abs(number.exact) - abs(inner)) / (abs(outer) - abs(inner)) if outer != inner else Fraction(0)
-    return Neighbours(*bounds, position)
+    gap, is_negative = Fraction(above) - Fraction(below), number.exact < 0
+    way = Fraction(above) - number.exact if is_negative else number.exact - Fraction(below)
+    return Neighbours(*bounds, way / gap if gap else Fraction(0), is_negative)
 
 
 def code_of(value: float, fmt: Format) -> int | None:

@@ -12,8 +12,9 @@ import torch
 
 import qsim
 from qsim.cli.text import hexadecimal, json_number, terminal_width
-from qsim.formats import NAMED, Format, name_of, names
+from qsim.formats import NAMED, TABULATED, Format, name_of, names
 from qsim.formats.base import shortest
+from qsim.formats.table import ListedValues
 from qsim.scaling import block_formats
 from qsim.scaling.block_formats import Block
 from qsim.text.columns import aligned
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     width = terminal_width()
     if args.name is None:
-        everything = {name: facts(fmt) for name, fmt in NAMED.items()}
+        everything = {name: facts(fmt) for name, fmt in (NAMED | TABULATED).items()}
         everything |= {name: block_facts(fmt) for name, fmt in block_formats.NAMED.items()}
         print(json.dumps(everything, indent=2) if args.json else f"{listing(width)}\n\n{listing_of_blocks(width)}")
         return 0
@@ -108,9 +109,9 @@ def listing_of_blocks(width: int | None = None) -> str:
 def listing(width: int | None = None) -> str:
     """The table of the named formats; if it is wider than `width`, with fewer columns and a line that names the missing ones."""
     rows = [["name", "format", "bits", "max", "smallest normal", "smallest", "epsilon", "specials"]]
-    for name, fmt in NAMED.items():
+    for name, fmt in (NAMED | TABULATED).items():
         numbers = [f"{value:.7g}" for value in (fmt.max, fmt.smallest_normal, fmt.smallest, fmt.epsilon)]
-        rows.append([name, repr(fmt), str(fmt.bits), *numbers, _specials(fmt)])
+        rows.append([name, _call(fmt), str(fmt.bits), *numbers, _specials(fmt)])
     left_out: list[str] = []
     text = aligned(rows, width=width)
     while width is not None and len(left_out) < len(_LEFT_OUT_FIRST) and max(map(len, text.splitlines())) > width:
@@ -122,6 +123,11 @@ def listing(width: int | None = None) -> str:
         return text
     note = f"Omitted for lack of space: {', '.join(left_out)}; qsim formats NAME shows them."
     return f"{text}\n{aligned([[note]], width=width)}"
+
+
+def _call(fmt: Format) -> str:
+    """The call that creates a format; a table's is too long for a listing."""
+    return f"Table of {len(fmt.values())} values" if isinstance(fmt, ListedValues) else repr(fmt)
 
 
 def _specials(fmt: Format) -> str:

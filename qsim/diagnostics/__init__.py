@@ -1,4 +1,4 @@
-"""The effects of rounding: on a model in training, on weight updates, and on the gradients of a model."""
+"""The effects of rounding: on a model in training, on weight updates, on gradients, and on each operation of a run."""
 
 from qsim.diagnostics.advice import Advice, Problem
 from qsim.diagnostics.cancelled import CancelledUpdates, cancelled_updates
@@ -8,6 +8,10 @@ from qsim.diagnostics.gradients.error import GradientError
 from qsim.diagnostics.gradients.errors import GradientErrors, gradient_error
 from qsim.diagnostics.gradients.statistics import Estimate
 from qsim.diagnostics.monitor import Monitor
+from qsim.diagnostics.traces.compare import compare
+from qsim.diagnostics.traces.comparison import RunComparison, TensorDifference
+from qsim.diagnostics.traces.run import trace
+from qsim.diagnostics.traces.trace import Operation, Trace
 from qsim.diagnostics.updates import UpdateCounts, Updates
 from qsim.functional.backends import Backend, backends
 from qsim.text.records import Records
@@ -23,13 +27,19 @@ __all__ = [
     "GradientError",
     "GradientErrors",
     "Monitor",
+    "Operation",
     "Problem",
     "Records",
+    "RunComparison",
     "Sample",
+    "TensorDifference",
+    "Trace",
     "UpdateCounts",
     "Updates",
     "backends",
     "batch_for",
     "cancelled_updates",
+    "compare",
     "gradient_error",
+    "trace",
 ]

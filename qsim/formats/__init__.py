@@ -16,6 +16,10 @@ Example:
     [57344.0, 240.0, 30.0, 15.5, 28.0, 7.5]
     >>> [fmt.bits for fmt in (formats.FP32, formats.TF32, formats.FP16, formats.BF16, formats.E8M0, formats.INT8, formats.INT4)]
     [32, 19, 16, 16, 8, 8, 4]
+    >>> [fmt.bits for fmt in (formats.NF4, formats.Posit(8), formats.Takum(8), formats.Log(4, 3), formats.Table([0, 1]))]
+    [4, 8, 8, 8, 1]
+    >>> list(formats.TABULATED)
+    ['posit8', 'takum8', 'nf4']
     >>> formats.NAMED["e5m2"] == formats.E5M2, typing.get_args(formats.Specials)
     (True, ('ieee', 'fn', 'fnuz', 'p3109', 'none'))
 """
@@ -24,6 +28,7 @@ from qsim.formats.base import Format
 from qsim.formats.dtypes import contains, holders, holds
 from qsim.formats.fixed import Fixed, Int
 from qsim.formats.floating import P3109, Float, PowerOfTwo, Specials
+from qsim.formats.logarithmic import Log
 from qsim.formats.names import (
     BF16,
     E2M1,
@@ -41,11 +46,16 @@ from qsim.formats.names import (
     INT4,
     INT8,
     NAMED,
+    NF4,
+    TABULATED,
     TF32,
     format,
     name_of,
     names,
 )
+from qsim.formats.posit import Posit
+from qsim.formats.table import Table
+from qsim.formats.takum import Takum
 
 __all__ = [
     "BF16",
@@ -63,15 +73,21 @@ __all__ = [
     "FP32",
     "INT4",
     "INT8",
+    "Log",
     "NAMED",
+    "NF4",
     "P3109",
     "TF32",
     "Fixed",
     "Float",
     "Format",
     "Int",
+    "Posit",
     "PowerOfTwo",
     "Specials",
+    "TABULATED",
+    "Table",
+    "Takum",
     "format",
     "contains",
     "holders",

@@ -39,7 +39,7 @@ def shortest(value: float) -> str:
 
 
 class Format:
-    """A finite set of values and the codes that represent them. Create a subclass: `Float`, `Fixed`, `Int` or `PowerOfTwo`.
+    """A finite set of values and the codes that represent them. Create a subclass: `Float`, `Fixed`, `Int`, `PowerOfTwo` or `Table`.
 
     Attributes:
         bits: Width of a code.

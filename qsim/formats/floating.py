@@ -33,7 +33,9 @@ class Float(Format):
             `P3109`. `"none"`: no code at all. OCP's E4M3 and E5M2 have special values: `"e4m3"` is `Float(4, 3, specials="fn")`, `"e5m2"`
             is `Float(5, 2, specials="ieee")`. `Float(4, 3)` is neither, and warns once; write `specials="none"` if you mean it, as QPyTorch
             does.
-        subnormals: Whether there are values between zero and the smallest normal.
+        subnormals: Whether there are values between zero and the smallest normal. Without them, `False`, a number in between is rounded to
+            one of the two. With `"flush"` it becomes zero before it is rounded, whatever the rounding, as in units that treat subnormal
+            inputs as zeros.
         signed: Whether there is a sign bit.
 
     Example:
@@ -48,13 +50,14 @@ class Float(Format):
     mantissa: int
     bias: int = None  # type: ignore[assignment]  # always an int once made
     specials: Specials = None  # type: ignore[assignment]  # "none" once made
-    subnormals: bool = True
+    subnormals: bool | Literal["flush"] = True
     signed: bool = True
 
     def __post_init__(self) -> None:
         check_integer("Float", "exponent", self.exponent, 1, 8)
         check_integer("Float", "mantissa", self.mantissa, 0, 23)
-        check_flag("Float", "subnormals", self.subnormals)
+        if self.subnormals != "flush" and not isinstance(self.subnormals, bool):
+            raise TypeError(f"Float: subnormals must be True, False or 'flush', got {self.subnormals!r}")
         check_flag("Float", "signed", self.signed)
         named = self.specials is not None
         if not named:
@@ -72,7 +75,7 @@ class Float(Format):
     @property
     def _is_otherwise_named(self) -> bool:
         """Whether the name of this size means another format, one with special values."""
-        usual = self.bias == self._usual_bias and self.subnormals and self.signed
+        usual = self.bias == self._usual_bias and self.has_subnormals and self.signed
         return self.specials == "none" and usual and (self.exponent, self.mantissa) in _OTHERWISE_NAMED
 
     def _warn_of_name(self) -> None:
@@ -89,6 +92,11 @@ class Float(Format):
     @property
     def _usual_bias(self) -> int:
         return (1 << (self.exponent - 1)) - (self.specials not in _CENTERED)
+
+    @property
+    def has_subnormals(self) -> bool:
+        """Whether there are values between zero and the smallest normal."""
+        return self.subnormals is True
 
     @property
     def bits(self) -> int:  # type: ignore[override]
@@ -110,7 +118,7 @@ class Float(Format):
         top = infinity - 1 if infinity >= 0 else ones - (self.specials == "fn")
         field, fraction = divmod(top, 1 << self.mantissa)
         lowest = 1 - self.bias
-        if top == 0 or (field == 0 and not self.subnormals):
+        if top <= 0 or (field == 0 and not self.has_subnormals):
             raise ValueError(f"{self!r} has no value but zero: every other code is reserved")
         if field == 0:
             largest = math.ldexp(fraction, lowest - self.mantissa)
@@ -119,17 +127,19 @@ class Float(Format):
         grid = Grid(
             mantissa=self.mantissa,
             exponent=lowest,
-            least=math.ldexp(1.0, lowest - self.mantissa if self.subnormals else lowest),
+            least=math.ldexp(1.0, lowest - self.mantissa if self.has_subnormals else lowest),
             max=largest,
             min=-largest if self.signed else 0.0,
             zero=True,
             negative_zero=self.signed and self.specials not in _CENTERED,
             infinity=infinity >= 0,
+            flush=self.subnormals == "flush",
         )
         return grid, Coding(bits=width + self.signed, twos_complement=False, nan=nan[self.specials], infinity=infinity)
 
     def __repr__(self) -> str:
-        options = [("bias", self.bias, self._usual_bias), ("specials", self.specials, "" if self._is_otherwise_named else "none")]
+        options: list[tuple[str, object, object]] = [("bias", self.bias, self._usual_bias)]
+        options += [("specials", self.specials, "" if self._is_otherwise_named else "none")]
         options += [("subnormals", self.subnormals, True), ("signed", self.signed, True)]
         given = [f"{name}={value!r}" for name, value, default in options if value != default]
         return f"Float({', '.join([str(self.exponent), str(self.mantissa), *given])})"
@@ -147,7 +157,9 @@ class Float(Format):
             "p3109": f"{'the code of negative zero' if self.signed else 'all ones'}: NaN; the largest magnitude below it: infinity",
             "none": "nothing: every code is a finite value",
         }[self.specials]
-        return text if self.subnormals else text + "; exponent 0 is zero (no subnormals)"
+        if self.has_subnormals:
+            return text
+        return f"{text}; exponent 0 is zero ({'subnormals are flushed' if self.subnormals == 'flush' else 'no subnormals'})"
 
 
 #: The sizes that a warning has been given for.

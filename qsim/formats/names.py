@@ -12,6 +12,10 @@ import torch
 from qsim.formats.base import Format
 from qsim.formats.fixed import Fixed, Int
 from qsim.formats.floating import P3109, Float, PowerOfTwo, Specials
+from qsim.formats.logarithmic import Log
+from qsim.formats.posit import Posit
+from qsim.formats.table import Table
+from qsim.formats.takum import Takum
 from qsim.text.parsing import read_call
 
 FP32 = Float(8, 23, specials="ieee")
@@ -30,6 +34,14 @@ E2M1 = Float(2, 1)
 E8M0 = PowerOfTwo(8)
 INT8 = Int(8)
 INT4 = Int(4)
+#: The 4-bit NormalFloat of QLoRA (Dettmers et al., arXiv 2305.14314, appendix E): quantiles of a normal distribution, and zero.
+NF4 = Table(
+    [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+        -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ]
+)  # fmt: skip
 
 #: Every named format by its name, widest first.
 NAMED: dict[str, Format] = {
@@ -51,6 +63,9 @@ NAMED: dict[str, Format] = {
     "int4": INT4,
 }
 
+#: The named formats whose values are in tables.
+TABULATED: dict[str, Format] = {"posit8": Posit(8), "takum8": Takum(8), "nf4": NF4}
+
 # Other spellings. ml_dtypes' `fn` means "all ones is NaN" for 8-bit formats and "finite only" for narrower ones, as OCP has them.
 _ALIASES: dict[str, Format] = {
     "float32": FP32,
@@ -62,6 +77,9 @@ _ALIASES: dict[str, Format] = {
     "e2m3fn": E2M3,
     "e3m2fn": E3M2,
     "e8m0fnu": E8M0,
+    # Scales of NVIDIA's block formats, as PTX names them: E4M3 without a sign, and with one exponent bit more.
+    "ue4m3": Float(4, 3, specials="fn", signed=False),
+    "ue5m3": Float(5, 3, specials="fn", signed=False),
     "fp8_e4m3": E4M3,
     "fp8_e5m2": E5M2,
     "float8_e4m3": Float(4, 3, specials="ieee"),
@@ -78,7 +96,7 @@ _ALIASES: dict[str, Format] = {
     "float4_e2m1fn_x2": E2M1,
 }
 
-_KNOWN: dict[str, Format] = {**NAMED, **_ALIASES}
+_KNOWN: dict[str, Format] = {**NAMED, **TABULATED, **_ALIASES}
 
 #: Cache of the spellings resolved so far.
 _FOUND: dict[str, Format] = dict(_KNOWN)
@@ -106,20 +124,19 @@ _FAMILIES = {"fp8": "'e4m3' or 'e5m2'", "fp6": "'e3m2' or 'e2m3'", "fp4": "'e2m1
 
 # Names of block formats, which are built from formats and have no values of their own.
 _BLOCKS = re.compile(r"mxfp[468](_e\dm\d)?|mxint8|nvfp4|fp8_(1|128)x128")
-# Formats that users ask for and qsim does not have.
-_ABSENT = re.compile(r"(nf|posit)\d*\b")
 _FLOAT = re.compile(r"e(\d+)m(\d+)(?:b(\d+))?(ieee|fn|fnuz)?")
 # gfloat's names of the formats of P3109; the working group writes binary8p4se.
 _P3109 = re.compile(r"(?:p3109_k|binary)(\d+)p(\d+)([su])([ef])")
 _INTEGER = re.compile(r"(u?)int(\d+)")
+_TAPERED = re.compile(r"(posit|takum)(\d+)")
 
 
 def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word users look for)
     """Resolve a name, a torch dtype or a format to a format.
 
     A bare `ExMy` that OCP defines means OCP's format; ml_dtypes' names mean ml_dtypes' formats; any other `ExMy` has no special values. A
-    bias and the special values can be appended: `e4m3b11fnuz`, `e5m7ieee`. `binary8p4se` is `P3109(8, 4)`: signed, extended. A format's
-    `repr` is accepted, too.
+    bias and the special values can be appended: `e4m3b11fnuz`, `e5m7ieee`. `binary8p4se` is `P3109(8, 4)`: signed, extended. `posit16` is
+    the standard's posit, `takum16` a linear takum. A format's `repr` is accepted, too.
 
     Args:
         spec: For example `"e4m3"`, `"bf16"`, `"int8"`, `torch.float8_e5m2`, `Float(6, 9)`. Names are case-insensitive.
@@ -136,8 +153,8 @@ def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word 
     if isinstance(spec, Format):
         if not hasattr(spec, "spelling"):
             raise TypeError(
-                f"a format must be a name, a torch dtype or a Float, Fixed, Int or PowerOfTwo, got {type(spec).__name__}, a subclass of "
-                "Format without a grid and codes: codebooks and functions cannot be formats"
+                f"a format must be a name, a torch dtype or a Float, Fixed, Int, PowerOfTwo or Table, got {type(spec).__name__}, a "
+                "subclass of Format without a grid and codes: give values that are not evenly spaced as a Table"
             )
         return spec
     if isinstance(spec, str):
@@ -155,9 +172,9 @@ def _by_name(spelling: str) -> Format:
     if found is None and _BLOCKS.fullmatch(name):
         whole = "a block format, numbers under scales that they share"
         raise ValueError(f"{spelling!r} is {whole}: quantize, encode, Quantizer and FivePoint take its name; qsim.scaling.NAMED holds it")
-    if found is None and _ABSENT.match(name):
+    if name == "if4":
         raise ValueError(
-            f"{spelling!r} is not supported: formats are floats, integers, fixed point and powers of two, not posits or codebooks like NF4"
+            "'if4' is no set of values: each of its blocks chooses between 'e2m1' and 'int4' times 6/7; give a Table, or one of the two"
         )
     if found is None:
         close = [repr(known) for known in difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)]
@@ -171,6 +188,7 @@ def _by_name(spelling: str) -> Format:
 
 
 _MAKERS: dict[str, Callable[..., Format]] = {"Float": Float, "P3109": P3109, "Fixed": Fixed, "Int": Int, "PowerOfTwo": PowerOfTwo}
+_MAKERS |= {"Table": Table, "Posit": Posit, "Takum": Takum, "Log": Log}
 
 
 def _parse(name: str) -> Format | None:
@@ -186,6 +204,8 @@ def _parse(name: str) -> Format | None:
         return P3109(int(found[1]), int(found[2]), found[3] == "s", "extended" if found[4] == "e" else "finite")
     if found := _INTEGER.fullmatch(name):
         return Int(int(found[2]), signed=not found[1]) if 1 <= int(found[2]) <= 32 else None
+    if (found := _TAPERED.fullmatch(name)) and 2 <= int(found[2]) <= 16:
+        return Posit(int(found[2])) if found[1] == "posit" else Takum(int(found[2]))
     return None
 
 

@@ -62,7 +62,7 @@ def _chance_above(x: Tensor, below: Tensor, above: Tensor, rounding: Stochastic)
     """The probability of the upper neighbour; zero where both are the same."""
     count = 2.0 ** (rounding.bits or DEFAULT_BITS)
     gap = torch.where(above > below, above - below, 1.0)
-    is_positive = x > 0
+    is_positive = x >= 0
     # Random bits are compared with the way from the neighbour nearer to zero.
     outward = torch.where(is_positive, x - below, above - x) / gap
     chance = ((outward * count + (0.5 if rounding.correction else 0.0)).floor() / count).clamp(0, 1)

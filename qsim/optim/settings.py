@@ -158,6 +158,8 @@ def _check_arithmetic(arithmetic: str, weights: Format, state: str | None, state
         raise ValueError(f"arithmetic='format': the moments are in the weights' format {weights!r}, got state={state!r}")
     if state_rounding != "nearest":
         raise ValueError(f"arithmetic='format': every operation except the last rounds to nearest, got state_rounding={state_rounding!r}")
+    if weights.grid.table:
+        raise ValueError(f"arithmetic='format': operations are rounded to floats, integers or fixed point, not to a table like {weights!r}")
     # A result may first be rounded to twice the precision plus two bits without changing the final result.
     if 10 < weights.grid.mantissa < 23:
         raise ValueError(

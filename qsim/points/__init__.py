@@ -21,8 +21,23 @@ from qsim.points.affine import Affine
 from qsim.points.base import PointModule, surrogate
 from qsim.points.codebook import NF4, Codebook
 from qsim.points.estimators import DGE, GaussianGrid, TrustMask
+from qsim.points.four_over_six import FourOverSix
 from qsim.points.learned import LSQ, PACT
 from qsim.points.noise import Noise
 from qsim.points.outliers import Outliers
 
-__all__ = ["DGE", "LSQ", "NF4", "PACT", "Affine", "Codebook", "GaussianGrid", "Noise", "Outliers", "PointModule", "TrustMask", "surrogate"]
+__all__ = [
+    "DGE",
+    "LSQ",
+    "NF4",
+    "PACT",
+    "Affine",
+    "Codebook",
+    "FourOverSix",
+    "GaussianGrid",
+    "Noise",
+    "Outliers",
+    "PointModule",
+    "TrustMask",
+    "surrogate",
+]

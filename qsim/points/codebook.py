@@ -10,30 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qsim import formats
 from qsim.functional import quantize
 from qsim.points.base import PointModule, surrogate, wide
 from qsim.points.groups import check_granularity, grouped, ungrouped, within
 from qsim.scaling import Scaling
 
 #: NormalFloat with 4 bits: QLoRA, arXiv 2305.14314, appendix E. Use it with one scale per 64 values: `PerBlock(64)`.
-NF4: tuple[float, ...] = (
-    -1.0,
-    -0.6961928009986877,
-    -0.5250730514526367,
-    -0.39491748809814453,
-    -0.28444138169288635,
-    -0.18477343022823334,
-    -0.09105003625154495,
-    0.0,
-    0.07958029955625534,
-    0.16093020141124725,
-    0.24611230194568634,
-    0.33791524171829224,
-    0.44070982933044434,
-    0.5626170039176941,
-    0.7229568362236023,
-    1.0,
-)
+NF4: tuple[float, ...] = formats.NF4.values()
 
 
 class Codebook(PointModule):

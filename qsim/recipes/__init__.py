@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from qsim.functional.callables import CallablePoint
 from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
-from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4
+from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4, ufp4
 from qsim.recipes.named import NAMED, describe, listing, resolve
 from qsim.recipes.recipe import Recipe
-from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8, torchao_rowwise
+from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8, luq, torchao_rowwise
 
 __all__ = [
     "NAMED",
@@ -30,6 +30,7 @@ __all__ = [
     "hfp8",
     "int8",
     "listing",
+    "luq",
     "mxfp4",
     "mxfp6",
     "mxfp8",
@@ -38,5 +39,6 @@ __all__ = [
     "resolve",
     "stochastic_backward",
     "torchao_rowwise",
+    "ufp4",
     "weight_only",
 ]

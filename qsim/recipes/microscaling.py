@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qsim import scaling
-from qsim.formats import E2M1, E4M3
+from qsim.formats import E2M1, E4M3, Float
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
 from qsim.recipes.five_point import FivePoint
@@ -100,3 +100,26 @@ def nvfp4(*, outer: PerTensor | str | None = None) -> Recipe:
     grad, grad_w = (Quantizer(unsaturated, "stochastic", transform=transform) for transform in (None, Hadamard(16)))
     points = FivePoint(NVFP4, weight, act_bwd=transformed, weight_bwd="same", grad=grad, grad_w=grad_w)
     return Recipe("nvfp4", points, last=1, source="NVIDIA, Pretraining Large Language Models with NVFP4, arXiv 2509.25149")
+
+
+def ufp4() -> Recipe:
+    """Evenly spaced 4-bit values in blocks of 16, with Hadamard transforms in all products; only gradients are stochastic.
+
+    E1M2 has the values 0, 0.5, … 3.5: unlike E2M1's, their rounding to nearest does not shrink what the transform has spread. All six
+    operands are transformed in blocks of 16 along the dimension that their product sums over, so each is rounded again for its other
+    product. As in `nvfp4`, the scales of gradients are rounded up, so that nothing saturates and their mean is exact.
+
+    Which grid, transforms and rounding are the paper's. Blocks of 16 with E4M3 scales under one of the tensor are those of NVFP4.
+
+    Example:
+        >>> import qsim
+        >>> points = qsim.recipes.ufp4().points
+        >>> points.act.format.values()[-4:], points.act.transform.size, points.act.rounding, points.grad.rounding
+        ((2.0, 2.5, 3.0, 3.5), 16, NEAREST, Stochastic())
+    """
+    uniform, transform = Float(1, 2), Hadamard(16)
+    nearest = Quantizer(Block(uniform, 16, scale=E4M3, rule="fit", outer=PerTensor()), transform=transform)
+    noisy = Quantizer(Block(uniform, 16, scale=E4M3, rule="ceil", outer=PerTensor(rule="ceil")), "stochastic", transform=transform)
+    points = FivePoint(nearest, nearest, act_bwd=nearest, weight_bwd=nearest, grad=noisy)
+    source = "Zhao et al., Rethinking Shrinkage Bias in LLM FP4 Pretraining, arXiv 2606.20381"
+    return Recipe("ufp4", points, source=source)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from qsim.formats import format as resolve_format
+from qsim.formats import format as resolve_format, name_of
+from qsim.functional.quantizer import Quantizer
 from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
-from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4
+from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4, ufp4
 from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
-from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8, torchao_rowwise
+from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8, luq, torchao_rowwise
 from qsim.text.columns import aligned
 from qsim.text.parsing import read_call
 
@@ -25,10 +26,12 @@ NAMED: dict[str, Callable[..., Recipe]] = {
         deepseek_v3,
         hfp8,
         mxfp8,
+        int8,
         mxfp6,
         mxfp4,
         nvfp4,
-        int8,
+        ufp4,
+        luq,
         stochastic_backward,
         weight_only,
         nearest_everywhere,
@@ -36,6 +39,9 @@ NAMED: dict[str, Callable[..., Recipe]] = {
 }
 #: Possible meanings of names that give only a width.
 _FAMILIES = {"fp8": "fp8_hybrid", "fp4": "mxfp4", "fp6": "mxfp6", "mx": "mxfp8"}
+#: The points whose formats are listed.
+_LISTED = ("act", "weight", "grad")
+_HEADINGS = ("bits", "recipe", f"{', '.join(_LISTED)}: summary")
 #: The format in which a recipe for any format is shown.
 SHOWN_IN = "e4m3"
 
@@ -95,18 +101,20 @@ def _instead(name: str) -> str:
 
 
 def listing(width: int | None = None) -> str:
-    """A list of all recipes with a one-line description of each.
+    """A list of all recipes by the bits of their narrowest format: what each rounds inputs, weights and gradients to, and a description.
 
     Args:
         width: Wrap lines that are longer.
 
     Example:
         >>> import qsim
-        >>> print(qsim.recipes.listing().splitlines()[0])
-        fp8_hybrid                   E4M3 for inputs and weights, which need precision, and E5M2 for gradients, which need range
+        >>> print(qsim.recipes.listing(width=100))  # doctest: +ELLIPSIS
+        bits  recipe                      act, weight, grad: summary
+        8     fp8_hybrid                  e4m3, e4m3, e5m2: E4M3 for inputs and weights, which need
+                                          precision, and E5M2 for gradients, which need range
+        ...
     """
-    calls = {f"{name}(format)" if _needs_format(make) else name: make for name, make in NAMED.items()}
-    return aligned([[call, _summary(make)] for call, make in calls.items()], width=width)
+    return aligned([_HEADINGS, *(_listed(name, make) for name, make in NAMED.items())], width=width)
 
 
 def describe(name: str | Recipe | None = None) -> None:
@@ -141,6 +149,16 @@ def describe(name: str | Recipe | None = None) -> None:
 
 def _needs_format(make: Callable[..., Recipe]) -> bool:
     return any(parameter.default is parameter.empty for parameter in inspect.signature(make).parameters.values())
+
+
+def _listed(name: str, make: Callable[..., Recipe]) -> Sequence[str]:
+    """A recipe as a row of the list."""
+    is_open = _needs_format(make)
+    points = (make(SHOWN_IN) if is_open else make()).points
+    formats = {place: point.format for place, point in points.used.items() if isinstance(point, Quantizer)}
+    shown = ["any" if is_open and place in formats else name_of(formats[place]) if place in formats else "-" for place in _LISTED]
+    bits = "any" if is_open else str(min(fmt.bits for fmt in formats.values()))
+    return bits, f"{name}(format)" if is_open else name, f"{', '.join(shown)}: {_summary(make)}"
 
 
 def _summary(make: Callable[..., Recipe]) -> str:

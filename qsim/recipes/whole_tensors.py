@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qsim import scaling
+from qsim.accumulators import Rounded
 from qsim.formats import E4M3, E5M2, Float, Int
 from qsim.functional.quantizer import Quantizer
 from qsim.recipes.five_point import FivePoint
@@ -92,21 +93,25 @@ def deepseek_v3() -> Recipe:
     return replace(recipe, name="deepseek_v3", source=f"{recipe.source}, section 3.3")
 
 
-def hfp8() -> Recipe:
+def hfp8(*, chunk: int | None = None) -> Recipe:
     """IBM's hybrid: four exponent bits with a bias of 4 forward, five for gradients; the first and the last layer in high precision.
 
     There are no scales: the bias moves E4M3's range to the magnitudes of inputs and weights. Scale gradients with the loss, by hand or with
-    a `torch.amp.GradScaler`, which notices when E5M2 overflows. The paper adds in FP16 with six exponent bits and in chunks of 64, which
-    `accumulate="Rounded('e6m9', chunk=64)"` comes close to: within a chunk its sums are narrow, too.
+    a `torch.amp.GradScaler`, which notices when E5M2 overflows.
+
+    Args:
+        chunk: Number of products whose sum is added to the running sum in FP16 with six exponent bits; 64 in the paper. `None` adds in
+            float32. Sums within a chunk are those of a matrix unit, see `qsim.accumulators.Rounded`; the paper's are in that FP16, too.
 
     Example:
         >>> import qsim
-        >>> recipe = qsim.recipes.hfp8()
-        >>> print(recipe.points.act.format, recipe.first, recipe.last)
-        Float(4, 3, bias=4) 1 1
+        >>> recipe = qsim.recipes.hfp8(chunk=64)
+        >>> print(recipe.points.act.format, recipe.first, recipe.last, recipe.points.accumulate)
+        Float(4, 3, bias=4) 1 1 Rounded('Float(6, 9)', chunk=64)
     """
     operand = Float(4, 3, bias=4)
-    points = FivePoint(operand, operand, act_bwd="same", weight_bwd="same", grad=E5M2)
+    sums = None if chunk is None else Rounded("e6m9", chunk=chunk)
+    points = FivePoint(operand, operand, act_bwd="same", weight_bwd="same", grad=E5M2, accumulate=sums)
     source = "Sun et al., Hybrid 8-bit Floating Point Training and Inference, NeurIPS 2019"
     return Recipe("hfp8", points, first=1, last=1, source=source)
 
@@ -127,3 +132,29 @@ def int8() -> Recipe:
     points = FivePoint(nearest, nearest, act_bwd=nearest, weight_bwd=nearest, grad=noisy)
     source = "after Chen et al., A Statistical Framework for Low-bitwidth Training of Deep Neural Networks, arXiv 2010.14298"
     return Recipe("int8", points, source=source)
+
+
+def luq() -> Recipe:
+    """INT4 for inputs and weights, and powers of two in 4 bits for gradients, whose rounding and underflow are unbiased.
+
+    A gradient becomes zero or one of seven powers of two, the largest of them the largest magnitude of its tensor. Between two of them, and
+    between zero and the smallest, it goes to either with the probability that makes the mean exact: what the paper calls stochastic
+    underflow and logarithmic stochastic rounding is `Stochastic` here. The backward pass multiplies by the 4-bit inputs and weights.
+
+    The paper clips inputs and weights where normal and Laplacian values have the least error; here their largest magnitudes are kept. It
+    keeps the first and the last layer in high precision, takes a gradient's largest magnitude from earlier steps (`scale=Delayed(…)`), and
+    may average several drawings.
+
+    Example:
+        >>> import torch, qsim
+        >>> gradient = qsim.recipes.luq().points.grad
+        >>> gradient.format.values()[-7:]
+        (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+        >>> gradient(torch.tensor([16.0, 0.5, 0.0]))
+        tensor([16.0000,  0.5000,  0.0000])
+    """
+    operand = Quantizer(Int(4, symmetric=True), scale=PerTensor())
+    grad = Quantizer(Float(3, 0), "stochastic", scale=PerTensor(rule="ceil"))
+    points = FivePoint(operand, operand, act_bwd="same", weight_bwd="same", grad=grad)
+    source = "Chmiel et al., Accurate Neural Training with 4-bit Matrix Multiplications at Standard Formats, arXiv 2112.10769"
+    return Recipe("luq", points, first=1, last=1, source=source)

@@ -225,6 +225,10 @@ class PerTensor(Whole):
 
 def _check_scales(owner: str, fmt: Format) -> Format:
     """Raise an error for formats without usable scales: positive values that are float32 numbers, as are their inverses."""
+    if fmt.grid.table:
+        raise ValueError(f"{owner}: scales are floats, integers, fixed point or powers of two, not in a table like {name_of(fmt)}")
+    if fmt.grid.flush:
+        raise ValueError(f"{owner}: scales do not flush: give {fmt!r} with subnormals=False, or with subnormals")
     if not fmt.max >= SMALLEST:
         raise ValueError(f"{owner}: format must hold scales, numbers of 2**-127 or more; the largest of {fmt!r} is {shortest(fmt.max)}")
     if not holds(torch.float32, fmt):

@@ -48,6 +48,8 @@ class Circuit:
         object.__setattr__(self, "source", resolve_format(self.source))
         object.__setattr__(self, "rounding", roundings.resolve(self.rounding))
         for fmt in (self.format, self.source):
+            if fmt.grid.table:
+                raise ValueError(f"{described(fmt)} is a table of values, for which no circuits are emitted")
             if not holds(torch.float32, fmt):
                 raise ValueError(f"{fmt!r} has values that float32 lacks: circuits compute with float32's bits")
 

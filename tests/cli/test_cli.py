@@ -12,7 +12,7 @@ import torch
 import qsim
 from qsim.cli import main
 from qsim.cli.exact import neighbours, parse, round_to_odd
-from qsim.formats import NAMED
+from qsim.formats import NAMED, TABULATED
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -30,7 +30,7 @@ def inspect(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
 def test_formats_lists_every_name(capsys: pytest.CaptureFixture[str]) -> None:
     single, blocks = (part.splitlines() for part in run(capsys, "formats").split("\n\n"))
     assert single[0].split()[:3] == ["name", "format", "bits"]
-    assert [line.split()[0] for line in single[1:]] == list(NAMED)
+    assert [line.split()[0] for line in single[1:]] == [*NAMED, *TABULATED]
     assert any(line.split()[0] == "e4m3" and " 448 " in line for line in single)
     assert [line.split()[0] for line in blocks[1:]] == list(qsim.scaling.NAMED)
     assert any(line.split()[0] == "nvfp4" and line.endswith(" 4.5") for line in blocks)
@@ -38,10 +38,10 @@ def test_formats_lists_every_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_formats_as_json_give_back_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(run(capsys, "formats", "--json"))
-    scope = {name: getattr(qsim.formats, name) for name in ("Float", "Fixed", "Int", "PowerOfTwo")}
+    scope = {name: getattr(qsim.formats, name) for name in ("Float", "Fixed", "Int", "PowerOfTwo", "Table", "Posit", "Takum")}
     single = {name: entry for name, entry in found.items() if "element" not in entry}
-    assert {name: eval(entry["format"], scope) for name, entry in single.items()} == NAMED
-    assert all(entry["max"] == NAMED[name].max for name, entry in single.items())
+    assert {name: eval(entry["format"], scope) for name, entry in single.items()} == NAMED | TABULATED
+    assert all(entry["max"] == (NAMED | TABULATED)[name].max for name, entry in single.items())
     blocks = {name: qsim.scaling.block_formats.resolve(entry["format"]) for name, entry in found.items() if "element" in entry}
     assert blocks == qsim.scaling.NAMED
     assert all(found[name]["bits"] == block.bits for name, block in blocks.items())

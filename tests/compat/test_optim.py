@@ -282,6 +282,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_arithmetic")
 @pytest.mark.parametrize(("kind", "automatic"), [("float", False), ("fixed", False), ("block", True)])
 def test_the_examples_loop_learns_digits(kind: str, automatic: bool) -> None:

@@ -95,6 +95,7 @@ def test_checkpoints_replay_the_noise() -> None:
     assert torch.equal(*gradients)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS, ids=repr)
 def test_compiled_code_rounds_alike(number: Number) -> None:
     x = torch.randn(7, 9) * 10

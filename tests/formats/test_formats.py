@@ -240,5 +240,6 @@ def test_other_impossible_formats() -> None:
 def test_flags_are_true_or_false(flag: str, value: object) -> None:
     # Fixed(8, 4, signed=2) must not be two bits short.
     make, owner = (Float, "Float") if flag == "subnormals" else (Fixed, "Fixed")
-    with pytest.raises(TypeError, match=re.escape(f"{owner}: {flag} must be True or False, got {value!r}")):
+    allowed = "True, False or 'flush'" if flag == "subnormals" else "True or False"
+    with pytest.raises(TypeError, match=re.escape(f"{owner}: {flag} must be {allowed}, got {value!r}")):
         make(4, 3, **{flag: value})  # type: ignore[arg-type]

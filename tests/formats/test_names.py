@@ -28,6 +28,8 @@ NAMES = {
     "e2m1": Float(2, 1),
     "e8m0": PowerOfTwo(8),
     "e8m0fnu": PowerOfTwo(8),
+    "ue4m3": Float(4, 3, specials="fn", signed=False),
+    "UE5M3": Float(5, 3, specials="fn", signed=False),
     "e3m4": E3M4,
     "float8_e5m2fnuz": E5M2FNUZ,
     "e4m3b11fnuz": E4M3B11FNUZ,
@@ -80,9 +82,9 @@ def test_names_that_are_none(name: str) -> None:
         qsim.format(name)
 
 
-@pytest.mark.parametrize("name", ["nf4", "NF3", "posit8", "posit"])
-def test_popular_formats_that_qsim_lacks(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name!r} is not supported: formats are floats, .*, not posits or codebooks like NF4"):
+@pytest.mark.parametrize(("name", "meant"), [("NF3", "nf4"), ("posit", "posit8"), ("takum", "takum8"), ("posit17", "posit8")])
+def test_formats_with_other_sizes(name: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown format {name!r}: did you mean {meant!r}"):
         qsim.quantize(torch.ones(3), name)
 
 

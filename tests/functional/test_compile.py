@@ -66,6 +66,7 @@ def training(x: Tensor) -> Tensor:
     return (coarse * torch.tensor(WEIGHTS, device=x.device)).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backward(device: torch.device, backend: str) -> None:
     values = torch.tensor([0.3, -1.7, 1000.0, -500.0, 0.01, 223.0, 225.0], device=device)
@@ -98,6 +99,7 @@ def test_calls_draw_fresh_noise(device: torch.device, backend: str) -> None:
     assert not torch.equal(compiled(x)[0], first[0])
 
 
+@pytest.mark.slow
 def test_checkpointing_replays_the_same_noise(device: torch.device) -> None:
     x = torch.full((256,), 1.0625, device=device, requires_grad=True)
 

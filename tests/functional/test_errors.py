@@ -296,7 +296,7 @@ class OwnRounding(qsim.rounding.Rounding):
 )
 def test_formats_of_other_classes(use: Callable[[Any], Any]) -> None:
     with pytest.raises(
-        TypeError, match="a format must be a name, a torch dtype or a Float, Fixed, Int or PowerOfTwo, got OwnFormat, a subclass"
+        TypeError, match="a format must be a name, a torch dtype or a Float, Fixed, Int, PowerOfTwo or Table, got OwnFormat, a subclass"
     ):
         use(OwnFormat())
 

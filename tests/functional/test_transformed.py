@@ -63,6 +63,7 @@ class TestCompiled:
             assert all(same_bits(a, b) for a, b in zip(parts(compiled(x)), parts(call(x)), strict=True))
 
     # One graph compiles in the time of one call.
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("names", "sizes", "dynamic"), [(OF_ONE_SIZE, SIZES[:1], False), (OF_ANY_SIZE, SIZES, True)], ids=["one size", "any size"]
     )
@@ -76,6 +77,7 @@ class TestCompiled:
             for name, due in call(x).items():
                 assert all(same_bits(a, b) for a, b in zip(parts(found[name]), parts(due), strict=True)), name
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("format", ["nvfp4", Block("e4m3", (4, 4), scale="e4m3", rule="ceil")], ids=str)
     def test_sizes_seldom_recompile(self, format: Any) -> None:
         counter = CompileCounterWithBackend("aot_eager")

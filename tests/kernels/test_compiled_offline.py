@@ -21,6 +21,7 @@ FULL = {
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access(TOOL, os.X_OK), reason="this Triton cannot compile for NVIDIA's GPUs")
 def test_all_kinds_of_kernels_compile() -> None:
     """In a process of its own, where Triton does not interpret, and each within the registers of a thread."""

@@ -73,6 +73,7 @@ def test_large_tensors_in_threads(shape: tuple[int, int]) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_rows_that_are_long_themselves_from_several_threads_at_once() -> None:
     # Each row is worth several threads, and so are the rows together: no thread may wait for others that are waiting, too.
     code = """

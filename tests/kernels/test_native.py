@@ -48,6 +48,7 @@ qsim.matmul(y, y.T, "h100_fp8"), qsim.matmul(y, y.T, qsim.accumulators.Rounded("
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_needs_no_numba() -> None:
     exec(CALLS, {})  # compiles what is missing
     subprocess.run([sys.executable, "-c", f'import sys; sys.modules["numba"] = None{CALLS}'], check=True)

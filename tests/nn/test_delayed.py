@@ -297,6 +297,7 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_models_leave_delayed_scales_to_eager_code() -> None:
     """They resume after them, and must not compile the operators that run in between."""

@@ -196,6 +196,7 @@ def test_generates_and_is_saved_and_loaded_as_before(tmp_path: Path, monkeypatch
     assert torch.equal(qsim.convert(loaded, NEAREST).generate(prompt, max_new_tokens=4, do_sample=False, pad_token_id=0), made)
 
 
+@pytest.mark.slow
 def test_compiled_code_gives_the_same_bits() -> None:
     model = qsim.convert(gpt2(), NEAREST)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

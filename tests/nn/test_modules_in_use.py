@@ -146,6 +146,7 @@ def test_compiled_code_gives_the_same_bits() -> None:
     assert all(map(same_bits, gradients(model, compiled, x), gradients(model, model, x)))
 
 
+@pytest.mark.slow
 def test_compiled_code_of_any_size_draws_again() -> None:
     # Stochastic rounding is one operator in compiled code: others decompose into many, which take long to trace with varying sizes.
     model = qsim.convert(Small(), NOISY, embeddings=True)
@@ -194,6 +195,7 @@ def test_results_may_be_changed_in_place(points: Any, compiled: bool) -> None:
     assert all(map(same_bits, gradients(own, call, x), gradients(own, usual, x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Linear", "MultiheadAttention"])
 def test_strict_exports_draw_the_noise_of_the_module(name: str) -> None:
     """Dynamo traces modules for them, up to the streams of their weights."""

@@ -180,6 +180,7 @@ def test_learned_steps_train() -> None:
     assert layer.act_point.step.item() != 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "points",
     [FivePoint(Learned(0.1), Learned(0.2)), FivePoint(e4m3, e4m3, e5m2), FivePoint("e4m3", "e4m3", "e5m2", output=e4m3, bias="bf16")],

@@ -96,7 +96,15 @@ def at_rounded_weights(model: nn.Module, points: FivePoint) -> nn.Module:
     return full
 
 
-@pytest.mark.parametrize(("net", "weight"), [("mlp", "nearest"), ("conv", "nearest"), ("attention", "nearest"), ("mlp", "stochastic")])
+@pytest.mark.parametrize(
+    ("net", "weight"),
+    [
+        ("mlp", "nearest"),
+        ("mlp", "stochastic"),
+        pytest.param("conv", "nearest", marks=pytest.mark.slow),
+        pytest.param("attention", "nearest", marks=pytest.mark.slow),
+    ],
+)
 def test_equation_6(net: str, weight: str) -> None:
     """The stochastic backward pass is unbiased: its mean is the full-precision gradient at the quantized weights.
 
@@ -181,6 +189,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return float((a * b).sum() / a.square().sum())
 
 
+@pytest.mark.slow
 def test_lemma_3_batch_size() -> None:
     """The error that rounding makes in ∇W has a variance that falls as 1/b; that of ∇A, sample by sample, is the same for every b.
 
@@ -196,6 +205,7 @@ def test_lemma_3_batch_size() -> None:
     assert abs(a) < 0.1
 
 
+@pytest.mark.slow
 def test_lemma_3_mantissa() -> None:
     """Each mantissa bit less quadruples the variance, in ∇W and in ∇A: it is proportional to the square of the step."""
     found = quantization_errors(two_layers(), WIDTHS, batch=32, draws=96)

@@ -218,6 +218,7 @@ def test_a_model_that_was_loaded_in_a_phase_keeps_its_histories() -> None:
     model.eval()(torch.randn(4, 32))  # which needs a history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phases", [{0: "bf16", 1: "nvfp4", 2: "bf16", 3: "nvfp4"}, {0: None, 1: NOISY, 2: None, 3: NOISY}])
 def test_compiled_graphs_are_kept_for_each_phase(phases: dict[int | float, Any]) -> None:
     graphs = 0

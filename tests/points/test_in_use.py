@@ -145,6 +145,7 @@ def test_inductor_compiles_all_in_one_graph() -> None:
             assert not torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_graph_for_shapes_that_change_is_compiled_at_most_twice() -> None:
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     net = nn.Sequential(LSQ("int4", step=0.2), PACT(), qsim.points.DGE("e2m1"), qsim.points.Outliers("e2m1"))

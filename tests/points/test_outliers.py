@@ -109,6 +109,7 @@ def test_what_is_rounded_is_added_by_an_accumulator_and_the_rest_in_float32(name
     assert same_bits(found[of_other], one[of_other] + other[of_other])
 
 
+@pytest.mark.slow
 def test_layers_compile_and_learn_the_step_of_what_is_rounded() -> None:
     points = qsim.FivePoint(Outliers(LSQ("int4", step=0.1), 0.9), Outliers("e2m1", 0.9), Outliers("e2m1", 0.9))
     layer, x = qsim.nn.Linear(16, 8, points=points), torch.randn(32, 16)

@@ -73,6 +73,7 @@ def experiment() -> Tensor:
     return torch.stack([*coins, COIN(torch.full((COUNT,), 1.25)), unit])
 
 
+@pytest.mark.slow
 def test_a_repeated_experiment_is_another_sample_unless_it_is_seeded() -> None:
     for first, second in zip(experiment(), experiment(), strict=True):
         check_independent(first, second)
@@ -111,6 +112,7 @@ def resume(folder: str) -> None:
     torch.save(trained(net, optimizer), f"{folder}/weights")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_resumed_in_a_new_process_goes_on_to_the_bit(tmp_path: Path) -> None:
     net, optimizer = begun()
     trained(net, optimizer)

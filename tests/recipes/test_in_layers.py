@@ -36,7 +36,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention": (Attention, (3, 7, 11)),
 }
 #: Limits of the difference of a model's output and first gradient from native ones, as shares of their norms. Four bits are coarse.
-NEAR = {"mxfp4": 0.8, "nvfp4": 0.8, "mxfp6": 0.3, "mxfp4 backward": 0.8}
+NEAR = {"mxfp4": 0.8, "ufp4": 0.8, "luq": 0.8, "nvfp4": 0.8, "mxfp6": 0.3, "mxfp4 backward": 0.8}
 
 
 RUNS = {

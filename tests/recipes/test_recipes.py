@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from torch import nn
 
 import qsim
 from qsim import Block, FivePoint, Float, Int, Quantizer, recipes
-from qsim.accumulators import Promoted
+from qsim.accumulators import Promoted, Rounded
 from qsim.cli import main
 from qsim.nn import functional
 from qsim.recipes import Recipe
@@ -31,6 +32,10 @@ E2M3, E3M2 = (Quantizer(name, scale=PerBlock(32, format="e8m0", rule="floor")) f
 NV = PerBlock(16, format="e4m3", rule="fit", outer=PerTensor())
 NV_UP = PerBlock(16, format="e4m3", rule="ceil", outer=PerTensor(rule="ceil"))
 INT = Quantizer(Int(8, symmetric=True), scale=PerRow())
+INT_4 = Quantizer(Int(4, symmetric=True), scale="tensor")
+POWERS = Quantizer(Float(3, 0), "stochastic", scale=PerTensor(rule="ceil"))
+UNIFORM = Quantizer(Float(1, 2), scale=NV, transform=Hadamard(16))
+UNIFORM_NOISY = Quantizer(Float(1, 2), "stochastic", scale=NV_UP, transform=Hadamard(16))
 NOISY = Quantizer("e4m1", "stochastic")
 
 
@@ -66,6 +71,7 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
         FivePoint(WIDE, "fp8_128x128", act_bwd=WIDE, weight_bwd="same", grad=WIDE, accumulate=Promoted("h100_fp8", 128)),
     ),
     (recipes.hfp8(), FivePoint(IBM, IBM, act_bwd="same", weight_bwd="same", grad="e5m2")),
+    (recipes.hfp8(chunk=64), FivePoint(IBM, IBM, act_bwd="same", weight_bwd="same", grad="e5m2", accumulate=Rounded("e6m9", chunk=64))),
     (recipes.mxfp8(), FivePoint(MX8, MX8, act_bwd=MX8, weight_bwd=MX8, grad=MX8)),
     (recipes.mxfp6(), FivePoint(E3M2, E3M2, act_bwd=E3M2, weight_bwd=E3M2, grad=E3M2)),
     (recipes.mxfp6("mxfp6_e2m3"), FivePoint(E2M3, E2M3, act_bwd=E3M2, weight_bwd=E3M2, grad=E3M2)),
@@ -83,6 +89,8 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
             grad_w=Quantizer("e2m1", "stochastic", scale=NV_UP, transform=Hadamard(16)),
         ),
     ),
+    (recipes.ufp4(), FivePoint(UNIFORM, UNIFORM, act_bwd=UNIFORM, weight_bwd=UNIFORM, grad=UNIFORM_NOISY)),
+    (recipes.luq(), FivePoint(INT_4, INT_4, act_bwd="same", weight_bwd="same", grad=POWERS)),
     (
         recipes.int8(),
         FivePoint(INT, INT, act_bwd=INT, weight_bwd=INT, grad=Quantizer(Int(8, symmetric=True), "stochastic", scale=PerRow())),
@@ -131,7 +139,7 @@ class TestPoints:
 
     def test_which_recipes_keep_layers(self) -> None:
         kept = {name: (recipe.first, recipe.last) for name, recipe in ALL.items() if recipe.first or recipe.last}
-        assert kept == {"hfp8": (1, 1), "nvfp4": (0, 1), "fp8_blockwise": (0, 1), "deepseek_v3": (0, 1)}
+        assert kept == {"hfp8": (1, 1), "luq": (1, 1), "nvfp4": (0, 1), "fp8_blockwise": (0, 1), "deepseek_v3": (0, 1)}
 
     @pytest.mark.parametrize("name", ["act", "weight", "grad"])
     def test_bfloat16_holds_what_fp8_blockwise_multiplies(self, name: str) -> None:
@@ -222,9 +230,15 @@ class TestDescribe:
 
     def test_no_name_lists_all(self, capsys: pytest.CaptureFixture[str]) -> None:
         recipes.describe()
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[0].removesuffix("(format)") for line in lines] == list(recipes.NAMED)
-        assert lines[-2] == "weight_only(format)          Round only the weight, with round-to-nearest, once for both passes"
+        heading, *lines = capsys.readouterr().out.splitlines()
+        assert heading.split() == ["bits", "recipe", "act,", "weight,", "grad:", "summary"]
+        assert [line.split()[1].removesuffix("(format)") for line in lines] == list(recipes.NAMED)
+        bits = [line.split()[0] for line in lines]
+        assert [group for group, _ in itertools.groupby(bits)] == ["8", "6", "4", "any"]
+        columns = [" ".join(cell.split()) for cell in lines[-2].split("  ") if cell]
+        summary = "-, any, -: Round only the weight, with round-to-nearest, once for both passes"
+        assert columns == ["any", "weight_only(format)", summary]
+        assert "Float(4, 3, bias=4), Float(4, 3, bias=4), e5m2: " in next(line for line in lines if " hfp8 " in line)
 
     @pytest.mark.parametrize(
         ("name", "error", "message"),

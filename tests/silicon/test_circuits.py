@@ -10,9 +10,10 @@ import torch
 
 import qsim
 from qsim.cli import main
-from qsim.silicon import BlockCircuit, Dot, Philox, check, cost, coverage, emit_circuits, read, text, vectors
+from qsim.silicon import BlockCircuit, Dot, Philox, check, coverage, emit_circuits, read, text, vectors
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import AnyCircuit, routine
+from qsim.silicon.synthesis import fpga
 from qsim_kernels.meanings.expressions import needed
 from qsim_kernels.torch.philox import block_words
 from support import emitted, mutations
@@ -72,8 +73,12 @@ def test_javascript_gives_golden_results(circuit: AnyCircuit, tmp_path: Path) ->
     assert torch.equal(emitted.rows_in_node(golden, tmp_path), golden.y)
 
 
-@pytest.mark.parametrize("simulator", ["icarus", pytest.param("verilator", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("circuit", CIRCUITS, ids=name_of)
+# `exhaustive.py modules` has all of them in Verilator, which compiles a program for each.
+@pytest.mark.parametrize(
+    ("circuit", "simulator"),
+    [*((circuit, "icarus") for circuit in CIRCUITS), pytest.param(BlockCircuit("mxfp4"), "verilator", marks=pytest.mark.slow)],
+    ids=lambda x: x if isinstance(x, str) else x.name,
+)
 def test_modules_pass_their_testbench(circuit: AnyCircuit, simulator: str, tmp_path: Path) -> None:
     golden = vectors(circuit, count=100)
     assert emitted.simulated(golden, tmp_path, simulator) == f"0 of {len(golden)} results differ"
@@ -132,7 +137,8 @@ def test_a_multiply_add_is_narrow() -> None:
 @pytest.mark.slow
 def test_a_multiply_add_can_be_synthesized() -> None:
     emitted.tool("yosys")
-    assert 223 < cost(Dot("Rounded('e4m3')", "e4m3")).fpga.luts < 460
+    circuit = Dot("Rounded('e4m3')", "e4m3")
+    assert 223 < fpga(emit_circuits("systemverilog", [circuit]), circuit.name).luts < 460
 
 
 def test_synthesis_has_a_limit(capsys: pytest.CaptureFixture[str]) -> None:

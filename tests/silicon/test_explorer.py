@@ -35,6 +35,7 @@ FORMATS = [
     "uint4",
     "Fixed(6, 3, symmetric=True)",
     "Float(3, 2, subnormals=False)",
+    "Float(3, 2, subnormals='flush')",
 ]
 HOWS = [How(fmt, rule, over) for fmt in FORMATS for rule in qsim.rounding.NAMED for over in ("saturate", "nonfinite")]
 HOWS += [How("int8", "nearest", "saturate_symmetric"), How("e5m2", "nearest", "format"), How("e4m3", "nearest", "format")]
@@ -51,7 +52,7 @@ def every_format() -> Iterator[tuple[str, Format]]:
     made: list[Any] = []
     specials: tuple[Specials, ...] = ("ieee", "fn", "fnuz", "none")
     for e, m, special in itertools.product(range(1, 9), (0, 1, 2, 3, 7, 10, 23), specials):
-        choices: tuple[dict[str, Any], ...] = ({}, {"bias": 3}, {"bias": -20}, {"subnormals": False}, {"signed": False})
+        choices: list[dict[str, Any]] = [{}, {"bias": 3}, {"bias": -20}, {"subnormals": False}, {"subnormals": "flush"}, {"signed": False}]
         made += [lambda e=e, m=m, special=special, given=given: Float(e, m, specials=special, **given) for given in choices]
     made += [lambda e=e, bias=bias: PowerOfTwo(e, bias) for e in range(2, 9) for bias in (None, 5)]
     made += [
@@ -72,11 +73,11 @@ def in_bits(fmt: Format) -> dict[str, Any]:
     """The numbers of a format, as the library's arithmetic takes them."""
     how = grid_bits(fmt.grid, wide=True)
     numbers, facts = coding_bits(fmt.grid, fmt.coding, how)
-    known = Variant(0, 0, False, how.zero, how.signed, how.negative_zero, how.signed and how.top == how.bottom, False)
+    known = Variant(0, 0, False, how.zero, how.signed, how.negative_zero, how.signed and how.top == how.bottom, False, how.flush)
     return {
         "bits": fmt.bits,
-        "numbers": {name: str(x) for name, x in how.numbers._asdict().items()},
-        "known": {name: bool(x) for name, x in known._asdict().items() if name not in ("mode", "overflow")},
+        "numbers": {name: str(x) for name, x in how.numbers()._asdict().items() if name != "table"},
+        "known": {name: bool(x) for name, x in known._asdict().items() if name not in ("mode", "overflow", "table")},
         "code_numbers": {name: str(x) for name, x in numbers._asdict().items()},
         "code_facts": facts._asdict(),
     }

@@ -62,6 +62,8 @@ def test_every_rule_holds_for_random_expressions() -> None:
             chosen = [generator.choice(made) for _ in range(3 if op == "where" else 2)]
             if op in ("<<", ">>"):
                 chosen[1] = generator.choice([x for x in made if 0 <= known(x[0]).low <= known(x[0]).high <= 8])
+            if op in ("//", "%"):
+                chosen = [generator.choice([x for x in made if known(x[0]).low >= least]) for least in (0, 1)]
             values = [OPERATIONS[op](*row) for row in zip(*(column for _, column in chosen), strict=True)]
             result = operation(op, *(x for x, _ in chosen))
             symbols = needed([result])

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from qsim.cli import main
+from qsim.silicon.synthesis import Fpga
+from qsim.studies import hardware_cost
 from support.emitted import tool
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "from-idea-to-rtl.md"
@@ -31,10 +33,11 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 def test_commands_print_what_the_guide_shows(
     section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One tool's commands, and those of qsim before them."""
+    """One tool's commands, and those of qsim before them; those of the study are not synthesized, which takes Yosys a minute."""
     monkeypatch.chdir(tmp_path)
-    if section != "vectors":
-        tool("yosys" if section == "study" else section)
+    monkeypatch.setattr(hardware_cost, "fpga", lambda source, top: Fpga(len(source.splitlines()), 0, 0, 0))
+    if section not in ("vectors", "study"):
+        tool(section)
     ran = 0
     for command, shown in commands():
         words = shlex.split(command)

@@ -84,6 +84,7 @@ def test_the_bound_of_lemma_1_holds_for_any_weights() -> None:
     assert ratios[-1] > 0.95 * smoothness
 
 
+@pytest.mark.slow
 def test_the_reduced_study_agrees_with_the_lemmas(tmp_path: Path) -> None:
     report = studies.run("gradient-variance", form="quick", out=tmp_path)
     verdicts = {claim.paper: claim.agrees for claim in report.claims}

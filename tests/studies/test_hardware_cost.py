@@ -11,6 +11,8 @@ from torch import Tensor
 
 from qsim import rounding, studies
 from qsim.silicon.graphs import significand
+from qsim.silicon.synthesis import Fpga
+from qsim.studies import hardware_cost
 from qsim.studies.hardware_cost import ACCURACY, CELLS, FACTOR, SIGNIFICAND, HardwareCostStudy, Run, Settings
 from qsim_kernels.meanings import javascript
 from support import made_up
@@ -36,12 +38,20 @@ def test_significands_are_rounded(tmp_path: Path) -> None:
     assert torch.equal(results("nearest", tmp_path)[:, :1], (x / 64).round().long())
 
 
-@pytest.mark.slow
-def test_the_quick_form_runs(quick_study: Callable[..., studies.Plan]) -> None:
-    tool("yosys")
+def test_the_quick_form_runs(quick_study: Callable[..., studies.Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Yosys, which takes seconds for each circuit."""
+    monkeypatch.setattr(hardware_cost, "fpga", lambda source, top: Fpga(len(source.splitlines()), 0, 0, 0))
     report = quick_study("hardware-cost").report()
     assert "LUTs" in report.meaning
     assert [len(part) for part in report.parts if isinstance(part, studies.Table)] == [2]
+
+
+@pytest.mark.slow
+def test_yosys_counts_the_cells_of_a_significand() -> None:
+    tool("yosys")
+    cells = STUDY.measure(Run(SIGNIFICAND, "10 to 4 bits", "nearest"), CPU)
+    assert 0 < cells["luts"] < 20
+    assert cells["registers"] == 0
 
 
 def test_without_yosys_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

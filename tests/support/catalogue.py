@@ -26,15 +26,22 @@ from qsim.formats import (
     FP32,
     NAMED as _NAMED,
     P3109,
+    TABULATED as _TABULATED,
     Fixed,
     Float,
     Format,
     Int,
+    Log,
+    Posit,
     PowerOfTwo,
+    Table,
 )
 
 #: Every named format.
 NAMED: tuple[Format, ...] = (*_NAMED.values(), Float(4, 3, specials="ieee"))
+
+#: Tables: with and without zero and negative values, tapered and logarithmic ones.
+TABULATED: tuple[Format, ...] = (*_TABULATED.values(), Posit(6, 1), Log(4, 3), Table([-1, -0.3, 0.1, 0.77, 2]), Table([0.5, 1, 3]))
 
 #: Cases that the named formats do not cover: odd biases, no sign, no subnormals, no mantissa, one exponent bit, steps below and above one.
 VARIETY: tuple[Format, ...] = (
@@ -51,6 +58,8 @@ VARIETY: tuple[Format, ...] = (
     Float(4, 3, subnormals=False),
     Float(5, 2, specials="ieee", subnormals=False),
     Float(3, 4, specials="fnuz", subnormals=False),
+    Float(4, 2, subnormals="flush"),
+    Float(4, 3, signed=False, subnormals="flush"),
     Float(4, 3, signed=False),
     Float(4, 0, signed=False, specials="fn"),
     Float(5, 3, specials="ieee", signed=False),

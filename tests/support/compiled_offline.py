@@ -92,7 +92,7 @@ def compiled(works: dict[str, Callable[[], object]]) -> dict[str, dict[str, list
         return kernel
 
     def launch(self: Launch, *arguments: Any) -> None:
-        self.launcher.kernel.run(*arguments, *self._tail, grid=(self.programs, 1, 1), **self.launcher.options)
+        self.launcher.kernel.run(*arguments, *self.tail(arguments[0].device), grid=(self.programs, 1, 1), **self.launcher.options)
 
     driver.set_active(_H200())
     JITFunction.run, Launch.__call__ = run, launch  # type: ignore[method-assign]
@@ -170,6 +170,11 @@ def works() -> dict[str, Callable[[], object]]:
     x = torch.randn(256, 512)
     found: dict[str, Callable[[], object]] = {
         "decode": lambda: qsim.decode(torch.zeros(512, dtype=torch.uint8), "e4m3"),
+        "table": lambda: qsim.quantize(x, "nf4"),
+        "table stochastic": lambda: qsim.quantize(x, "nf4", rounding="stochastic", seed=1),
+        "table float64": lambda: qsim.quantize(x.double(), "nf4", rounding="stochastic", seed=1),
+        "table codes": lambda: qsim.encode(x.bfloat16(), "nf4", rounding="stochastic", seed=1),
+        "table blocks": lambda: qsim.quantize(x, "nf4", scale=qsim.scaling.PerBlock(32)),
         "float64": lambda: qsim.quantize(x.double(), "e4m3", rounding="stochastic", seed=1),
         "transposed": lambda: qsim.quantize(x.t(), "e4m3", rounding="stochastic", seed=1),
         "transposed codes": lambda: qsim.encode(x.bfloat16().t(), "e4m3", rounding="stochastic", seed=1),

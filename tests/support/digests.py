@@ -123,7 +123,7 @@ def _steps(make: Callable[..., torch.optim.Optimizer], update: str, dtype: torch
 def cases() -> dict[str, Callable[[torch.device], Iterator[Tensor]]]:
     """The results that are recorded, by name."""
     found: dict[str, Callable[[torch.device], Iterator[Tensor]]] = {}
-    for fmt, dtype in itertools.product((*catalogue.NAMED, *catalogue.VARIETY), inputs.DTYPES):
+    for fmt, dtype in itertools.product((*catalogue.NAMED, *catalogue.VARIETY, *catalogue.TABULATED), inputs.DTYPES):
         found[f"{fmt!r} from {dtype}"] = partial(_rounded, fmt, dtype)
     for element, dtype in itertools.product(("e2m1", "e4m3", "e5m2", "int8"), inputs.DTYPES):
         found[f"scaled {element} from {dtype}"] = partial(_scaled, element, dtype)

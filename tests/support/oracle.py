@@ -58,7 +58,12 @@ def bottom(fmt: Format) -> int:
 
 def gap(fmt: Format) -> int:
     """The number of codes above zero that are left out of the set, because they would be subnormals."""
-    return 2**fmt.mantissa - 1 if isinstance(fmt, Float) and not fmt.subnormals else 0
+    return 2**fmt.mantissa - 1 if isinstance(fmt, Float) and not fmt.has_subnormals else 0
+
+
+def flushes(fmt: Format) -> bool:
+    """Whether numbers between zero and the smallest value are zeros before they are rounded."""
+    return isinstance(fmt, Float) and fmt.subnormals == "flush"
 
 
 def has_infinity(fmt: Format) -> bool:
@@ -150,6 +155,8 @@ def round_exact(
     code = low
     if value != magnitude(fmt, low):
         p = (value - magnitude(fmt, low)) / (magnitude(fmt, high) - magnitude(fmt, low))
+        if flushes(fmt) and low == 0:
+            return _signed(fmt, 0, negative)
         code = high if goes_up(rounding, negative, low, p, R, r, correction) else low
     if code <= limit:
         return _signed(fmt, code, negative)

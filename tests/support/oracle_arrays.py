@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from qsim.formats import Fixed, Float, Format, PowerOfTwo
-from support.oracle import bottom, gap, has_infinity, has_negative_zero, is_inward, top
+from support.oracle import bottom, flushes, gap, has_infinity, has_negative_zero, is_inward, top
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -60,6 +60,7 @@ class Bracket:
         if gap(fmt):
             below = self.low <= gap(fmt)
             self.low, self.high = np.where(below, 0, self.low), np.where(below, gap(fmt) + 1, self.high)
+        value = np.where(flushes(fmt) & (self.low == 0), 0.0, value)
         at, after = magnitudes(fmt, self.low), magnitudes(fmt, self.high)
         self.inexact = value != at
         # Clipped, because beyond all codes the quotient is meaningless and may be infinite.

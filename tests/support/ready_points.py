@@ -20,6 +20,8 @@ READY: dict[str, Callable[[], PointModule]] = {
     "Affine, fixed": lambda: points.Affine("int4", scale=0.25, zero_point=-2),
     "Codebook": lambda: points.Codebook(points.NF4, qsim.scaling.PerBlock(4)),
     "Codebook, learned": lambda: points.Codebook([-1.0, -0.3, 0.1, 0.8], learned=True),
+    "FourOverSix": lambda: points.FourOverSix(),
+    "FourOverSix, mse": lambda: points.FourOverSix(qsim.scaling.PerBlock(4), error="mse", reach=448),
     "DGE": lambda: points.DGE("mxfp4"),
     "GaussianGrid": lambda: points.GaussianGrid(3),
     "TrustMask": lambda: points.TrustMask.quest(4),

@@ -39,6 +39,9 @@ def test_worked_by_hand() -> None:
         (0.7, Float(3, 2, subnormals=False), "nearest", "saturate", 0.75),
         (0.1, Float(3, 2, subnormals=False), "nearest", "saturate", 0.0),
         (0.125, Float(3, 2, subnormals=False), "nearest", "saturate", 0.0),
+        (0.24, Float(3, 2, subnormals="flush"), "up", "saturate", 0.0),
+        (-0.24, Float(3, 2, subnormals="flush"), "odd", "saturate", -0.0),
+        (0.25, Float(3, 2, subnormals="flush"), "down", "saturate", 0.25),
         (-129.0, Fixed(8, 0), "nearest", "saturate", -128.0),
         (-0.4, Fixed(8, 0), "nearest", "saturate", 0.0),
     ]

@@ -5,6 +5,7 @@ with its low bits cleared, and adding enough to carry into the bits that are kep
 depends on the binade alone. Below the smallest value of the grid, which is a power of two, the neighbours are that value and zero.
 """
 
+from qsim_kernels.arithmetic.tables import round_to_table
 from qsim_kernels.arithmetic.words import (
     BEHIND,
     INFINITY,
@@ -38,6 +39,15 @@ def round_bits(bits, drawn, grid, variant):
     Returns:
         The bits of the result.
     """
+    if variant.table:
+        result = round_to_table(bits, drawn, grid.table, variant)
+    else:
+        result = round_to_grid(bits, drawn, grid, variant)
+    return result
+
+
+def round_to_grid(bits, drawn, grid, variant):
+    """`round_bits` onto values that are evenly spaced in each binade."""
     # NaN counts as infinity until the end, so that no sum overflows.
     magnitude = minimum(bits & MAGNITUDE, INFINITY)
     steps = cleared_bits(magnitude, grid, variant)
@@ -104,7 +114,9 @@ def raised_by(magnitude, bits, steps, drawn, grid, variant):
 
 def leaves_zero(magnitude, bits, drawn, grid, variant):
     """Whether a magnitude below the smallest value goes to that value instead of zero."""
-    if variant.mode == NEAREST:
+    if variant.flush or variant.mode == TOWARD_ZERO:
+        leaves = magnitude < 0
+    elif variant.mode == NEAREST:
         leaves = magnitude > grid.half
     elif variant.mode == NEAREST_AWAY:
         leaves = (magnitude >= grid.half) & (magnitude > 0)
@@ -112,8 +124,6 @@ def leaves_zero(magnitude, bits, drawn, grid, variant):
         leaves = (magnitude > where(is_negative(bits), grid.half, grid.half - 1)) & (magnitude > 0)
     elif variant.mode == NEAREST_DOWN:
         leaves = (magnitude > where(is_negative(bits), grid.half - 1, grid.half)) & (magnitude > 0)
-    elif variant.mode == TOWARD_ZERO:
-        leaves = magnitude < 0
     elif variant.mode == UP:
         leaves = (bits >= 0) & (magnitude > 0)
     elif variant.mode == DOWN:

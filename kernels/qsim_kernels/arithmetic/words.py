@@ -8,7 +8,7 @@ arithmetic 53, of which the first 32 are random.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from qsim_kernels.numbers.carrier import SINGLE, Carrier
@@ -115,6 +115,21 @@ def to_word(x: int) -> int:
 def to_int(word: int) -> int:
     """A word of fewer bits than the carrier has as an integer of the carrier's width."""
     return word
+
+
+def to_long(x: int) -> int:
+    """An integer or a word in 64 bits."""
+    return x
+
+
+def entry(table: Sequence[int], index: int) -> int:
+    """A number of a table in memory, as an integer of the carrier's width."""
+    return table[index]
+
+
+def long_entry(table: Sequence[int], index: int) -> int:
+    """A number of a table in memory, in 64 bits."""
+    return table[index]
 
 
 def carries(a: int, b: int) -> bool:

@@ -13,8 +13,13 @@ from qsim_kernels.torch.rounding import as_values, round_bits, rounds_by_additio
 
 
 def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor | None:
-    """Round element by element; return None if that needs random bits."""
-    return None if read(Rule, rule).mode == Mode.STOCHASTIC else _quantize(x, grid, rule, dtype)
+    """Round element by element; return None if that needs random bits or a table."""
+    return _quantize(x, grid, rule, dtype) if is_elementwise(grid, rule) else None
+
+
+def is_elementwise(grid: str, rule: str) -> bool:
+    """Whether rounding is arithmetic on the elements only: without random bits, and without a table in memory."""
+    return read(Rule, rule).mode != Mode.STOCHASTIC and not read(Grid, grid).table
 
 
 def onto(x: Tensor, grid: str, rule: str, dtype: torch.dtype) -> Tensor:
@@ -37,8 +42,8 @@ def rounded(bits: Tensor, values: GridBits, rule: Rule) -> Tensor:
 
 
 def quantize_and_sum(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Round a matrix element by element and sum its rows; return None if that needs random bits."""
-    if read(Rule, rule).mode == Mode.STOCHASTIC:
+    """Round a matrix element by element and sum its rows; return None if that needs random bits or a table."""
+    if not is_elementwise(grid, rule):
         return None
     held = in_memory(x)
     return _quantize(held, grid, rule, dtype), held.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from qsim_kernels.lowered import inductor
 from qsim_kernels.lowered.fusible import fusible, in_memory
-from qsim_kernels.lowered.rounding import onto, single_patterns
+from qsim_kernels.lowered.rounding import is_elementwise, onto, single_patterns
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
-from qsim_kernels.numbers.grid import Mode, Rule, read
+from qsim_kernels.numbers.grid import Rule, read
 from qsim_kernels.numbers.scales import Restore, TileSizes, read_scales
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.scaling import kept_from_zero, saturated, scales_of, under_whole
@@ -107,8 +107,8 @@ class _RoundingArguments(NamedTuple):
 
     @property
     def is_lowered(self) -> bool:
-        """Whether neither random bits nor a float64 result are needed."""
-        return read(Rule, self.rule).mode != Mode.STOCHASTIC and self.dtype != torch.float64
+        """Whether neither random bits nor a table nor a float64 result are needed."""
+        return is_elementwise(self.grid, self.rule) and self.dtype != torch.float64
 
 
 def rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -67,10 +67,16 @@ def _rewritten(function: FunctionType, operators: Mapping[type[ast.AST], str], k
 
 
 class _Decided(ast.NodeTransformer):
-    """Only the branches that are taken, where conditions are known."""
+    """The numbers of known records, and only the branches that are taken where conditions are known."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         self._known = known
+        self._records = {name for name, given in known.items() if isinstance(given, tuple)}
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if not isinstance(node.value, ast.Name) or node.value.id not in self._records:
+            return node
+        return ast.copy_location(ast.Constant(getattr(self._known[node.value.id], node.attr)), node)
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         self.generic_visit(node)

@@ -92,6 +92,23 @@ def _conversion(kind: Any) -> Any:
     return intrinsic(convert)
 
 
+def _entry(kind: Any) -> Any:
+    """A number of 64 bits of a table at an address, as a type."""
+
+    def entry(context: Any, table: Any, index: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            place = builder.inttoptr(given[0], ir.IntType(64).as_pointer())
+            at = builder.gep(place, [context.cast(builder, given[1], index, types.int64)], source_etype=ir.IntType(64))
+            number = builder.load(at, typ=ir.IntType(64))
+            # Nothing writes to a table: otherwise each result that is written might change it.
+            number.set_metadata("invariant.load", builder.module.add_metadata([]))
+            return context.cast(builder, number, types.int64, kind)
+
+        return kind(table, index), generate
+
+    return intrinsic(entry)
+
+
 _OPERATIONS = {
     "add": _operation(lambda builder, _, a, b: builder.add(a, b)),
     "sub": _operation(lambda builder, _, a, b: builder.sub(a, b)),
@@ -131,8 +148,13 @@ def rounding(carrier: Carrier, variant: Variant) -> SimpleNamespace:
         # By a comparison the compiler would use the processor's carry bit, of which vectors have none.
         return (a >> one) + (b >> one) + (a & b & one) >> last != zero
 
-    conversions = {"carries": carries, "to_word": _conversion(word), "to_int": _conversion(bits)}
-    return bound(arithmetic.rounding, _vocabulary(carrier) | conversions, _inlined, known={"variant": variant})
+    conversions = {"carries": carries, "to_word": _conversion(word), "to_int": _conversion(bits), "to_long": _conversion(types.int64)}
+    vocabulary = _vocabulary(carrier) | conversions
+    known = {"variant": variant}
+    if variant.table:
+        memory = {"entry": _entry(bits), "long_entry": _entry(types.int64), "unrolled": range}
+        vocabulary |= vars(bound(arithmetic.tables, vocabulary | memory, _inlined, known=known))
+    return bound(arithmetic.rounding, vocabulary, _inlined, known=known)
 
 
 def scales(rule: int) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""Rules that make operations on symbols simpler, and what is known of their results.
+"""Rules that make operations on symbols simpler.
 
 Each rule holds for all integers, so code that is printed from simplified graphs computes what the definition says. They remove branches
 that the numbers of a grid decide, and make operations narrow: constants move out of shifts, and zeros at the end out of everything.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from qsim_kernels.meanings.expressions import COMPARISONS, OPERATIONS, Known, Operand, Symbol, interned, key, known, needed
+from qsim_kernels.meanings.ranges import facts
 
 _COMMUTATIVE = {"+", "*", "&", "|", "^", "==", "min", "max"}
 #: Operations that do the same to bits above as without those below, where these are zero.
@@ -46,7 +47,7 @@ Symbol.operation = staticmethod(operation)
 
 
 def is_op(x: Operand, *ops: str) -> bool:
-    """Whether an operand is one of some operations."""
+    """Whether an operand is the result of one of some operations."""
     return isinstance(x, Symbol) and x.op in ops
 
 
@@ -122,8 +123,6 @@ def _add(a: Operand, b: Operand) -> Operand | None:
 
 
 def _subtract(a: Operand, b: Operand) -> Operand | None:
-    if a is b:
-        return 0
     if isinstance(b, int):
         return operation("+", a, -b)
     if isinstance(a, int) and is_op(b, "+") and isinstance(b.args[1], int):
@@ -137,10 +136,6 @@ def _and(a: Operand, b: Operand) -> Operand | None:
     first, second = known(a), known(b)
     if a is b or (first.may & ~second.must == 0):
         return a
-    if first.may & second.may == 0:
-        return 0
-    if second.may & ~first.must == 0:
-        return b
     if _is_negation(a) and _is_negation(b):
         return operation("^", a.args[0] | b.args[0], 1)
     if isinstance(b, int):
@@ -157,16 +152,12 @@ def _is_negation(x: Operand) -> bool:
     return is_op(x, "^") and x.known.high == 1 and isinstance(x.args[1], int)
 
 
-def _masked(x: Operand, mask: int) -> Operand:
+def _masked(x: Symbol, mask: int) -> Operand:
     """An operand, or a simpler one with the same bits where a mask has ones."""
-    if isinstance(x, int):
-        return x & mask
     if x.op == "&":
         for one, other in (x.args, x.args[::-1]):
             if mask & ~known(other).must == 0:
                 return one
-        if isinstance(x.args[1], int):
-            return operation("&", x.args[0], x.args[1] & mask)
     if x.op in ("|", "^"):
         for one, other in (x.args, x.args[::-1]):
             if known(other).may & mask == 0:
@@ -183,10 +174,6 @@ def _masked(x: Operand, mask: int) -> Operand:
 def _or(a: Operand, b: Operand) -> Operand | None:
     if a is b or known(b).may & ~known(a).must == 0:
         return a
-    if known(a).may & ~known(b).must == 0:
-        return b
-    if isinstance(b, int) and is_op(a, "|") and isinstance(a.args[1], int):
-        return a.args[0] | (a.args[1] | b)
     return None
 
 
@@ -222,10 +209,6 @@ def _shift_right(a: Operand, b: Operand) -> Operand | None:
         return None
     if b == 0:
         return a
-    if not isinstance(a, Symbol):
-        return None
-    if a.known.low >= 0 and a.known.may >> b == 0:
-        return 0
     if a.op == ">>" and isinstance(a.args[1], int):
         return a.args[0] >> (a.args[1] + b)
     if a.op == "<<" and isinstance(a.args[1], int):
@@ -246,8 +229,6 @@ def _rounded_sum(total: Symbol, shift: int) -> Operand | None:
     With k ones, the lower bits carry if they are not all zero, or if the one is added.
     """
     terms = [y for x in total.args for y in (x.args if is_op(x, "+") else (x,))]
-    if any(known(term).low < 0 for term in terms):
-        return None
     bits = [x for x in terms if known(x).high == 1]
     one = bits[0] if len(bits) == 1 else 0
     others = [x for x in terms if x is not one]
@@ -291,13 +272,11 @@ def _less_or_equal(a: Operand, b: Operand) -> Operand | None:
         return operation("<", a, b + 1)
     if isinstance(a, int):
         return operation("<", a - 1, b)
-    return 1 if known(a).high <= known(b).low else 0 if known(a).low > known(b).high else None
+    return None
 
 
 def _equal(a: Operand, b: Operand) -> Operand | None:
     first, second = known(a), known(b)
-    if a is b:
-        return 1
     if first.high < second.low or second.high < first.low or (first.must & ~second.may) or (second.must & ~first.may):
         return 0
     if isinstance(b, int) and isinstance(a, Symbol) and first == Known(0, 1, 1, 0):
@@ -396,68 +375,3 @@ _RULES: dict[str, Callable[..., Operand | None]] = {
     "min": _extreme("min"),
     "max": _extreme("max"),
 }
-
-
-def facts(op: str, args: tuple[Operand, ...]) -> Known:
-    """Facts about the result of an operation."""
-    given = [known(x) for x in args]
-    low, high = _interval(op, given)
-    may, must = _bits(op, given)
-    if low >= 0:
-        # Bits above the first in which the ends differ are those of all numbers between.
-        differing = (1 << (low ^ high).bit_length()) - 1
-        may &= high | differing
-        must |= low & ~differing
-        low, high = max(low, must), min(high, may)
-    return Known(low, high, may, must)
-
-
-def _interval(op: str, given: list[Known]) -> tuple[int, int]:
-    a = given[0]
-    b = given[-1]
-    if op in COMPARISONS:
-        return 0, 1
-    if op == "where":
-        return min(given[1].low, b.low), max(given[1].high, b.high)
-    if op == "signed":
-        half = 1 << b.low - 1
-        return -half, half - 1
-    if op == "+":
-        return a.low + b.low, a.high + b.high
-    if op == "-":
-        return a.low - b.high, a.high - b.low
-    if op in ("min", "max", "*", "<<", ">>"):
-        if op in ("min", "max"):
-            return OPERATIONS[op](a.low, b.low), OPERATIONS[op](a.high, b.high)
-        ends = [OPERATIONS[op](x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
-        return min(ends), max(ends)
-    if op in ("//", "%"):
-        return (a.low // b.high, a.high // b.low) if op == "//" else (0, min(a.high, b.high - 1))
-    if op == "&" and (a.low >= 0 or b.low >= 0):
-        return 0, min(x.high for x in given if x.low >= 0)
-    ones = (1 << max((~x if x < 0 else x).bit_length() for x in (a.low, a.high, b.low, b.high))) - 1
-    return (0 if a.low >= 0 and b.low >= 0 else ~ones), ones
-
-
-def _bits(op: str, given: list[Known]) -> tuple[int, int]:
-    """The bits that can be set in a result, and those that are."""
-    a, b = given[0], given[-1]
-    if op in ("&", "|"):
-        return OPERATIONS[op](a.may, b.may), OPERATIONS[op](a.must, b.must)
-    if op == "^":
-        sure = ~(a.may ^ a.must) & ~(b.may ^ b.must)
-        return (a.may | b.may) & ~(sure & ~(a.must ^ b.must)), sure & (a.must ^ b.must)
-    if op in ("where", "min", "max"):
-        first = given[1] if op == "where" else a
-        return first.may | b.may, first.must & b.must
-    if op in ("<<", ">>"):
-        may, must = 0, -1
-        for shift in range(b.low, b.high + 1):
-            may |= OPERATIONS[op](a.may, shift)
-            must &= OPERATIONS[op](a.must, shift)
-        return may, must
-    if op in COMPARISONS:
-        return 1, 0
-    if op in ("+", "-"):
-        return -1 << min(a.zeros, b.zeros, 4096), 0
-    return -1, 0

@@ -17,7 +17,7 @@ from torch import Tensor
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
-from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, Carrier, GridBits
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, Carrier, GridBits, Variant
 
 _WORD = 0xFFFFFFFF
 
@@ -73,6 +73,10 @@ def _words(carrier: Carrier) -> dict[str, Any]:
         "is_nan": lambda bits: lt(constants["INFINITY"], bits & constants["MAGNITUDE"]),
         "is_zero": lambda bits: eq(bits & constants["MAGNITUDE"], 0),
         "to_int": lambda word: word.to(dtype),
+        "to_long": lambda x: x.to(torch.int64),
+        "entry": lambda table, index: table[index].to(dtype),
+        "long_entry": lambda table, index: table[index],
+        "unrolled": range,
         "lt": lt,
         "gt": lambda a, b: lt(b, a),
         "ge": lambda a, b: ~lt(a, b),
@@ -89,7 +93,23 @@ def _words(carrier: Carrier) -> dict[str, Any]:
 @cache
 def rounding(carrier: Carrier) -> SimpleNamespace:
     """The functions of `arithmetic.rounding` for tensors of a carrier's bits."""
-    return bound(arithmetic.rounding, _words(carrier))
+    return bound(arithmetic.rounding, _words(carrier) | {"round_to_table": tables(carrier).round_to_table})
+
+
+@cache
+def tables(carrier: Carrier) -> SimpleNamespace:
+    """The functions of `arithmetic.tables` for tensors of a carrier's bits, and tables in tensors of 64 bits."""
+    dtype = torch.int32 if carrier == SINGLE else torch.int64
+    in_longs = bound(arithmetic.tables, _words(DOUBLE) | words.constants(carrier)).takes_far
+
+    def place_of(key: Tensor, table: Tensor, variant: Variant) -> Tensor:
+        return torch.searchsorted(table[1 : 1 << variant.table].to(dtype), key, right=True)
+
+    def takes_far(*given: Any) -> Tensor:
+        # A mask of 64 bits.
+        return in_longs(*given).to(dtype)  # type: ignore[no-any-return]
+
+    return bound(arithmetic.tables, _words(carrier) | {"place_of": place_of, "takes_far": takes_far})
 
 
 @cache

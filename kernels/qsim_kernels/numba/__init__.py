@@ -64,7 +64,7 @@ def encode_into(
     out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, check: bool = True
 ) -> bool:
     """Round `x` onto a grid and write the codes into `out`; see `qsim_kernels.torch.encode_into`."""
-    if not tables.has_codes(grid, coding):
+    if grid.table or not tables.has_codes(grid, coding):
         return reference.encode_into(out, x, seed, grid, rule, coding, stream, offset, check)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):

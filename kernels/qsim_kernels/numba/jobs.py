@@ -11,6 +11,9 @@ from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.scales import ScaleNumbers
 from qsim_kernels.numbers.updates import Factors, PlaceNumbers, UpdateTensors, UpdateVariant
 
+#: How the name of a loop in which floats round begins.
+IN_FLOATS = "in_floats_"
+
 
 class SharedLoop(NamedTuple):
     """A loop that threads share; see `loops.shares`.

@@ -4,30 +4,59 @@ from __future__ import annotations
 
 from functools import cache
 
-from qsim_kernels.numba.jobs import LoopRounding, RoundingNumbers, kept_address
+import torch
+
+from qsim_kernels.numba.jobs import IN_FLOATS, LoopRounding, RoundingNumbers, kept_address
 from qsim_kernels.numba.native import Native
-from qsim_kernels.numbers.carrier import SINGLE, SYMMETRIC, GridBits, bits_that_matter, name_of, used_bits, variant_of
-from qsim_kernels.numbers.grid import Rule
+from qsim_kernels.numbers.buckets import UNFIT
+from qsim_kernels.numbers.carrier import SINGLE, GridBits, bits_that_matter, name_of, used_bits, variant_of
+from qsim_kernels.numbers.grid import Mode, Overflow, Rule
+from qsim_kernels.numbers.tables import steps_of
 from qsim_kernels.torch.rounding import rounds_by_addition
+from qsim_kernels.torch.tables import bucket_table, rounding_table
+
+#: Tables of at most this many steps of bisection are compared with as a whole.
+_FEW_STEPS = 6
+_CPU = torch.device("cpu")
 
 
 @cache
 def strip(grid: GridBits, rule: Rule) -> LoopRounding:
     """The rounding of strips onto a grid in float32's bits."""
-    loop = Native("strips", _faster(grid, rule) or name_of(variant_of(grid, rule)), 7)
-    return LoopRounding(loop.address, kept_address((*numbers(grid, rule), bits_that_matter(grid, rule) <= 16)))
+    module, way, buckets = _way(grid, rule)
+    loop = Native(module, way + name_of(variant_of(grid, rule)), 7)
+    return LoopRounding(loop.address, kept_address((*numbers(grid, rule), bits_that_matter(grid, rule) <= 16, buckets)))
 
 
-def _faster(grid: GridBits, rule: Rule) -> str | None:
-    """The loop that is a faster way to the same results, if there is one; see `loops.strips`."""
-    if rounds_by_addition(grid, rule) and grid.negative_zero:
-        return "nearest_by_addition"
-    if variant_of(grid, rule) != SYMMETRIC or rule.correction:
-        return None
+def _way(grid: GridBits, rule: Rule) -> tuple[str, str, int]:
+    """The module of a rounding's loop, how its name begins, and the address of a table's buckets or 0."""
+    if grid.table:
+        return _way_of_table(grid, rule)
+    return "strips", IN_FLOATS if _rounds_in_floats(grid, rule) else "", 0
+
+
+def _rounds_in_floats(grid: GridBits, rule: Rule) -> bool:
+    """Whether a loop in which floats round is a faster way to the same results; see `loops.strips`."""
+    # The largest magnitude of unsigned values takes the place of the smallest value's, which is zero.
+    if not grid.signed:
+        grid = grid._replace(bottom=grid.top)
+    if rounds_by_addition(grid, rule):
+        return True
+    if rule.mode != Mode.STOCHASTIC or rule.overflow != Overflow.SATURATE or rule.correction or grid.top != grid.bottom:
+        return False
     mantissa = SINGLE.mantissa - grid.shift
     is_even = grid.low > mantissa and grid.least == grid.low - mantissa << SINGLE.mantissa
     # Positions must fit an int32, and what they are computed with a float32.
-    return "stochastic_by_steps" if is_even and mantissa + 16 < 30 and grid.low > mantissa + 16 else None
+    return is_even and mantissa + 16 < 30 and grid.low > mantissa + 16
+
+
+def _way_of_table(grid: GridBits, rule: Rule) -> tuple[str, str, int]:
+    """See `loops.lookups`; positions do not suffice for a correction."""
+    if rule.correction:
+        return "strips", "", 0
+    steps, buckets = bucket_table(grid.table, rule)
+    few = steps_of(grid.table, rule) <= _FEW_STEPS and all(inverse != UNFIT for inverse in buckets[-int(buckets[2]) :].tolist())
+    return "lookups", "compared_" if few else f"bisected_{steps}_", buckets.data_ptr()
 
 
 @cache
@@ -38,4 +67,5 @@ def row(kind: str, grid: GridBits, rule: Rule) -> LoopRounding:
 
 def numbers(grid: GridBits, rule: Rule) -> RoundingNumbers:
     """The numbers of a rounding onto a grid."""
-    return RoundingNumbers(grid.numbers, used_bits(grid.carrier, bits_that_matter(grid, rule), rule.correction))
+    table = rounding_table(grid, rule, _CPU).data_ptr() if grid.table else 0
+    return RoundingNumbers(grid.numbers(table), used_bits(grid.carrier, bits_that_matter(grid, rule), rule.correction))

@@ -94,7 +94,7 @@ def _adder(adder: Sum) -> int:
         return kept_address(TwoStepAdder(adder.block, adder.fraction, adder.second, adder.apart))
     unit = adder.aligned if isinstance(adder, BlockScaledSum) else adder.chunk_sum if isinstance(adder, RoundedSum) else adder
     assert isinstance(unit, AlignedSum)
-    grid = grid_bits(unit.grid, wide=True).numbers
+    grid = grid_bits(unit.grid, wide=True).numbers()
     return kept_address(AlignedAdder(unit.mode == Mode.NEAREST, unit.low, unit.block, unit.fraction, grid))
 
 

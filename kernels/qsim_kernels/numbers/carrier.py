@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
+from qsim_kernels.numbers.tables import steps_of
 
 
 class Carrier(NamedTuple):
@@ -79,7 +80,7 @@ def double_bits(x: float) -> int:
 
 
 class GridNumbers(NamedTuple):
-    """The numbers of a grid that code reads when it rounds; see `GridBits`."""
+    """The numbers of a grid that code reads when it rounds; see `GridBits`. `table` is the address of a table in memory, or 0."""
 
     shift: Any
     low: Any
@@ -91,6 +92,7 @@ class GridNumbers(NamedTuple):
     floor: Any
     over: Any
     under: Any
+    table: int
 
 
 class GridBits(NamedTuple):
@@ -111,6 +113,9 @@ class GridBits(NamedTuple):
         signed: Whether negative values exist.
         negative_zero: Whether zero keeps its sign.
         zero: Whether zero is in the grid.
+        table: The text of a table, in place of which rounding gets its numbers in memory; empty for other grids.
+        writes_codes: Whether results of rounding onto a table are codes in place of values.
+        flush: Whether magnitudes below the smallest value become zero whatever the rounding.
     """
 
     carrier: Carrier
@@ -127,11 +132,13 @@ class GridBits(NamedTuple):
     signed: bool
     negative_zero: bool
     zero: bool
+    table: Any = ""
+    writes_codes: bool = False
+    flush: bool = False
 
-    @property
-    def numbers(self) -> GridNumbers:
-        """The numbers that code reads when it rounds."""
-        return GridNumbers(*(getattr(self, name) for name in GridNumbers._fields))
+    def numbers(self, table: int = 0) -> GridNumbers:
+        """The numbers that code reads when it rounds, with the address of a table in memory."""
+        return GridNumbers._make((*(getattr(self, name) for name in GridNumbers._fields[:-1]), table))
 
     @property
     def is_open(self) -> bool:
@@ -178,7 +185,7 @@ def grid_bits(grid: Grid, wide: bool) -> GridBits:
         grid: The values.
         wide: Use float64 even if float32 is enough, because the input is float64.
     """
-    return grid_in(DOUBLE if wide or not fits_single(grid) else SINGLE, grid)
+    return grid_in(DOUBLE if wide or not (grid.table or fits_single(grid)) else SINGLE, grid)
 
 
 def grid_in(carrier: Carrier, grid: Grid) -> GridBits:
@@ -187,7 +194,7 @@ def grid_in(carrier: Carrier, grid: Grid) -> GridBits:
     # A grid of integers may have one bit more than the carrier stores: its uppermost binade is spaced like the carrier's own.
     spare = max(0, grid.mantissa - carrier.mantissa)
     mantissa, exponent = grid.mantissa - spare, grid.exponent - spare
-    gradual = grid.zero and grid.least == math.ldexp(1.0, grid.exponent - grid.mantissa)
+    gradual = not (grid.table or grid.flush) and grid.zero and grid.least == math.ldexp(1.0, grid.exponent - grid.mantissa)
     field = exponent + carrier.bias
     signed = grid.min < 0
     overflow = carrier.infinity if grid.infinity else carrier.nan
@@ -206,6 +213,8 @@ def grid_in(carrier: Carrier, grid: Grid) -> GridBits:
         signed=signed,
         negative_zero=grid.negative_zero,
         zero=grid.zero,
+        table=grid.table,
+        flush=grid.flush,
     )
 
 
@@ -226,6 +235,8 @@ class Variant(NamedTuple):
         keep_sign: Whether zero keeps its sign.
         symmetric: Whether the smallest value is the negative of the largest.
         open: Whether overflow becomes infinity by itself.
+        flush: Whether magnitudes below the smallest value become zero whatever the mode.
+        table: The number of steps of a bisection of a table's places, which decide the facts before it; 0 for other grids.
     """
 
     mode: int
@@ -236,6 +247,8 @@ class Variant(NamedTuple):
     keep_sign: bool
     symmetric: bool
     open: bool
+    flush: bool = False
+    table: int = 0
 
 
 #: Stochastic rounding onto values that lie symmetrically around zero, saturating.
@@ -243,10 +256,15 @@ SYMMETRIC = Variant(
     int(Mode.STOCHASTIC), int(Overflow.SATURATE), flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False
 )
 
+#: Rounding onto a table, whose places hold all other facts.
+_TABLE = Variant(0, 0, flat=False, zero=True, signed=True, keep_sign=False, symmetric=False, open=False)
+
 
 @lru_cache(maxsize=4096)
 def variant_of(how: GridBits, rule: Rule) -> Variant:
     """The facts of a rounding onto a grid."""
+    if how.table:
+        return _TABLE._replace(mode=int(rule.mode), overflow=rule.overflow, table=steps_of(how.table, rule))
     return Variant(
         mode=int(rule.mode),
         overflow=rule.overflow,
@@ -256,6 +274,7 @@ def variant_of(how: GridBits, rule: Rule) -> Variant:
         keep_sign=how.negative_zero,
         symmetric=how.signed and how.top == how.bottom,
         open=not rule.saturates and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
+        flush=how.flush,
     )
 
 
@@ -267,8 +286,8 @@ def name_of(variant: Variant) -> str:
         >>> name_of(Variant(7, 1, flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False))
         'rounding_7_1_zero_signed_keep_sign_symmetric'
     """
-    facts = [name for name, given in zip(Variant._fields[2:], variant[2:], strict=True) if given]
-    return "_".join(["rounding", str(variant.mode), str(variant.overflow), *facts])
+    facts = [name for name, given in zip(Variant._fields[2:-1], variant[2:-1], strict=True) if given]
+    return "_".join(["rounding", str(variant.mode), str(variant.overflow), *([f"table_{variant.table}"] if variant.table else facts)])
 
 
 def read_variant(name: str) -> Variant:
@@ -280,8 +299,10 @@ def read_variant(name: str) -> Variant:
     start, *parts = name.split("_", 3)
     if start != "rounding" or len(parts) < 2 or not all(map(str.isdigit, parts[:2])):
         raise AttributeError(f"no variant has the name {name!r}")
-    facts = f"_{''.join(parts[2:])}_"
-    return Variant(int(parts[0]), int(parts[1]), *(f"_{field}_" in facts for field in Variant._fields[2:]))
+    mode, overflow, facts = int(parts[0]), int(parts[1]), "".join(parts[2:])
+    if facts.startswith("table_"):
+        return _TABLE._replace(mode=mode, overflow=overflow, table=int(facts.removeprefix("table_")))
+    return Variant(mode, overflow, *(f"_{field}_" in f"_{facts}_" for field in Variant._fields[2:-1]))
 
 
 class UsedBits(NamedTuple):

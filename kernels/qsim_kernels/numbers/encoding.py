@@ -10,6 +10,7 @@ import torch
 
 from qsim_kernels.numbers.carrier import GridBits
 from qsim_kernels.numbers.grid import BAR, Coding, Grid, Mode, Rule, read
+from qsim_kernels.numbers.tables import read_table
 
 
 class Encoding(NamedTuple):
@@ -155,6 +156,8 @@ def coding_bits(grid: Grid, coding: Coding, how: GridBits) -> tuple[CodingBits, 
 
 def largest_code(grid: Grid, coding: Coding) -> int:
     """The code of the largest value."""
+    if grid.table:
+        return read_table(grid.table).codes[-1]
     if coding.twos_complement:
         return round(grid.max / grid.least)
     if grid.max < 2.0**grid.exponent:

@@ -53,6 +53,9 @@ class Grid(NamedTuple):
         zero: Whether zero is in the set.
         negative_zero: Whether negative zero is in the set.
         infinity: Whether overflow may become an infinity; if not it becomes NaN.
+        table: The text of a table whose values are the set, empty for the sets above; see `numbers.tables`. The other numbers then say that
+            every value is a multiple of `2**(exponent - mantissa)` with at most `mantissa + 1` significant bits.
+        flush: Whether magnitudes below the smallest value become zero whatever the rounding, as inputs of a unit that flushes subnormals.
     """
 
     mantissa: int
@@ -63,6 +66,8 @@ class Grid(NamedTuple):
     zero: bool
     negative_zero: bool
     infinity: bool
+    table: str = ""
+    flush: bool = False
 
 
 class Coding(NamedTuple):
@@ -119,13 +124,17 @@ def spell(record: tuple[Any, ...]) -> str:
 
     Its numbers come first, after its word in `WORDS` if it has one, and then the records in it; one that is `None` is left out.
 
+    A number that has a default is left out where it is that.
+
     Example:
         >>> from qsim_kernels.numbers.grid import Coding, spell
         >>> spell(Coding(bits=8, twos_complement=True, nan=-1, infinity=-1))
         'bits=8 twos_complement=True nan=-1 infinity=-1'
     """
     fields = list(zip(_names(type(record)), record, strict=True))
-    numbers = [f"{name}={value!r}" for name, value in fields if value is not None and not isinstance(value, tuple)]
+    defaults = _defaults(type(record))
+    spelt = [(name, value) for name, value in fields if value is not None and not isinstance(value, tuple)]
+    numbers = [f"{name}={value!r}" for name, value in spelt if name not in defaults or value != defaults[name]]
     parts = [" ".join([*_word(type(record)), *numbers]), *(spell(value) for _, value in fields if isinstance(value, tuple))]
     return BAR.join(part for part in parts if part)
 
@@ -138,6 +147,11 @@ def _names(kind: type[tuple[Any, ...]]) -> tuple[str, ...]:
 def _word(kind: type[tuple[Any, ...]]) -> list[str]:
     """The word with which a record's text begins, if there is one."""
     return [WORDS[kind]] if kind in WORDS else []
+
+
+def _defaults(kind: type[tuple[Any, ...]]) -> dict[str, Any]:
+    defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
+    return defaults
 
 
 @lru_cache(maxsize=4096)
@@ -172,7 +186,8 @@ def _taken(kinds: tuple[type[Any], ...], parts: list[str]) -> Any:
     values: dict[str, Any] = {}
     if names:
         pairs = [word.partition("=") for word in head[len(_word(kind)) :]]
-        if _word(kind) not in ([], head[:1]) or [name for name, _, _ in pairs] != names:
+        given, defaults = [name for name, _, _ in pairs], _defaults(kind)
+        if _word(kind) not in ([], head[:1]) or given != [name for name in names if name in given or name not in defaults]:
             raise ValueError(f"{kind.__name__} is spelt {' '.join([*_word(kind), *(f'{name}=…' for name in names)])}, got {parts[0]!r}")
         values = {name: literal_eval(value) for name, _, value in pairs}
         del parts[0]

@@ -101,7 +101,7 @@ def scale_numbers(scales: Scales, carrier: Carrier = DOUBLE) -> ScaleNumbers:
     """The numbers from which scales are computed, under the rounding `rounding_of_scales`."""
     largest, grid = carrier.pattern(scales.largest), grid_in(carrier, scales.grid)
     # Without zero, every number is above half of the smallest.
-    values = grid.numbers if grid.zero else grid.numbers._replace(half=-1)
+    values = grid.numbers() if grid.zero else grid.numbers()._replace(half=-1)
     power = scales.margin + carrier.bias - (largest >> carrier.mantissa)
     spare = carrier.mantissa - scales.mantissa
     return ScaleNumbers(largest, carrier.pattern(2.0**scales.margin), power, spare, carrier.pattern(scales.least), values)

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, counts_wide, grid_bits, rounding_bits
-from qsim_kernels.numbers.encoding import coding_bits
+from qsim_kernels.numbers.encoding import coding_bits, largest_code
 from qsim_kernels.numbers.grid import Coding, Grid, Rule
 from qsim_kernels.torch.checksum import checksum
 from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.philox import ElementNoise, random_bits
 from qsim_kernels.torch.rounding import as_values, float_dtype, rounded
+from qsim_kernels.torch.tables import code_table
 from qsim_kernels.torch.updates import update
 
 __all__ = [
@@ -70,14 +71,14 @@ def encode_into(
     """
     bits = rounding_bits(grid, rule, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
     number = None if seed is None else int(seed)
-    code_of, (numbers, variant) = meaning.codes(bits.carrier).code_of, coding_bits(grid, coding, bits)
+    bits, code_of = _coder(grid, coding, bits)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):
         patterns = _rounded(source, bits, rule, number, stream, index)
         if check and coding.nan < 0:
             lost = lost or bool((patterns == bits.carrier.nan).any())
         # Wrapping to the code's own width keeps its bits.
-        target.copy_(code_of(patterns, numbers, variant).view(source.shape))
+        target.copy_(code_of(patterns).view(source.shape))
     return lost
 
 
@@ -116,10 +117,28 @@ def quantize_and_sum_into(
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
     """Write the values of `codes` into `out`."""
     bits = grid_bits(grid, wide=out.dtype == torch.float64 or counts_wide(grid, coding))
-    value_of, (numbers, variant) = meaning.codes(bits.carrier).value_of, coding_bits(grid, coding, bits)
+    value_of = _reader(grid, coding, bits, out.device)
     mask, width = (1 << coding.bits) - 1, torch.int64 if bits.carrier == DOUBLE else torch.int32
     for _, (source, target) in pieces(codes, out):
-        target.copy_(as_values(value_of((source.to(torch.int64) & mask).to(width), numbers, variant), bits, out.dtype))
+        target.copy_(as_values(value_of((source.to(torch.int64) & mask).to(width)), bits, out.dtype))
+
+
+def _coder(grid: Grid, coding: Coding, bits: GridBits) -> tuple[GridBits, Callable[[Tensor], Tensor]]:
+    """The grid for a rounding to codes, and a function that makes codes of its results: rounding onto a table finds them itself."""
+    if grid.table:
+        nan = coding.nan if coding.nan >= 0 else largest_code(grid, coding)
+        return bits._replace(writes_codes=True), lambda codes: codes.masked_fill(codes == bits.carrier.nan, nan)
+    code_of, (numbers, variant) = meaning.codes(bits.carrier).code_of, coding_bits(grid, coding, bits)
+    return bits, lambda patterns: code_of(patterns, numbers, variant)
+
+
+def _reader(grid: Grid, coding: Coding, bits: GridBits, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """A function that gives the bits of the values of codes."""
+    if grid.table:
+        table = code_table(grid.table, coding.bits, bits.carrier, device)
+        return lambda codes: table[codes].to(codes.dtype)
+    value_of, (numbers, variant) = meaning.codes(bits.carrier).value_of, coding_bits(grid, coding, bits)
+    return lambda codes: value_of(codes, numbers, variant)
 
 
 def _rounded(source: Tensor, bits: GridBits, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:

@@ -9,6 +9,7 @@ from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, used_bits, variant_of
 from qsim_kernels.numbers.grid import Mode, Rule
 from qsim_kernels.torch.philox import ElementNoise, random_bits
+from qsim_kernels.torch.tables import rounding_table
 
 
 def float_dtype(grid: GridBits) -> torch.dtype:
@@ -61,11 +62,12 @@ def rounded(bits: Tensor, grid: GridBits, rule: Rule, noise: ElementNoise | None
         return round_bits(bits, grid, rule)
     assert noise is not None  # the operators reject stochastic rounding without a seed
     arithmetic, variant = meaning.rounding(grid.carrier), variant_of(grid, rule)
+    listed = in_memory(grid, rule, bits.device)
     count = bits_that_matter(grid, rule)
     used = used_bits(grid.carrier, count, rule.correction)
 
     def chosen(patterns: Tensor, words: Tensor) -> Tensor:
-        result: Tensor = arithmetic.round_bits(patterns, arithmetic.random_bits(words, used), grid, variant)
+        result: Tensor = arithmetic.round_bits(patterns, arithmetic.random_bits(words, used), listed, variant)
         return result
 
     first = noise.first_bits() << 16
@@ -83,8 +85,14 @@ def round_bits(bits: Tensor, grid: GridBits, rule: Rule) -> Tensor:
     """Round values, given and returned as bit patterns of the carrier, without random bits."""
     if rounds_by_addition(grid, rule):
         return nearest_by_addition(bits, grid)
-    result: Tensor = meaning.rounding(grid.carrier).round_bits(bits, None, grid, variant_of(grid, rule))
+    listed = in_memory(grid, rule, bits.device)
+    result: Tensor = meaning.rounding(grid.carrier).round_bits(bits, None, listed, variant_of(grid, rule))
     return result
+
+
+def in_memory(grid: GridBits, rule: Rule, device: torch.device) -> GridBits:
+    """A grid whose table, if it is one, is in memory."""
+    return grid._replace(table=rounding_table(grid, rule, device)) if grid.table else grid
 
 
 def rounds_by_addition(grid: GridBits, rule: Rule) -> bool:

@@ -46,6 +46,9 @@ class ProductCallsMode(PausedInLayers):
         """Call a function of torch."""
         run_outside_the_mode()
         given = kwargs or {}
+        tracer = running.tracer
+        if tracer is not None and not tracer.is_inside:
+            return tracer.called(func, args, given, lambda *args, **kwargs: self.__torch_function__(func, types, args, kwargs))
         if func is Tensor.unflatten:
             func = torch.unflatten  # Dynamo cannot trace the method, which calls its parent's
         if running.is_rounding:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from qsim.nn.product import observers
+
+
+class CallTracer(Protocol):
+    """Records the calls of functions of torch, as `qsim.diagnostics.trace` does.
+
+    Attributes:
+        is_inside: Whether it is within a call already, whose own calls are not recorded.
+    """
+
+    is_inside: bool
+
+    def called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], compute: Callable[..., Any]) -> Any:
+        """Record a call of a function, which `compute(*args, **kwargs)` carries out, and return its result."""
 
 
 class _Running(threading.local):
@@ -23,6 +36,7 @@ class _Running(threading.local):
         is_traced: Whether a compiler traces a module.
         derived: In compiled code, the tensors that were computed from parameters, each with its parameter.
         replacements: In compiled code, the tensors that replace parameters of the outermost module, once a call has asked for them.
+        tracer: What records the calls of functions, if anything does. The mode asks it, because it gets them before the tracer's own mode.
     """
 
     def __init__(self) -> None:
@@ -32,6 +46,7 @@ class _Running(threading.local):
         self.is_traced = False
         self.derived: list[tuple[Tensor, Tensor]] | None = None
         self.replacements: list[Tensor] | None = None
+        self.tracer: CallTracer | None = None
 
 
 running = _Running()

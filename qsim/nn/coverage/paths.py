@@ -18,6 +18,7 @@ class Paths:
 
     Attributes:
         called: The modules that were called.
+        names: The name of each module, without those that are parts of points.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -25,7 +26,7 @@ class Paths:
         # Points compute their layer's products.
         points = [rounding.points for module in model.modules() for rounding in (known(module).layer, known(module).calls) if rounding]
         parts = {part for each in points for point in modules_in(each).values() for part in point.modules()}
-        self._names = {module: name for name, module in model.named_modules() if module not in parts}
+        self.names = {module: name for name, module in model.named_modules() if module not in parts}
         # Modules that are running, each with the backward pass that called it, as activation checkpointing does.
         self._running: list[tuple[nn.Module, int]] = []
 
@@ -41,7 +42,7 @@ class Paths:
 
     def _enter(self, module: nn.Module, args: object) -> None:
         self.called.add(module)
-        if module in self._names:
+        if module in self.names:
             self._running.append((module, _backward_pass()))
 
     def _leave(self, module: nn.Module, args: object, result: object) -> None:
@@ -51,7 +52,7 @@ class Paths:
     @property
     def current(self) -> str:
         """The path of the innermost running module; empty for the model itself."""
-        return self._names[self._running[-1][0]] if self._running else ""
+        return self.names[self._running[-1][0]] if self._running else ""
 
     @property
     def is_backward(self) -> bool:

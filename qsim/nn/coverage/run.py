@@ -51,7 +51,7 @@ def coverage(model: nn.Module, example: Any, *, backward: bool = True) -> Covera
         2       backward  mm        2×3, 3×8  1      48             left alone: not chosen
         0       backward  mm        8×3, 3×4  1      96             grad=e5m2, act_bwd=e4m3
     """
-    _check(model)
+    check_plain("coverage", model)
     args, kwargs = inputs_of(example)
     recorder = Recorder(model)
     snapshot = Snapshot(model)
@@ -71,25 +71,40 @@ def coverage(model: nn.Module, example: Any, *, backward: bool = True) -> Covera
     return found
 
 
-def _check(model: nn.Module) -> None:
+def check_plain(owner: str, model: nn.Module) -> None:
+    """Raise an error for a model whose operations cannot be followed: a compiled one, a wrapped one, or one with lazy layers.
+
+    Args:
+        owner: The function that follows them, for the error.
+        model: The model.
+    """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"coverage: model must be a torch.nn.Module, got {model!r}")
+        raise TypeError(f"{owner}: model must be a torch.nn.Module, got {model!r}")
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError("coverage: the model is wrapped in DistributedDataParallel, which would wait for gradients: give model.module")
+        raise ValueError(f"{owner}: the model is wrapped in DistributedDataParallel, which would wait for gradients: give model.module")
     for name, module in model.named_modules():
         title = f"its module {name!r}" if name else "the model"
         if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
-            raise ValueError(f"coverage: {title} is compiled, and compiled code does not report its products: give the uncompiled model")
+            raise ValueError(f"{owner}: {title} is compiled, and compiled code does not report its products: give the uncompiled model")
         if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
-            raise ValueError(f"coverage: {title} is lazy and has seen no input: call the model once before")
+            raise ValueError(f"{owner}: {title} is lazy and has seen no input: call the model once before")
 
 
-def _differentiate(output: Any, inputs: list[Any]) -> None:
-    """Compute the gradients of an output, without accumulating them."""
+def summands(owner: str, output: Any) -> list[Tensor]:
+    """The loss of an output, if it has one, or the sums of its tensors: what a gradient is computed of.
+
+    Raises:
+        ValueError: If no output requires a gradient.
+    """
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     found = [x for x in tree_leaves(loss if isinstance(loss, Tensor) else output) if isinstance(x, Tensor)]
     sums = [x.sum() for x in found if x.is_floating_point() and x.requires_grad]
     if not sums:
-        raise ValueError("coverage: no output requires a gradient: give backward=False")
+        raise ValueError(f"{owner}: no output requires a gradient: give backward=False")
+    return sums
+
+
+def _differentiate(output: Any, inputs: list[Any]) -> None:
+    """Compute the gradients of an output, without accumulating them."""
     wanted = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
-    torch.autograd.grad(sums, wanted, allow_unused=True)
+    torch.autograd.grad(summands("coverage", output), wanted, allow_unused=True)

@@ -33,6 +33,8 @@ def coding_of(fmt: Format) -> str:
     coding = read(Coding, fmt.spelling[1])
     if coding.nan >= 0 or coding.twos_complement or coding.bits == CODE_BITS:
         return fmt.spelling[1]
+    if fmt.grid.table:
+        return spell(coding._replace(bits=coding.bits + 1, nan=1 << coding.bits))
     magnitude_bits = coding.bits if fmt.min < 0 else coding.bits + 1
     return spell(coding._replace(bits=coding.bits + 1, nan=(1 << magnitude_bits) - 1))
 

@@ -260,6 +260,7 @@ def test_layers_are_replayed_and_peak_memory_is_counted_on_a_gpu(capsys: pytest.
     assert all(row["peak_mib"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_blocks_are_compiled_once_for_all(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_models.SIZES, "tiny", (GPTBenchSize(3, 2, 32, 16, 8, 2), ConvBenchSize(4, 1, 3, 8, 2)))
     monkeypatch.setattr(_blocks, "BACKEND", "aot_eager")  # Inductor takes ten seconds

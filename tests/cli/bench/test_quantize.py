@@ -135,6 +135,7 @@ def test_compilations_are_counted_and_the_hook_is_put_back(monkeypatch: pytest.M
     assert runtime.jit_post_compile_hook is hook
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_memory_on_the_cpu_is_that_of_temporaries_alone() -> None:
     moved, extra = _memory.in_new_process("quantize e4m3", 2**22)

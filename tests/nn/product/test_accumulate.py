@@ -281,6 +281,7 @@ def test_operations_without_accumulators(call: Callable[[], Any], message: str) 
 # In use
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", [EVERY, FivePoint("mxfp8", "mxfp8", accumulate=FP16, act_bwd=None, weight_bwd=None)], ids=str)
 def test_compiled_layers_have_the_same_bits(points: FivePoint) -> None:
     layer = qsim.nn.Linear(64, 5, points=points)

@@ -171,6 +171,7 @@ def test_gradients_of_gradients_are_refused(device: torch.device) -> None:
     torch.autograd.grad(y.sum(), w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", [compilers.inductor, compilers.another])
 @pytest.mark.parametrize("recipe", [in_order(*["e4m3"] * 5), "fp8_hybrid"], ids=["nearest", "scaled"])
 def test_compiled_code_keeps_no_rounded_weights(recipe: FivePoint | str, compiler: Callable[..., Any]) -> None:

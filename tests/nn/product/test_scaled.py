@@ -364,6 +364,7 @@ def test_compiled_code_gives_the_same_bits(fmt: str, transform: qsim.transforms.
     assert all(map(torch.equal, found, wanted))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [PerRow(), PerBlock(32, format="e8m0")], ids=["channel", "blocks"])
 def test_compiled_code_of_any_size(scale: Scaling) -> None:
     layer = qsim.nn.Linear(48, 20, bias=False, points=in_order(*[Quantizer("e4m3", scale=scale)] * 5))

@@ -68,18 +68,48 @@ def address_of(context: Any, place: Any) -> Any:
     return types.int64(place), generate
 
 
+@intrinsic(prefer_literal=True)
+def numbers(context: Any, address: Any, count: Any) -> Any:
+    """The first numbers of 64 bits at an address; their count is a constant."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], context.get_value_type(types.CPointer(types.int64)))
+        found = [builder.load(cgutils.gep_inbounds(builder, place, i)) for i in range(len(signature.return_type))]
+        return context.make_tuple(builder, signature.return_type, found)
+
+    size = getattr(count, "literal_value", None)
+    return None if size is None else (types.UniTuple(types.int64, size)(types.int64, count), generate)
+
+
+@intrinsic(prefer_literal=True)
+def last_of(context: Any, key: Any, firsts: Any, results: Any) -> Any:
+    """The result of the last place whose first number is not above a key: one comparison and one choice for each, without branches."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        key, *pair = arguments
+        firsts, results = ([builder.extract_value(given, i) for i in range(len(signature.args[1]))] for given in pair)
+        found = builder.trunc(results[0], key.type)
+        for first, result in zip(firsts[1:], results[1:], strict=True):
+            is_below = builder.icmp_signed("<", key, builder.trunc(first, key.type))
+            found = builder.select(is_below, found, builder.trunc(result, key.type))
+        return found
+
+    return types.int32(types.int32, firsts, results), generate
+
+
 def record_at(kind: type[tuple[Any, ...]], types_of: Mapping[type, Any] = MappingProxyType({})) -> Any:
     """A function that reads a `NamedTuple` at an address: 64 bits for each of its numbers, and of those of the records in it.
 
     Args:
         kind: The record.
-        types_of: The types of the numbers of some records; those of others are float64 if they are annotated as floats, and int64.
+        types_of: The types of the numbers of some records. Those of others are float64 if they are annotated as floats, and int64. A number
+            that is annotated as an integer, such as an address, is an int64 in any record.
     """
 
     def typed(kind: Any, owner: Any = None) -> Any:
         if hasattr(kind, "_fields"):
             return types.BaseTuple.from_types([typed(field, kind) for field in get_type_hints(kind).values()], kind)
-        return types_of.get(owner, types.float64 if kind is float else types.int64)
+        return types.int64 if kind is int else types_of.get(owner, types.float64 if kind is float else types.int64)
 
     whole = typed(kind)
 

@@ -1,7 +1,7 @@
 """Rounding of a strip: up to `STRIP` consecutive elements, given and returned as float32 patterns that stay in the nearest cache.
 
-There is a loop for each variant of `arithmetic.rounding`, made when it is asked for. Two loops are faster ways to the same results, in
-which the processor's floats round.
+There is a loop for each variant of `arithmetic.rounding`, made when it is asked for. Two are faster ways to the same results, in which the
+processor's floats round; those of tables are in `loops.lookups`.
 
 Every loop takes the same arguments:
     out_at: Address of the results, which do not overlap the values.
@@ -19,16 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from qsim_kernels.numba.loops.bits import address_of, as_float, as_int, halves, ints, longs, part, room_for_words
+from qsim_kernels.numba.jobs import IN_FLOATS
+from qsim_kernels.numba.loops.bits import address_of, as_float, as_int, halves, inlined, ints, longs, part, room_for_words
 from qsim_kernels.numba.loops.roundings import SERVED, draw, draw_first, functions, single_at
-from qsim_kernels.numbers.carrier import SINGLE, SYMMETRIC, Variant, read_variant
+from qsim_kernels.numbers.carrier import SINGLE, Variant, read_variant
 from qsim_kernels.numbers.grid import Mode
 
 STRIP = 512
 
 #: Blocks of random bits of a strip that begins within one, their elements, and their words.
 _BLOCKS = STRIP // SERVED + 1
-_DRAWN, _WORDS = _BLOCKS * SERVED, _BLOCKS * SERVED // 2
+_DRAWN = _BLOCKS * SERVED
+WORDS = _DRAWN // 2
 _MANTISSA, _INFINITY, _NAN, _BIAS = SINGLE.mantissa, SINGLE.infinity, SINGLE.nan, SINGLE.bias
 _i32: Any = np.int32
 _f32: Any = np.float32
@@ -38,21 +40,50 @@ _u64: Any = np.uint64
 
 def __getattr__(name: str) -> Any:
     """The loop of a variant."""
-    variant = read_variant(name)
+    way, _, start = name.partition("rounding_")
+    variant = read_variant(f"rounding_{start}" if way in ("", IN_FLOATS) else name)
+    if way == IN_FLOATS:
+        return _stochastic_by_steps(variant) if variant.mode == Mode.STOCHASTIC else _nearest_by_addition(variant)
     return _stochastic(variant) if variant.mode == Mode.STOCHASTIC else _deterministic(variant)
 
 
-def nearest_by_addition(out_at, x_at, count, grid_at, seed, stream, first):
-    """Round to nearest by adding and subtracting a power of two, where `torch.rounding` does so."""
-    out, x, n = ints(out_at), ints(x_at), longs(grid_at)
-    steps, lowest, top = _i32(n[0] << _MANTISSA), _i32(n[1] << _MANTISSA), _i32(n[5])
-    for i in range(count):
-        pattern = x[i]
-        magnitude = _i32(pattern & _NAN)
-        within = min(magnitude, top)
-        power = as_float(_i32(max(_i32(within & _INFINITY), lowest) + steps))
-        rounded = as_int(_f32(_f32(as_float(within) + power) - power))
-        out[i] = _i32(_NAN) if magnitude > _INFINITY else _i32(rounded | _i32(pattern & ~_NAN))
+def _signed(variant: Variant) -> Any:
+    """A function that gives a rounded magnitude the sign of a pattern."""
+
+    @inlined
+    def with_sign(rounded, pattern):
+        return _i32(rounded | _i32(pattern & ~_NAN))
+
+    @inlined
+    def without_negative_zero(rounded, pattern):
+        # The negative of a magnitude other than zero has the sign bit.
+        return _i32(rounded | _i32(_i32(pattern & ~_NAN) & _i32(-rounded)))
+
+    @inlined
+    def without_negatives(rounded, pattern):
+        return _i32(rounded & ~_i32(pattern >> 31))
+
+    if not variant.signed:
+        return without_negatives
+    return with_sign if variant.keep_sign else without_negative_zero
+
+
+def _nearest_by_addition(variant: Variant) -> Any:
+    """A loop that rounds to nearest by adding and subtracting a power of two, as `torch.rounding` does."""
+    signed = _signed(variant)
+
+    def loop(out_at, x_at, count, grid_at, seed, stream, first):
+        out, x, n = ints(out_at), ints(x_at), longs(grid_at)
+        steps, lowest, top = _i32(n[0] << _MANTISSA), _i32(n[1] << _MANTISSA), _i32(n[5])
+        for i in range(count):
+            pattern = x[i]
+            magnitude = _i32(pattern & _NAN)
+            within = min(magnitude, top)
+            power = as_float(_i32(max(_i32(within & _INFINITY), lowest) + steps))
+            rounded = as_int(_f32(_f32(as_float(within) + power) - power))
+            out[i] = _i32(_NAN) if magnitude > _INFINITY else signed(rounded, pattern)
+
+    return loop
 
 
 def _deterministic(variant: Variant) -> Any:
@@ -69,12 +100,12 @@ def _deterministic(variant: Variant) -> Any:
 def _stochastic(variant: Variant) -> Any:
     """A loop that draws the last 16 bits of a strip only where they might matter, for zeros and ones give different results."""
     round_bits, random_bits = functions(SINGLE, variant).round_bits, functions(SINGLE, variant).random_bits
-    with_all_bits = _with_all_bits(variant)
+    exactly = with_all_bits(variant)
 
     def loop(out_at, x_at, count, grid_at, seed, stream, first):
         (grid, used), out, x = single_at(grid_at), ints(out_at), ints(x_at)
-        early, is_enough = room_for_words(_WORDS), longs(grid_at)[12] != 0
-        drawn = _first_bits(early, count, seed, stream, first)
+        early, is_enough = room_for_words(WORDS), longs(grid_at)[13] != 0
+        drawn = first_bits(early, count, seed, stream, first)
         differing = _i32(0)
         for i in range(count):
             bits = _u32(_u32(drawn[i]) << _u32(16))
@@ -84,13 +115,13 @@ def _stochastic(variant: Variant) -> Any:
                 differing = _i32(differing | _i32(least ^ most))
             out[i] = least
         if differing != 0:
-            with_all_bits(out, x, count, grid, used, seed, stream, first)
+            exactly(out, x, count, grid, used, seed, stream, first)
 
     return loop
 
 
 @part
-def _first_bits(early, count, seed, stream, first):
+def first_bits(early, count, seed, stream, first):
     """Draw the first 16 bits of the elements of a strip, into room for their words."""
     draw_first(early, _blocks(count, first), _u64(first // SERVED), _u64(seed), _u64(stream))
     return halves(address_of(early) + 2 * (first % SERVED))
@@ -102,42 +133,45 @@ def _blocks(count, first):
     return (first % SERVED + count + SERVED - 1) // SERVED
 
 
-def _with_all_bits(variant: Variant) -> Any:
+def with_all_bits(variant: Variant) -> Any:
+    """A function that rounds a strip with all of its random bits."""
     round_bits, random_bits = functions(SINGLE, variant).round_bits, functions(SINGLE, variant).random_bits
 
     @part
-    def with_all_bits(out, x, count, grid, used, seed, stream, first):
+    def exactly(out, x, count, grid, used, seed, stream, first):
         drawn, lead = room_for_words(_DRAWN), first % SERVED
         draw(drawn, _blocks(count, first), _u64(first // SERVED), _u64(seed), _u64(stream))
         for i in range(count):
             out[i] = round_bits(x[i], random_bits(drawn[lead + i], used), grid, 0)
 
-    return with_all_bits
+    return exactly
 
 
-_with_all_bits_by_steps = _with_all_bits(SYMMETRIC)
-
-
-def stochastic_by_steps(out_at, x_at, count, grid_at, seed, stream, first):
-    """Round stochastically where values are evenly spaced down to zero: add random bits to distances in steps of 2**-16 of the spacing.
+def _stochastic_by_steps(variant: Variant) -> Any:
+    """A loop for values that are evenly spaced down to zero: it adds random bits to distances in steps of 2**-16 of the spacing.
 
     It takes half of the general loop's time, which rounds twice to learn whether the last 16 bits matter.
     """
-    (grid, used), out, x = single_at(grid_at), ints(out_at), ints(x_at)
-    early = room_for_words(_WORDS)
-    drawn = _first_bits(early, count, seed, stream, first)
-    mantissa, mask = _i32(_i32(_MANTISSA) - grid.shift), _i32(used.keep >> _u32(16))
-    lowest, down, up = _i32(grid.low << 23), _i32(mantissa << 23), _i32(_i32(_i32(2 * _BIAS + 16) + mantissa) << 23)
-    open_ = _i32(0)
-    for i in range(count):
-        pattern = x[i]
-        magnitude = _i32(pattern & _NAN)
-        within = min(magnitude, grid.top)
-        binade = max(_i32(within & _INFINITY), lowest)
-        position = _i32(_i32(_f32(as_float(within) * as_float(_i32(up - binade)))) + _i32(_i32(drawn[i]) & mask))
-        # Later bits, of the element and of its noise, could carry through 16 ones only.
-        open_ = _i32(open_ | _i32(_i32(_i32(position + 1) & 0xFFFF) == 0))
-        rounded = as_int(_f32(_f32(_i32(position >> 16)) * as_float(_i32(binade - down))))
-        out[i] = _i32(_NAN) if magnitude > _INFINITY else _i32(rounded | _i32(pattern & ~_NAN))
-    if open_ != 0:
-        _with_all_bits_by_steps(out, x, count, grid, used, seed, stream, first)
+    signed, exactly = _signed(variant), with_all_bits(variant)
+
+    def loop(out_at, x_at, count, grid_at, seed, stream, first):
+        (grid, used), out, x = single_at(grid_at), ints(out_at), ints(x_at)
+        early = room_for_words(WORDS)
+        drawn = first_bits(early, count, seed, stream, first)
+        mantissa, mask = _i32(_i32(_MANTISSA) - grid.shift), _i32(used.keep >> _u32(16))
+        lowest, down, up = _i32(grid.low << 23), _i32(mantissa << 23), _i32(_i32(_i32(2 * _BIAS + 16) + mantissa) << 23)
+        open_ = _i32(0)
+        for i in range(count):
+            pattern = x[i]
+            magnitude = _i32(pattern & _NAN)
+            within = min(magnitude, grid.top)
+            binade = max(_i32(within & _INFINITY), lowest)
+            position = _i32(_i32(_f32(as_float(within) * as_float(_i32(up - binade)))) + _i32(_i32(drawn[i]) & mask))
+            # Later bits, of the element and of its noise, could carry through 16 ones only.
+            open_ = _i32(open_ | _i32(_i32(_i32(position + 1) & 0xFFFF) == 0))
+            rounded = as_int(_f32(_f32(_i32(position >> 16)) * as_float(_i32(binade - down))))
+            out[i] = _i32(_NAN) if magnitude > _INFINITY else signed(rounded, pattern)
+        if open_ != 0:
+            exactly(out, x, count, grid, used, seed, stream, first)
+
+    return loop

@@ -118,6 +118,9 @@ def encoded(x, drawn, grid, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr
             codes = narrow_integers_of(clean, coding)
         else:
             codes = codes_of(clean, signs, coding, CODING)
+    elif ROUNDING.table:
+        codes = rounded(x, drawn, grid, ROUNDING, True)
+        codes = tl.where(codes == codes, codes.to(grid.top.dtype, bitcast=True), coding.nan)
     else:
         values = rounded(x, drawn, grid, ROUNDING, True)
         clean = values if CODING.nan else tl.where(values == values, values, grid.top.to(values.dtype, bitcast=True))

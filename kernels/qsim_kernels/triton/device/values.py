@@ -23,6 +23,8 @@ class KernelVariant(NamedTuple):
         keep_sign: See there.
         symmetric: See there.
         open: See there.
+        flush: See there.
+        table: See there.
         fast: Whether `round_single` supports the grid and the rounding.
         wide: Whether the carrier is float64; otherwise float32.
         draws_16: Whether 16 random bits are drawn per element; otherwise 32.
@@ -40,6 +42,8 @@ class KernelVariant(NamedTuple):
     keep_sign: bool
     symmetric: bool
     open: bool
+    flush: bool
+    table: int
     fast: bool
     wide: bool
     draws_16: bool
@@ -137,11 +141,12 @@ def as_double(bits):
 
 @triton.jit
 def in_carrier(grid, WIDE: tl.constexpr):
-    """Convert a grid's int64 patterns to the carrier's width."""
+    """Convert a grid's int64 patterns to the carrier's width; an address stays."""
     PATTERN: tl.constexpr = tl.int64 if WIDE else tl.int32
     return GridNumbers(
         grid.shift.to(PATTERN), grid.low.to(PATTERN), grid.least.to(PATTERN), grid.half.to(PATTERN), grid.parity.to(PATTERN),
         grid.top.to(PATTERN), grid.bottom.to(PATTERN), grid.floor.to(PATTERN), grid.over.to(PATTERN), grid.under.to(PATTERN),
+        grid.table,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_mat
 from qsim_kernels.numbers.encoding import largest_code
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
+from qsim_kernels.triton.host.launcher import TableAddress
 
 _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
 
@@ -24,13 +26,14 @@ def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
 
 
 @lru_cache(maxsize=4096)
-def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[KernelVariant, tuple[int, ...]]:
-    """The variant and the numbers of a rounding, those of `UsedBits` and `GridNumbers`.
+def rounding(grid: Grid, rule: Rule, wide: bool, writes_codes: bool = False) -> tuple[KernelVariant, tuple[Any, ...]]:
+    """The variant and the numbers of a rounding, those of `UsedBits` and `GridNumbers`; a table's address is a `TableAddress`.
 
     Args:
         grid: The values to choose from.
         rule: How to choose.
         wide: Use float64 even if float32 is enough.
+        writes_codes: Whether results of rounding onto a table are codes.
     """
     bits = rounding_bits(grid, rule, wide)
     rule = rule._replace(bits=bits_that_matter(bits, rule))
@@ -43,7 +46,10 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[KernelVariant, tuple[i
         uses_all=rule.bits == (16 if draws_16 else 32) and not rule.correction,
         only_powers=grid.mantissa == 0 and rule.mode == Mode.NEAREST,
     )
-    return variant, (*used_bits(bits.carrier, rule.bits, rule.correction), *bits.numbers)
+    numbers = bits.numbers()
+    if grid.table:
+        numbers = numbers._replace(table=TableAddress(bits._replace(writes_codes=writes_codes), rule))  # type: ignore[arg-type]
+    return variant, (*used_bits(bits.carrier, rule.bits, rule.correction), *numbers)
 
 
 def _is_fast(bits: GridBits, rule: Rule) -> bool:

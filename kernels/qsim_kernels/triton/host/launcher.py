@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+
+from qsim_kernels.numbers.carrier import GridBits
+from qsim_kernels.numbers.grid import Rule
+from qsim_kernels.torch.tables import rounding_table
 
 _RUNTIME = triton.knobs.runtime
 _INTERPRETED = bool(_RUNTIME.interpret)
 # torch.cuda's functions check first that CUDA is initialized. A torch without CUDA lacks these.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
+
+
+class TableAddress(NamedTuple):
+    """The address of a table of a rounding among a launch's numbers, which differs between devices."""
+
+    how: GridBits
+    rule: Rule
+
+    def on(self, device: torch.device) -> int:
+        """The address in a device's memory."""
+        return rounding_table(self.how, self.rule, device).data_ptr()
 
 
 class Launcher:
@@ -54,6 +69,13 @@ class Launch:
     def __init__(self, launcher: Launcher, programs: int, sizes: tuple[int, ...] = ()) -> None:
         self.launcher, self.programs = launcher, programs
         self._tail, self._compiled = (*sizes, *launcher.tail), launcher.compiled
+        self._has_tables = any(isinstance(number, TableAddress) for number in self._tail)
+
+    def tail(self, device: torch.device) -> tuple[Any, ...]:
+        """The last arguments, with the addresses of tables in a device's memory."""
+        if not self._has_tables:
+            return self._tail
+        return tuple(number.on(device) if isinstance(number, TableAddress) else number for number in self._tail)
 
     def __call__(self, x: Tensor, out: Tensor, *others: Any) -> None:
         """Launch the kernel on the current stream of `x`'s device.
@@ -66,20 +88,21 @@ class Launch:
         if not self.programs:
             return
         source, target, device = x.data_ptr(), out.data_ptr(), x.get_device()
+        tail = self.tail(x.device)
         known = self._compiled.get((device, source % 16, target % 16))
         is_watched = _RUNTIME.launch_enter_hook.calls or _RUNTIME.launch_exit_hook.calls
         if _INTERPRETED:
-            self.launcher.run(self.programs, x, out, *others, *self._tail)
+            self.launcher.run(self.programs, x, out, *others, *tail)
         elif known is None or is_watched:
             with torch.cuda.device(device):
-                compiled = self.launcher.run(self.programs, x, out, *others, *self._tail)
+                compiled = self.launcher.run(self.programs, x, out, *others, *tail)
             self._compiled[device, source % 16, target % 16] = _entry(compiled)
         elif device != _current_device():
             with torch.cuda.device(device):
                 self(x, out, *others)
         else:
             run, function, head = known
-            run(self.programs, 1, 1, _current_stream(device), function, *head, source, target, *others, *self._tail)
+            run(self.programs, 1, 1, _current_stream(device), function, *head, source, target, *others, *tail)
 
 
 @lru_cache(maxsize=4096)

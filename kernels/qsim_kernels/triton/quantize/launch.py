@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from qsim_kernels import torch as reference
 from qsim_kernels.numbers.carrier import counts_wide
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.triton.device.parts import Blocks, TransposedTile
@@ -74,7 +75,10 @@ def encode_into(
 
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: int | None = None) -> None:
-    """Write the values of `codes` into `out`; see `reference.decode_into`."""
+    """Write the values of `codes` into `out`; see `reference.decode_into`, which looks up those of a table."""
+    if grid.table:
+        reference.decode_into(out, codes, grid, coding)
+        return
     form = (grid, coding, (codes.dtype, out.dtype), block)
     launch = prepared(_decoder, form, ElementOrder.ANY, codes.shape, codes.stride(), out.stride())
     if launch is None:
@@ -197,7 +201,7 @@ def encoding(
     grid: Grid, rule: Rule, coding: Coding, source: torch.dtype, may_draw_later: bool
 ) -> tuple[tuple[KernelVariant, CodeVariant], tuple[int, ...]]:
     """The variants and the numbers of a rounding to codes."""
-    variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
+    variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding), writes_codes=True)
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
     if may_draw_later:
         variant = drawn_later_if_faster(variant, grid, source)

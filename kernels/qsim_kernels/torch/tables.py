@@ -1,0 +1,44 @@
+"""Tables in a device's memory, where they stay: prepared launches and loops keep their addresses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.numbers.buckets import buckets_of
+from qsim_kernels.numbers.carrier import Carrier, GridBits
+from qsim_kernels.numbers.grid import Rule
+from qsim_kernels.numbers.places import memory_of, values_by_code
+
+# No cache of a function: where two threads ask first, that frees the memory which one of them got.
+_kept: dict[tuple[object, ...], Tensor] = {}
+
+
+def rounding_table(how: GridBits, rule: Rule, device: torch.device) -> Tensor:
+    """The places of a rounding onto a table in memory; see `memory_of`."""
+    # Only modes, overflows and whether random bits are drawn differ between places.
+    key = (how.table, rule.mode, rule.overflow, how.carrier, how.writes_codes, device)
+    if key not in _kept:
+        _kept.setdefault(key, _stored(memory_of(how.table, rule, how.carrier, how.writes_codes), device))
+    return _kept[key]
+
+
+def code_table(text: str, bits: int, carrier: Carrier, device: torch.device) -> Tensor:
+    """The bits of the value of each code in memory; see `values_by_code`."""
+    key = (text, bits, carrier, device)
+    if key not in _kept:
+        _kept.setdefault(key, _stored(values_by_code(text, bits, carrier), device))
+    return _kept[key]
+
+
+def bucket_table(text: str, rule: Rule) -> tuple[int, Tensor]:
+    """The steps and the memory of the buckets of a rounding onto a table, on a CPU; see `buckets_of`."""
+    key = ("buckets", text, rule.mode, rule.overflow)
+    if key not in _kept:
+        steps, memory = buckets_of(text, rule)
+        _kept.setdefault(key, torch.tensor([steps, *memory], dtype=torch.int32))
+    return int(_kept[key][0]), _kept[key][1:]
+
+
+def _stored(numbers: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=device)

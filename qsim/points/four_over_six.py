@@ -1,0 +1,84 @@
+"""Blocks whose scales are chosen by their error: four over six."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from qsim.formats import E2M1, E4M3
+from qsim.functional import quantize
+from qsim.points.base import Gradient, PointModule, surrogate, wide
+from qsim.points.groups import check_granularity, grouped, ungrouped, within
+from qsim.scaling import PerBlock, Scaling
+
+#: How the error of a block is measured: by the sum of magnitudes, or of squares.
+Error = Literal["mae", "mse"]
+#: The smallest scale: a normal number of float32, so that elements can be divided by it.
+_SMALLEST = 2.0**-126
+
+
+class FourOverSix(PointModule):
+    """NVFP4 with the better of two scales per block: Cook et al., arXiv 2512.02010.
+
+    E2M1 has no value between 4 and 6, so that numbers a little below a block's largest have large errors. Each block is rounded once with
+    its largest magnitude scaled to 6, and once to 4, under which more values are evenly spaced. The one with the smaller error is kept; of
+    equal ones, the first. Scales are E4M3 numbers under one of the tensor, `amax / (reach * 6)`: `reach` is what the largest block's scale
+    becomes, 256 so that it may be 1.5 times as large. The gradient is straight through.
+
+    Args:
+        granularity: The blocks: `PerBlock(16)`, the default; `PerTile(16, 16)` for weights whose transpose is an operand, too; or another.
+        candidates: The magnitudes that a block's largest one is scaled to, in the order of preference.
+        error: `"mae"`, the sum of the errors' magnitudes, which Transformer Engine compares; or `"mse"`, the sum of their squares.
+        reach: The largest block's scale; Transformer Engine also has 448.
+
+    Example:
+        >>> import torch, qsim
+        >>> x = torch.tensor([10.0, 20.0, 30.0, 40.0] * 4)
+        >>> qsim.points.FourOverSix()(x)[:4], qsim.quantize(x, "nvfp4")[:4]
+        (tensor([10., 20., 30., 40.]), tensor([10.0000, 20.0000, 26.6667, 40.0000]))
+    """
+
+    gradient: Gradient = "straight"
+
+    def __init__(
+        self, granularity: Scaling | None = None, *, candidates: Sequence[float] = (6.0, 4.0), error: Error = "mae", reach: float = 256.0
+    ) -> None:
+        super().__init__()
+        self.granularity = PerBlock(16) if granularity is None else check_granularity("FourOverSix", granularity)
+        self.candidates = tuple(map(float, candidates))
+        if not self.candidates or not all(0 < candidate <= E2M1.max for candidate in self.candidates):
+            raise ValueError(f"FourOverSix: candidates must be numbers above 0 and up to 6, got {candidates!r}")
+        if error not in get_args(Error):
+            raise ValueError(f"FourOverSix: error must be 'mae' or 'mse', got {error!r}")
+        if not 0 < reach <= E4M3.max:
+            raise ValueError(f"FourOverSix: reach must be above 0 and up to 448, E4M3's largest value, got {reach!r}")
+        self.error, self.reach = error, float(reach)
+
+    def rounded(self, x: Tensor, **noise: Any) -> Tensor:
+        """Round every block with each candidate, and keep the best."""
+        groups = grouped(wide(x.detach()), self.granularity)
+        inside = within(groups)
+        amax = groups.abs().amax(inside, keepdim=True).double()
+        whole = amax.amax() / (self.reach * E2M1.max)
+        whole = torch.where(whole == 0, 1.0, whole)
+        # NaN is never better: a tensor with one becomes NaN.
+        best, least = torch.full_like(groups, torch.nan), torch.full_like(amax, torch.inf)
+        for candidate in self.candidates:
+            scale = quantize(amax / candidate / whole, E4M3).clamp(min=E4M3.smallest) * whole
+            scale = scale.clamp(min=_SMALLEST).to(groups.dtype)
+            values = quantize(groups / scale, E2M1) * scale
+            error = self._error(values, groups).sum(inside, keepdim=True)
+            best, least = torch.where(error < least, values, best), torch.minimum(error, least)
+        return surrogate(x, ungrouped(best, tuple(x.shape)).to(x.dtype))
+
+    def _error(self, values: Tensor, groups: Tensor) -> Tensor:
+        """The errors, in float64, so that the order of their sum does not decide."""
+        difference = values.double() - groups.double()
+        return difference.abs() if self.error == "mae" else difference.square()
+
+    def extra_repr(self) -> str:
+        """The blocks and the choices."""
+        return f"{self.granularity}, candidates={self.candidates}, error={self.error}, reach={self.reach:g}"

@@ -1,0 +1,253 @@
+"""Tables: NF4 against its published values, every rounding against exact arithmetic, codes, names, errors, and what takes formats."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+import qsim
+from qsim.formats import NF4, Format, Log, Posit, Table, Takum
+from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.numbers.carrier import rounding_bits, used_bits, variant_of
+from qsim_kernels.torch.rounding import in_memory
+from support import oracle
+from support.table_oracle import ExactTable, around, assert_equal, round_in_table
+
+#: Appendix E of the paper on QLoRA.
+PUBLISHED = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+#: With and without zero on both sides of it, one sign only, even steps, full significands, two values, and very different neighbours.
+TABLES: dict[str, Format] = {
+    "nf4": NF4,
+    "ternary": Table([-1, 0, 1]),
+    "binary": Table([-1, 1]),
+    "without zero": Table([-1, -0.3, 0.1, 0.77, 2]),
+    "positive": Table([0.5, 1, 3]),
+    "from zero": Table([0, 0.1, 1e-3, 7]),
+    "many": Table(range(-20, 45)),
+    "asymmetric": Table([-2, -1, 0, 1.5]),
+    "far apart": Table([-1, -1e-9, 0, 1e-9, 1e-3, 1]),
+}
+
+
+def exact(fmt: Format) -> ExactTable:
+    return ExactTable.of([Fraction(value) for value in fmt.values()])
+
+
+def numbers(fmt: Format, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(around(exact(fmt), 3e38), dtype=torch.float64).to(dtype)
+
+
+def test_nf4_is_the_published_table() -> None:
+    held = torch.tensor(PUBLISHED)
+    assert NF4.values() == tuple(held.tolist()) == tuple(PUBLISHED)
+    assert torch.equal(qsim.decode(torch.arange(16, dtype=torch.uint8), "nf4"), held)
+    assert torch.equal(qsim.encode(held, "NF4"), torch.arange(16, dtype=torch.uint8))
+    assert qsim.format("nf4") is NF4
+    assert qsim.format(repr(NF4)) == NF4
+    assert qsim.formats.name_of(NF4) == "nf4"
+    assert (NF4.bits, NF4.max, NF4.min, NF4.smallest, NF4.has_nan, NF4.has_inf, NF4.has_negative_zero) == (
+        4, 1.0, -1.0, PUBLISHED[8], False, False, False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_roundings_are_exact(name: str, dtype: torch.dtype) -> None:
+    fmt = TABLES[name]
+    x, table = numbers(fmt, dtype), exact(fmt)
+    for rounding in oracle.DETERMINISTIC:
+        for overflow in oracle.OVERFLOWS:
+            expected = [round_in_table(number, table, rounding, overflow) for number in x.tolist()]
+            found = qsim.quantize(x, fmt, rounding, overflow=overflow)  # type: ignore[arg-type]
+            assert_equal(found, expected, (rounding, overflow))
+            check_codes(found, x, fmt, rounding, overflow)
+
+
+def check_codes(values: Tensor, x: Tensor, fmt: Format, rounding: str, overflow: str) -> None:
+    """Codes count the values; those of NaN are the largest value's."""
+    codes = qsim.encode(x, fmt, rounding, overflow=overflow, check=False)  # type: ignore[arg-type]
+    indices = [len(fmt.values()) - 1 if value != value else fmt.values().index(value) for value in values.tolist()]
+    assert codes.tolist() == indices
+    assert torch.equal(qsim.decode(codes, fmt, dtype=values.dtype)[~values.isnan()], values[~values.isnan()])
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_random_integer_decides_as_the_definition_says(name: str, dtype: torch.dtype) -> None:
+    fmt = TABLES[name]
+    x, table = numbers(fmt, dtype), exact(fmt)
+    for bits, correction in ((1, True), (3, False)):
+        for overflow in oracle.OVERFLOWS:
+            for R in range(1 << bits):  # noqa: N806 (the contract's letter)
+                found = with_random_integer(x, fmt, overflow, R << 32 - bits, bits, correction)
+                expected = [round_in_table(number, table, "stochastic", overflow, R, bits, correction) for number in x.tolist()]
+                assert_equal(found, expected, (bits, correction, overflow, R))
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("correction", [False, True])
+def test_all_32_bits_count(name: str, correction: bool) -> None:
+    """At the integer that decides, and its neighbours: for each number, the positions between neighbours in exact arithmetic."""
+    fmt, bits = TABLES[name], 32
+    table = exact(fmt)
+    x = numbers(fmt, torch.float32)
+    x = x[x.isfinite() & (x.abs() < 2)]
+    for number in x.tolist():
+        words = deciding(number, table, correction)
+        found = with_random_integer(torch.full((len(words),), number), fmt, "saturate", torch.tensor(words), bits, correction)
+        expected = [round_in_table(number, table, "stochastic", "saturate", word, bits, correction) for word in words]
+        assert_equal(found, expected, number)
+
+
+def deciding(number: float, table: ExactTable, correction: bool) -> list[int]:
+    """Random integers of 32 bits around the one from which on a number goes to the neighbour farther from zero."""
+    value = min(max(Fraction(number), table.values[0]), table.values[-1])
+    below = max(v for v in table.values if v <= value)
+    above = min((v for v in table.values if v > value), default=below)
+    if below in (above, value):
+        return [0, 2**32 - 1]
+    near, far = (below, above) if value >= 0 else (above, below)
+    least = 2**32 - math.floor((value - near) / (far - near) * 2**32 + (Fraction(1, 2) if correction else 0))
+    return [word for word in (0, least - 1, least, least + 1, 2**32 - 1) if 0 <= word < 2**32]
+
+
+def with_random_integer(x: Tensor, fmt: Format, overflow: str, word: int | Tensor, bits: int, correction: bool) -> Tensor:
+    """Round with given words of 32 random bits."""
+    rule = qsim.Stochastic(bits, correction).rule(overflow)
+    how = rounding_bits(fmt.grid, rule, wide=x.dtype == torch.float64)
+    functions, variant = meaning.rounding(how.carrier), variant_of(how, rule)
+    carried = x.to(torch.float64) if how.carrier.mantissa == 52 else x
+    patterns = carried.view(torch.int64 if how.carrier.mantissa == 52 else torch.int32)
+    words = word if isinstance(word, Tensor) else torch.full(x.shape, word)
+    drawn = functions.random_bits(words, used_bits(how.carrier, bits, correction))
+    found: Tensor = functions.round_bits(patterns, drawn, in_memory(how, rule, x.device), variant)
+    return found.view(carried.dtype).to(x.dtype)
+
+
+@pytest.mark.parametrize("fmt", [NF4, TABLES["binary"], Posit(8), Takum(8), Log(4, 3)], ids=str)
+def test_stochastic_rounding_has_no_bias(fmt: Format) -> None:
+    """The mean of 2**17 draws is within six of its standard deviations: a correct one fails once in 10**9 times per number."""
+    count = 1 << 17
+    for index, number in enumerate((0.03, 0.29, -0.61, 0.9)):
+        found = qsim.quantize(torch.full((count,), number), fmt, "stochastic", seed=index).double()
+        low, high = found.min(), found.max()
+        assert low < number < high
+        assert ((found == low) | (found == high)).all()
+        share = (torch.tensor(number).double() - low) / (high - low)
+        bound = 6 * (share * (1 - share) / count).sqrt() + 2.0**-32
+        assert ((found == high).double().mean() - share).abs() <= bound
+
+
+@pytest.mark.parametrize("fmt", [NF4, Posit(8), Takum(16), Log(4, 3), TABLES["without zero"]], ids=str)
+def test_values_stay_whatever_the_rounding(fmt: Format) -> None:
+    values = torch.tensor(fmt.values())
+    for rounding in qsim.rounding.NAMED:
+        for overflow in oracle.OVERFLOWS:
+            if overflow == "saturate_symmetric" and fmt.min != -fmt.max:
+                continue
+            random = {"seed": 3} if rounding == "stochastic" else {}
+            assert torch.equal(qsim.quantize(values, fmt, rounding, overflow=overflow, **random), values)  # type: ignore[call-overload]
+
+
+def test_formats_are_values() -> None:
+    table = Table([0.1, -3, 0])
+    assert repr(table) == "Table([-3, 0, 0.1])"
+    assert qsim.format("Table([-3, 0, 0.1])") == table
+    assert table == Table((0, 0.1, -3))
+    assert hash(table) == hash(Table([0.1, -3, 0]))
+    assert table != Table([0, 0.1, -2])
+    assert pickle.loads(pickle.dumps(table)) == table
+    assert pickle.loads(pickle.dumps(table)).spelling == table.spelling
+    assert table.values() == (-3.0, 0.0, torch.tensor(0.1).item())
+    assert (table.bits, table.is_signed, table.has_zero) == (2, True, True)
+    assert qsim.formats.holders(Table([-1, 0, 0.5])) == [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+    assert qsim.formats.holders(NF4) == [torch.float32, torch.float64]
+    assert (Table([0, 1, 1.5]).epsilon, math.isnan(NF4.epsilon), math.isnan(NF4.smallest_normal)) == (0.5, True, True)
+
+
+def test_a_table_of_all_16_bit_codes() -> None:
+    fmt = Table(range(-(2**15), 2**15))
+    x = torch.randn(4096) * 2e4
+    assert torch.equal(qsim.quantize(x, fmt), qsim.quantize(x, qsim.Int(16)) + 0.0)
+    assert torch.equal(qsim.quantize(x, fmt, "stochastic", seed=1), qsim.quantize(x, qsim.Int(16), "stochastic", seed=1) + 0.0)
+    assert torch.equal(qsim.encode(x, fmt).int() & 0xFFFF, qsim.encode(x, qsim.Int(16)).int() + 2**15)
+
+
+def test_layers_blocks_and_optimizers_take_tables() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 64, requires_grad=True)
+    scaled = qsim.quantize(x, NF4, scale=qsim.scaling.PerBlock(32))
+    assert len((scaled.detach().view(-1, 32) / scaled.detach().view(-1, 32).abs().amax(1, keepdim=True)).unique()) <= 40
+    layer = qsim.nn.Linear(64, 8, points=qsim.FivePoint("nf4", "posit8", grad="takum8"))
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, qsim.quantize(torch.ones(6, 8), "takum8") @ qsim.quantize(layer.weight, "posit8"))
+    optimizer = qsim.optim.Quantized(torch.optim.SGD(layer.parameters(), 0.1), weight=qsim.Quantizer("posit16", "stochastic"))
+    optimizer.step()
+    assert torch.equal(layer.weight, qsim.quantize(layer.weight, "posit16"))
+    block, given = qsim.scaling.Block(NF4, 32, "e4m3"), x.detach()
+    assert torch.equal(qsim.decode(qsim.encode(given, block), block), qsim.quantize(given, block))
+
+
+def test_nan_survives_in_what_a_layer_keeps() -> None:
+    x = torch.randn(8, 16)
+    x[2, 3] = math.nan
+    layer = qsim.nn.Linear(16, 8, points=qsim.FivePoint("nf4", "nf4", "nf4"), bias=False)
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad[:, 3].isnan().all()
+    assert layer.weight.grad[:, 4].isfinite().all()
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_compiled_code_looks_up_the_same_values(rounding: str) -> None:
+    x = torch.randn(300)
+
+    def rounded(x: Tensor) -> Tensor:
+        return qsim.quantize(x * 2, "nf4", rounding, seed=5 if rounding == "stochastic" else None) + 1
+
+    assert torch.equal(torch.compile(rounded)(x), rounded(x))
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ([1], ValueError, "Table: values must be 2 to 65536 different numbers, got 1"),
+        ([0, 1, 1], ValueError, "Table: 3 values are only 2 float32 numbers: give each value once"),
+        ([1, 1 + 1e-12], ValueError, "Table: values must be 2 to 65536 different numbers, got 1"),
+        ([-1, 0], ValueError, "Table: one of the values must be positive, the largest is 0"),
+        ([0, math.inf], ValueError, "Table: values must be finite in float32, got inf"),
+        ([0, 1e39], ValueError, "Table: values must be finite in float32, got 1e+39"),
+        ([0, "1"], TypeError, "Table: values must be numbers, got '1'"),
+    ],
+)
+def test_values_are_checked(values: Sequence[float], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        Table(values)
+
+
+def test_what_takes_no_tables_says_so() -> None:
+    with pytest.raises(ValueError, match=r"stochastic rounding between 1.00\d+e-30 and 1.0 is not exact in 64 bits"):
+        qsim.quantize(torch.ones(2), Table([1e-30, 1]), "stochastic", seed=1)
+    assert qsim.quantize(torch.tensor(0.6), Table([1e-30, 1])) == 1
+    with pytest.raises(ValueError, match="PerTensor: scales are floats, integers, fixed point or powers of two, not in a table like nf4"):
+        qsim.scaling.PerTensor("nf4")
+    with pytest.raises(ValueError, match=r"Rounded: sums are rounded to floats, integers or fixed point, not to a table like posit8"):
+        qsim.accumulators.Rounded("posit8")
+    with pytest.raises(ValueError, match=r"arithmetic='format': operations are rounded to floats, integers or fixed point, not to a table"):
+        qsim.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0, format="posit8", arithmetic="format")
+    with pytest.raises(ValueError, match=r"nf4 = Table\(.*is a table of values, for which no circuits are emitted"):
+        qsim.silicon.Circuit("nf4")
+    with pytest.raises(ValueError, match="'if4' is no set of values: each of its blocks chooses between 'e2m1' and 'int4' times 6/7"):
+        qsim.format("if4")
