@@ -209,4 +209,4 @@ def test_questions_of_the_cookbook_have_code_and_a_link() -> None:
     assert [part for part in recipes if not part.partition("\n")[0].endswith("?")] == []
     assert [part for part in recipes if "\n```" not in part or ".md" not in part] == []
     codes = [code.splitlines() for part in recipes for language, code in FENCE.findall(part) if language == "python"]
-    assert max(map(len, codes)) <= 16
+    assert max(map(len, codes)) <= 12
