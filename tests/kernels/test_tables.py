@@ -93,18 +93,22 @@ def test_positions_in_float32_give_way_to_exact_ones(name: str, way: str, bits: 
     assert same_bits(expected, found)
 
 
-def test_buckets_leave_few_places() -> None:
+@pytest.mark.parametrize(
+    ("fmt", "most"),
+    [(Posit(8), 1), (Takum(8), 1), (qsim.formats.NF4, 1), (Table([-1, 1]), 1), pytest.param(Posit(16), 5, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_buckets_leave_few_places(fmt: Format, most: int) -> None:
     """Every number finds its place; in tables of 8 bits a bucket has at most two."""
     rule = qsim.Stochastic().rule("saturate")
-    for fmt, most in ((qsim.formats.Posit(8), 1), (Takum(8), 1), (qsim.formats.NF4, 1), (Posit(16), 5), (Table([-1, 1]), 1)):
-        steps, (width, count, size, _, *memory) = buckets_of(fmt.grid.table, rule)
-        places = places_of(fmt.grid.table, rule, SINGLE)
-        firsts, starts = memory[count : count + size], memory[:count]
-        assert (steps, count, size) == (most, 1 << 32 - width, len(places) + (1 << steps))
-        for first in {place.first + near for place in places[1:] for near in (-1, 0, 1)}:
-            start = starts[count // 2 + (first >> width)]
-            reached = start + sum(first >= key for key in firsts[start + 1 : start + (1 << steps)])
-            assert reached == bisect_right(firsts[: len(places)], first, 1) - 1
+    steps, (width, count, size, _, *memory) = buckets_of(fmt.grid.table, rule)
+    places = places_of(fmt.grid.table, rule, SINGLE)
+    firsts, starts = memory[count : count + size], memory[:count]
+    assert (steps, count, size) == (most, 1 << 32 - width, len(places) + (1 << steps))
+    for first in {place.first + near for place in places[1:] for near in (-1, 0, 1)}:
+        start = starts[count // 2 + (first >> width)]
+        reached = start + sum(first >= key for key in firsts[start + 1 : start + (1 << steps)])
+        assert reached == bisect_right(firsts[: len(places)], first, 1) - 1
 
 
 @pytest.mark.parametrize("rounding", [*qsim.rounding.NAMED, qsim.Stochastic(5, correction=True)], ids=str)

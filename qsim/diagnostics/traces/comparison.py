@@ -29,6 +29,14 @@ class TensorDifference:
         inherited: The part that comes from inputs that differ.
         cause: What differs: `settings`, `state` (parameters and buffers), `arithmetic` if neither, `inherited`, or nothing.
         settings: The settings of the operation in both runs.
+
+    Example:
+        >>> import copy, torch, qsim
+        >>> model = torch.nn.Sequential(torch.nn.Linear(16, 4))
+        >>> narrow = qsim.convert(copy.deepcopy(model), qsim.FivePoint(act="e4m3"))
+        >>> found = qsim.compare(model, narrow, torch.full((3, 16), 0.3))["0", "Linear", "output"]
+        >>> found.title, found.cause, found.inherited
+        ('output of 0 (Linear)', 'settings', 0.0)
     """
 
     layer: str
