@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from qsim.diagnostics.traces.calls import OperationCall, CallResults
+from qsim.diagnostics.traces.calls import CallResults, OperationCall
 from qsim.diagnostics.traces.comparison import TensorDifference
 from qsim.diagnostics.traces.measures import error, relative, ulps
 from qsim.diagnostics.traces.trace import Operation, Trace

@@ -63,7 +63,7 @@ class Trace:
 
     A tensor's name is the title of its operation and its role, `"blocks.0.up/output.0"`: roles are `input`, `output`, `grad_output` and
     `grad_input`, each with a number. Parameters have `"blocks.0.up.weight/grad"` and, after an optimizer's step, `"…/updated"`. A
-    safetensors file whose tensors have such names is a trace, whichever program has written it: other frameworks need only write the outputs.
+    safetensors file whose tensors have such names is a trace, of whatever program: other frameworks need only write the outputs.
 
     Attributes:
         operations: The operations by their titles, in the order of the forward pass.
