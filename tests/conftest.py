@@ -7,6 +7,7 @@ import getpass
 import hashlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    cases: Counter[str] = Counter()
     for item in items:
-        if "quick_study" in getattr(item, "fixturenames", ()):
+        name = item.nodeid.partition("[")[0]
+        sampled = item.get_closest_marker("sampled")
+        if "quick_study" in getattr(item, "fixturenames", ()) or (sampled and cases[name] % sampled.args[0]):
             item.add_marker(pytest.mark.slow)
+        cases[name] += 1
     if torch.cuda.is_available():
         return
     for item in items:

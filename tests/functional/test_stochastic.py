@@ -72,6 +72,7 @@ def test_probability_is_exact(fmt: Format, low: float, high: float, bits: int, c
             assert ups == set(range(2**bits - due, 2**bits)), "the largest R round up"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bits", [1, 3, 6])
 @pytest.mark.parametrize(("fmt", "low", "high"), INTERVALS)
 def test_unbiased_where_the_bits_suffice(fmt: Format, low: float, high: float, bits: int) -> None:
@@ -105,6 +106,7 @@ def test_values_of_the_format_never_move(fmt: Format, correction: bool) -> None:
             assert torch.equal(got, expected), (bits, overflow)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_every_decision_follows_from_its_bits(fmt: Format, dtype: torch.dtype) -> None:

@@ -119,6 +119,7 @@ def compare(module: Any, setting: str, spread: float, special: float, batch: tup
     assert_same_bits(computed(module, a, b, how, **options).cpu(), computed(reference, a.cpu(), b.cpu(), how))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(not HAS_NUMBA or DEVICE.type != "cpu", reason="Numba's loops run on CPUs")
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(("spread", "special"), [(1.0, 0.0), (8.0, 0.003), (40.0, 0.003)])
@@ -155,6 +156,7 @@ def test_compiled_loops_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_bits(computed(loops, a, b, how, offset=13), computed(reference, a, b, how, offset=13))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(not HAS_NUMBA or DEVICE.type != "cpu", reason="Numba's loops run on CPUs")
 @pytest.mark.parametrize("setting", ["fp16", "stochastic", "chunks, stochastic", "pairwise, stochastic", "promoted, stochastic"])
 @pytest.mark.parametrize(("length", "columns"), [(13, 300), (700, 60)])
@@ -167,6 +169,7 @@ def test_compiled_loops_of_more_columns_than_are_computed_together(setting: str,
 
 
 # The interpreter computes with NumPy, which warns of NaN and infinity.
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_kernels_are_the_reference(setting: str) -> None:

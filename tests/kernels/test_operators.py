@@ -64,6 +64,7 @@ class TestOpcheck:
         fmt, how, seed, stream, offset = arguments
         return fmt, None if seed is None else torch.tensor(seed, device=device), how, (stream, offset)
 
+    @pytest.mark.sampled(3)
     def test_quantize(self, given: Tensor, numbers: Any) -> None:
         fmt, seed, how, noise = numbers
         for dtype in {given.dtype, torch.float64}:

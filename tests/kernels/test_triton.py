@@ -68,6 +68,7 @@ def turn(fmt: Format, *dtypes: torch.dtype) -> int:
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("fmt", "dtype"), CASES)
 def test_quantize(fmt: Format, dtype: torch.dtype) -> None:
     x = difficult(fmt, dtype)
@@ -91,6 +92,7 @@ def test_into_another_dtype(fmt: Format, source: torch.dtype, target: torch.dtyp
         assert not first_difference(x, a, b), f"{rounding}, {overflow}: {first_difference(x, a, b)}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("fmt", "dtype"), CASES)
 def test_encode(fmt: Format, dtype: torch.dtype) -> None:
     x = difficult(fmt, dtype)

@@ -95,6 +95,7 @@ SUMS: dict[str, tuple[Accumulator, str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("spread", "special"), [(0.0, 0.0), (3.0, 0.02), (50.0, 0.003)])
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_of_units(name: str, spread: float, special: float) -> None:
@@ -169,6 +170,7 @@ def test_many_matrices_have_their_own_scales(monkeypatch: pytest.MonkeyPatch) ->
         assert_same_bits(by_kernels(a, b, how, given), by_reference(a, b, how, given))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "cdna3_fp8"])
 def test_several_tiles(name: str) -> None:
     """A tile per program, of the size that suits the device, and results beyond the last whole one."""

@@ -39,6 +39,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("fmt", SCALES, ids=repr)
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)

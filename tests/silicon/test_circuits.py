@@ -59,6 +59,7 @@ def test_philox_is_the_librarys() -> None:
         assert tuple(words) == block_words(row[0] | row[1] << 32, row[4] | row[5] << 32, row[2] | row[3] << 32)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 @pytest.mark.parametrize("circuit", CIRCUITS, ids=name_of)
 def test_c_gives_golden_results(circuit: AnyCircuit, compiler: str, tmp_path: Path) -> None:

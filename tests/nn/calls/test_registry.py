@@ -198,6 +198,7 @@ def test_every_function_has_a_case() -> None:
     assert CASES.keys() <= REGISTRY.keys()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", CASES)
 def test_calls_in_a_converted_model_have_the_bits_of_functions_with_points(name: str, recipe: str) -> None:

@@ -74,6 +74,7 @@ def calls(x: Tensor, dtype: torch.dtype) -> list[tuple[Any, tuple[Any, ...]]]:
     return found + [(OPERATORS.quantize_and_sum.default, summed(x, name, dtype)) for name in SUMMED]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("view", INPUTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_opcheck(x: Tensor, view: str, dtype: torch.dtype) -> None:
