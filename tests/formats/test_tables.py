@@ -211,6 +211,7 @@ def test_nan_survives_in_what_a_layer_keeps() -> None:
     assert layer.weight.grad[:, 4].isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_compiled_code_looks_up_the_same_values(rounding: str) -> None:
     x = torch.randn(300)

@@ -55,7 +55,7 @@ class TestCompiled:
         yield
         torch._dynamo.reset()
 
-    @pytest.mark.sampled(3)
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", [name for name in CALLS if name not in OF_ANY_SIZE])
     def test_gives_the_same_bits(self, name: str) -> None:
         call = CALLS[name]

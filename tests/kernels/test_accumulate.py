@@ -137,6 +137,7 @@ def test_sums_are_those_of_exact_arithmetic(name: str, spread: float) -> None:
 EDGES = (0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 3.0, 2.0**-149, -(2.0**-130), 2.0**-126, 1.5 * 2.0**127, -(2.0**127), 2.0**64)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150)
 def test_any_operands(data: st.DataObject) -> None:

@@ -229,6 +229,7 @@ def test_a_process_that_was_forked_off(monkeypatch: pytest.MonkeyPatch) -> None:
         process.join()
 
 
+@pytest.mark.slow
 def test_without_numba_plain_torch_gives_the_same_bits() -> None:
     code = """
 import sys

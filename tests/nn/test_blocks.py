@@ -167,6 +167,7 @@ class Around(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_blocks_in_a_module_of_ones_own_share_one_graph_where_they_cast_weights() -> None:
     torch.manual_seed(0)
     model = qsim.convert(Around(), RECIPES["fp8_hybrid"])

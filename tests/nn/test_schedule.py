@@ -239,6 +239,7 @@ def test_compiled_graphs_are_kept_for_each_phase(phases: dict[int | float, Any])
     assert counts[0] < counts[1] == counts[2] == counts[3]
 
 
+@pytest.mark.slow
 def test_compiled_phases_compute_the_bits_of_eager_ones() -> None:
     torch._dynamo.reset()
     eager, other = net(), net()

@@ -126,6 +126,7 @@ def to_nearest(points: FivePoint) -> FivePoint:
 
 
 class TestUnbiased:
+    @pytest.mark.slow
     @pytest.mark.parametrize("forward", ["mxfp4", None])
     def test_mxfp4(self, forward: str | None) -> None:
         # All operands of the backward products are unbiased with independent noise: so is the product of unrounded operands.

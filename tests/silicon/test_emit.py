@@ -146,6 +146,7 @@ endmodule
     assert len(set(lines)) == 2
 
 
+@pytest.mark.slow
 def test_code_does_not_depend_on_what_was_emitted_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs share symbols: those that another graph made first must not be printed first."""
 

@@ -283,6 +283,7 @@ def test_the_page_works_with_the_keyboard(browser: Chromium, page: str) -> None:
     assert reached[6:] == ["7", "6", "5", "4", "3", "2"]
 
 
+@pytest.mark.slow
 def test_the_page_is_accessible_and_fits_a_phone(browser: Chromium, page: str) -> None:
     browser.open(f"{page}#format=Float(8,%2023,%20specials='ieee')", width=390)
     assert browser.evaluate("document.documentElement.scrollWidth") <= 390

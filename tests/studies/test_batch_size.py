@@ -192,6 +192,7 @@ def test_one_format_has_no_bit_to_compensate() -> None:
     assert report.meaning.startswith("Relative to full precision")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "said"), [("resnet", "WideResNet-10-1 with 77,562"), ("gpt", "2 heads; 120,576")])
 def test_other_models_learn(model: str, said: str, tmp_path: Path) -> None:
     """A residual net on images and a GPT on text, with a rounded backward pass and in full precision."""

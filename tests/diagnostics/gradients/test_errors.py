@@ -76,6 +76,7 @@ def test_weights_rounded_to_nearest_leave_a_bias_and_no_variance(generator: torc
     assert (found.rounding.value, found.rounding.low, found.rounding.high) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_intervals_contain_the_result_of_many_batches(generator: torch.Generator) -> None:
     """The interval is for the distribution of batches, not for the given ones, so batches have to be drawn again."""
     model = layer(BACKWARD, generator)

@@ -75,6 +75,7 @@ def test_every_product_is_reported_as_rounded(name: str) -> None:
     assert qsim.coverage(model, (torch.randn(70, 32), torch.tensor(ENDS[0], dtype=torch.int32))).share == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp8_hybrid", "nvfp4"])
 def test_compiled_code_has_no_breaks_and_the_same_bits(name: str) -> None:
     model = qsim.convert(Experts(as_layers=True), RECIPES[name])

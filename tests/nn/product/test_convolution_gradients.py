@@ -144,6 +144,7 @@ def test_the_order_in_memory_changes_no_bit(device: torch.device) -> None:
     assert not any(same_bits(a, b) for a, b in zip(plain[1:], other[1:], strict=True))
 
 
+@pytest.mark.slow
 def test_compiled_layers_keep_channels_last_and_forward_bits(device: torch.device) -> None:
     torch._dynamo.reset()
     eager = gradients(torch.channels_last, device, seed=1)

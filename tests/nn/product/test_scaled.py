@@ -349,6 +349,7 @@ def test_gradients_that_pass_through_are_scaled_both_ways() -> None:
     assert torch.equal(torch.autograd.grad(y, x, g)[0], qsim.quantize(g, "nvfp4"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fmt", "transform", "backend"), [("mxfp8", None, "aot_eager"), ("nvfp4", qsim.transforms.Hadamard(16), "inductor")]
 )
