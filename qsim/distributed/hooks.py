@@ -39,7 +39,7 @@ class WireState:
         self._numbers: dict[Tensor, int] = {}
         self._residuals: dict[int, Tensor] = {}
 
-    def average(self, buffer: Tensor, parameters: list[Tensor], bucket: int, is_last: bool) -> Tensor:
+    def average(self, buffer: Tensor, parameters: list[Tensor], bucket: int, *, is_last: bool) -> Tensor:
         """The average of a bucket's gradients over all processes."""
         seed = bucket_seed(self._seed, self.step, bucket)
         buffer = buffer / distributed.get_world_size(self._group)
@@ -99,7 +99,7 @@ def comm_hook(state: WireState, bucket: distributed.GradBucket) -> torch.futures
         >>> distributed.destroy_process_group()
     """
     buffer = bucket.buffer()
-    buffer.copy_(state.average(buffer, bucket.parameters(), bucket.index(), bucket.is_last()))
+    buffer.copy_(state.average(buffer, bucket.parameters(), bucket.index(), is_last=bucket.is_last()))
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(buffer)
     return done

@@ -99,7 +99,7 @@ class RunComparison(Records[TensorDifference]):
         "operation": "operation",
         "tensor": "tensor",
         "error": _size("error"),
-        "ulp": lambda record: f"{record.ulps:.3g}",
+        "ulp": lambda record: f"{record.ulps:.0f}" if record.ulps < 1000 else f"{record.ulps:.0e}",
         **{name: _size(name) for name in _SIZES[1:]},
         "cause": "cause",
     }

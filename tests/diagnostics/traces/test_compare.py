@@ -177,8 +177,13 @@ def test_a_folder_and_a_file_are_traces(tmp_path: Path) -> None:
     assert len(list((tmp_path / "folder").glob("*.safetensors"))) == len(kept.tensors)
     for path in (tmp_path / "folder", tmp_path / "file.safetensors"):
         found = compare(path, other, IDS, loss, optimizer=adamw)
-        assert found.first == in_memory.first
-        assert [(r.error, r.own, r.inherited, r.cause) for r in found] == [(r.error, r.own, r.inherited, r.cause) for r in in_memory]
+        assert found.first is not None
+        assert in_memory.first is not None
+        assert found.first.title == in_memory.first.title
+        assert [(r.title, r.cause) for r in found] == [(r.title, r.cause) for r in in_memory]
+        for size in ("error", "own", "inherited"):  # norms depend on how a tensor lies in memory
+            sizes = [getattr(r, size) for r in in_memory]
+            assert [getattr(r, size) for r in found] == pytest.approx(sizes, rel=1e-12, abs=0, nan_ok=True)
         assert compare(path, Trace.load(tmp_path / "file.safetensors")).first is None
     with pytest.raises(FileExistsError, match=r"trace: .*folder is not empty"):
         trace(model, IDS, loss, folder=tmp_path / "folder")
