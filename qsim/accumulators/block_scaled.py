@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,25 @@ from qsim_kernels.numbers import sums
 
 #: Bits in which terms, and sums of terms in units of the last bit that is kept, are exact: float64 holds one more.
 _EXACT_BITS = 52
+
+
+class Widths(NamedTuple):
+    """The bits in which the numbers of a `BlockScaled` sum are exact.
+
+    Attributes:
+        term: Those of a product, or of an exact sum of products.
+        scales: Those by which its scales widen it.
+        step: Those of a block's sum in units of the last bit that is kept.
+    """
+
+    term: int
+    scales: int
+    step: int
+
+    @property
+    def most(self) -> int:
+        """Those of every number."""
+        return max(self.term + self.scales, self.step)
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -92,22 +112,26 @@ class BlockScaled(Accumulator):
 
     def sum_of(self, a: Format, b: Format) -> sums.Sum:  # noqa: D102 (documented above)
         low_a, low_b = (smallest_exponent_of(fmt, self.operands) for fmt in (a, b))
-        if max(self._bits_of_terms(a, b), self._bits_of_units(a, b)) > _EXACT_BITS:
+        if self.widths(a, b).most > _EXACT_BITS:
             added = "added exactly" if self.exact else f"multiplied exactly by scales in {brief(self.scale)}"
             raise ValueError(f"products of {brief(a)} and {brief(b)} are too wide to be {added}")
         return sums.BlockScaledSum(self.block, self.fraction, self.group, self.exact, low_a, low_b, self.scale.grid.exponent)
 
-    def _bits_of_terms(self, a: Format, b: Format) -> int:
-        """The bits of a product, or of an exact sum of products, times its scales."""
-        bits = _bits(a) + _bits(b) + math.ceil(math.log2(self.group)) if self.exact else _significand(a) + _significand(b)
-        return bits + (2 * _significand(self.scale) if self.scale.grid.mantissa else 0)
+    def widths(self, a: Format, b: Format) -> Widths:
+        """The bits in which the sum's numbers are exact, for operands in two formats.
 
-    def _bits_of_units(self, a: Format, b: Format) -> int:
-        """The bits of a block's sum in units of the last bit that is kept."""
+        Example:
+            >>> import qsim
+            >>> e2m1 = qsim.format("e2m1")
+            >>> qsim.accumulators.resolve("b200_nvfp4").widths(e2m1, e2m1)
+            Widths(term=14, scales=8, step=50)
+        """
+        term = _bits(a) + _bits(b) + math.ceil(math.log2(self.group)) if self.exact else _significand(a) + _significand(b)
+        scales = 2 * _significand(self.scale) if self.scale.grid.mantissa else 0
         # A factor of 2 for each significand, or the largest sum of a group, which does not count for the exponent.
         most = 2 + math.ceil(math.log2(a.max * b.max * self.group)) if self.exact else 4
         terms = self.block // self.group if self.exact else self.block
-        return self.fraction + max(most, 1) + math.ceil(math.log2(terms + 1))
+        return Widths(term, scales, self.fraction + max(most, 1) + math.ceil(math.log2(terms + 1)))
 
     def _rows(self) -> list[tuple[str, str]]:
         taken = "any that float32 holds" if self.operands is None else ", ".join(map(brief, self.operands))

@@ -202,7 +202,10 @@ def _kinds(circuit: AnyCircuit) -> dict[str, Format]:
         return {"x": circuit.input, "y": circuit.output}
     if isinstance(circuit, BlockCircuit):
         return {"x": circuit.source, "scale": circuit.format.scale, "whole": FP32, "y": circuit.output}
-    return {"a": circuit.a, "b": circuit.b, "c": circuit.total, "y": circuit.total} if isinstance(circuit, Dot) else {}
+    if isinstance(circuit, Dot):
+        factors = dict(zip(("a", "b", "scale_a", "scale_b"), circuit.factors, strict=False))
+        return {**factors, "c": circuit.total, "y": circuit.total}
+    return {}
 
 
 def _shown(words: Tensor, part: Parameter, fmt: Format | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from qsim.accumulators import Aligned, Promoted, Rounded, TwoStep, resolve
+from qsim.accumulators import Aligned, BlockScaled, Promoted, Rounded, resolve
 from qsim.formats import FP32, Format, format as resolve_format, holds
 from qsim.formats.base import check_integer
 from qsim.silicon.circuits import described, identifier
@@ -23,10 +23,10 @@ class Dot:
 
     With `Rounded` and a length of 1 this is a multiply-add. The running sum is given and returned as a code of the accumulator's format.
     A length that is no whole number of steps ends in a short one, so that several such sums are not the sum of all their products.
+    A `BlockScaled` accumulator also takes the codes of scales, those of both operands for each of its groups.
 
     Args:
-        accumulator: A name such as `"h100_fp8"`, a call such as `"Rounded('fp16')"`, or an `Accumulator`: `Rounded` in sequential order,
-            `Aligned`, `TwoStep` or `Promoted`.
+        accumulator: A name such as `"h100_fp8"`, a call such as `"Rounded('fp16')"`, or an `Accumulator`; `Rounded` in sequential order.
         a: The format of the left operand's elements.
         b: That of the right operand's; by default the same.
         length: The number of products; by default those of one step: 1, a block, a chunk, or as many as are promoted at once.
@@ -45,15 +45,13 @@ class Dot:
     def __post_init__(self) -> None:
         adder = resolve(self.accumulator)
         object.__setattr__(self, "accumulator", adder)
-        if not isinstance(adder, (Rounded, Aligned, TwoStep, Promoted)):
-            raise ValueError(f"a circuit adds as Rounded, Aligned, TwoStep or Promoted do, got {adder!r}, whose products have scales")
         for part in (adder, *([adder.inner] if isinstance(adder, Promoted) else [])):
             if isinstance(part, Rounded) and part.order != "sequential":
                 raise ValueError(f"a circuit adds products in sequential order, got {part!r}")
         object.__setattr__(self, "a", resolve_format(self.a))
         object.__setattr__(self, "b", self.a if self.b is None else resolve_format(self.b))
         adder.sum_of(self.a, self.b)
-        for fmt in (self.a, self.b, self.total):
+        for fmt in (*self.factors, self.total):
             if not holds(torch.float32, fmt):
                 raise ValueError(f"{fmt!r} has values that float32 lacks: circuits read and write float32's numbers")
         if self.length == 0:
@@ -69,6 +67,21 @@ class Dot:
         elif isinstance(self.accumulator, Aligned):
             fmt = self.accumulator.out
         return fmt
+
+    @property
+    def scale(self) -> Format | None:
+        """The format of the operands' scales, if the sum has scales."""
+        return self.accumulator.scale if isinstance(self.accumulator, BlockScaled) else None
+
+    @property
+    def groups(self) -> int:
+        """The number of scales of each operand."""
+        return -(-self.length // self.accumulator.group) if self.scale is not None else 0
+
+    @property
+    def factors(self) -> tuple[Format, ...]:
+        """The formats of the numbers that are multiplied in a term: the operands and their scales."""
+        return (self.a, self.b, *([self.scale] * 2 if self.scale is not None else []))
 
     @property
     def name(self) -> str:
@@ -113,6 +126,8 @@ class Dot:
             f"a: {described(self.a)}. b: {described(self.b)}. c, the running sum, and the result: {described(self.total)}.",
             *self.accumulator.describe().splitlines(),
         ]
+        if self.scale is not None:
+            lines.insert(2, f"scale_a, scale_b: {described(self.scale)}, one for every {self.accumulator.group} elements of a and of b.")
         if self.draws:
             lines.append(f"random: {self.draws} integers of {self.random_bits} bits, all values equally likely, in the order of roundings.")
         return tuple(lines)

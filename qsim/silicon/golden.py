@@ -85,8 +85,7 @@ def _elements(circuit: BlockCircuit, x: Tensor, random: Tensor) -> Tensor:
 
 
 def _sums(circuit: Dot, x: Tensor, random: Tensor, how: Meaning) -> Tensor:
-    size, rows = circuit.length, zip(x.tolist(), random.tolist(), strict=True)
-    codes = [added(how, circuit, row[:size], row[size : 2 * size], row[-1], drawn) for row, drawn in rows]
+    codes = [added(how, circuit, row, drawn) for row, drawn in zip(x.tolist(), random.tolist(), strict=True)]
     return torch.tensor(codes, dtype=torch.int64)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from qsim_kernels.meanings.expressions import Operand, word
 from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.numbers.carrier import SINGLE, Carrier, used_bits
 from qsim_kernels.numbers.grid import Grid, Rule
-from qsim_kernels.numbers.sums import LEAST_EXPONENT, SINGLE_GRID, AlignedSum, PromotedSum, RoundedSum, Sum, TwoStepSum
+from qsim_kernels.numbers.sums import LEAST_EXPONENT, SINGLE_GRID, AlignedSum, BlockScaledSum, PromotedSum, RoundedSum, Sum, TwoStepSum
 
 
 class Addend(NamedTuple):
@@ -35,32 +36,44 @@ def philox(circuit: Philox) -> Routine:
 
 def dot(circuit: Dot) -> Routine:
     """The routine of a sum of products."""
-    a, b = ([word(f"{name}[{k}]", fmt.bits) for k in range(circuit.length)] for name, fmt in (("a", circuit.a), ("b", circuit.b)))
+    names = [*zip(("a", "b"), [circuit.length] * 2, strict=True), *zip(("scale_a", "scale_b"), [circuit.groups] * 2, strict=True)]
+    factors = [word(f"{name}[{k}]", fmt.bits) for (name, count), fmt in zip(names, circuit.factors, strict=False) for k in range(count)]
     c = word("c", circuit.total.bits)
-    names = ["random"] if circuit.draws == 1 else [f"random[{k}]" for k in range(circuit.draws)]
-    random = [word(name, circuit.random_bits) for name in names]
-    carrier = carrier_of(circuit)
-    meaning = for_symbols(carrier, carrier.mantissa - max(fmt.grid.mantissa for fmt in (circuit.a, circuit.b)))
-    return Routine(circuit.name, circuit.specification, (*a, *b, c, *random), added(meaning, circuit, a, b, c, random), circuit.total.bits)
+    draws = ["random"] if circuit.draws == 1 else [f"random[{k}]" for k in range(circuit.draws)]
+    random = [word(name, circuit.random_bits) for name in draws]
+    result = added(for_symbols(carrier_of(circuit)), circuit, [*factors, c], random)
+    return Routine(circuit.name, circuit.specification, (*factors, c, *random), result, circuit.total.bits)
 
 
-def added(meaning: Meaning, circuit: Dot, a: Sequence[Any], b: Sequence[Any], c: Any, random: Sequence[Any]) -> Any:
-    """The code of a running sum after products, in a meaning of the arithmetic; all operands are codes."""
-    left, right = ([meaning.value(x, fmt) for x in given] for given, fmt in ((a, circuit.a), (b, circuit.b)))
+def added(meaning: Meaning, circuit: Dot, inputs: Sequence[Any], random: Sequence[Any]) -> Any:
+    """The code of a running sum after products, in a meaning of the arithmetic.
+
+    Args:
+        meaning: The meaning.
+        circuit: The circuit.
+        inputs: Codes of the left operand, of the right one, of their scales if there are some, and of the running sum.
+        random: Random integers.
+    """
+    counts = [circuit.length, circuit.length, circuit.groups, circuit.groups]
+    starts = itertools.accumulate(counts[:-1], initial=0)
+    parts = [inputs[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    a, b, *scales = ([meaning.value(x, fmt) for x in codes] for codes, fmt in zip(parts, circuit.factors, strict=False))
     how = circuit.accumulator.sum_of(circuit.a, circuit.b)
-    result = _Products(meaning, left, right, random).added(meaning.value(c, circuit.total), how)
+    result = _Products(meaning, circuit, a, b, scales, random).added(meaning.value(inputs[-1], circuit.total), how)
     return meaning.code(result, circuit.total)
 
 
 def carrier_of(circuit: Dot) -> Carrier:
-    """The narrowest carrier that holds operands, products and sums: exactly, or rounded to odd where a rounding follows."""
-    how, operands = circuit.accumulator.sum_of(circuit.a, circuit.b), (circuit.a.grid, circuit.b.grid)
-    exact = sum(grid.mantissa for grid in operands) + 1
-    grids = [*operands, circuit.total.grid, *_grids(how)]
-    mantissa = max(exact, _mantissa(how), *(grid.mantissa for grid in grids))
+    """The narrowest carrier that holds factors, products and sums: exactly, or rounded to odd where a rounding follows."""
+    adder, factors = circuit.accumulator, [fmt.grid for fmt in circuit.factors]
+    how = adder.sum_of(circuit.a, circuit.b)
+    exact = sum(grid.mantissa + 1 for grid in factors) - 1
+    grids = [*factors, circuit.total.grid, *_grids(how)]
+    own = _mantissa(how) if circuit.scale is None else adder.widths(circuit.a, circuit.b).most - 1
+    mantissa = max(exact, own, *(grid.mantissa for grid in grids))
     # The last places, and the largest numbers, of which a sum has one for each term and the running sum.
-    lowest = min(sum(grid.exponent - grid.mantissa for grid in operands), *(grid.exponent - grid.mantissa for grid in grids))
-    highest = max(sum(_exponent(grid) + 1 for grid in operands), *(_exponent(grid) for grid in grids)) + circuit.length.bit_length()
+    lowest = min(sum(grid.exponent - grid.mantissa for grid in factors), *(grid.exponent - grid.mantissa for grid in grids))
+    highest = max(sum(_exponent(grid) + 1 for grid in factors), *(_exponent(grid) for grid in grids)) + circuit.length.bit_length()
     if _aligns(how):
         lowest = min(lowest, LEAST_EXPONENT - mantissa)
     return Carrier(mantissa, (1 << max(1 - lowest, highest).bit_length()) - 1)
@@ -106,11 +119,13 @@ def _mantissa(how: Sum) -> int:
 
 
 class _Products(NamedTuple):
-    """Operands of products in the bits of a carrier, and the random integers of their sum."""
+    """Operands of products in the bits of a carrier, their scales if there are some, and the random integers of their sum."""
 
     meaning: Meaning
+    circuit: Dot
     a: Sequence[Any]
     b: Sequence[Any]
+    scales: Sequence[Sequence[Any]]
     random: Sequence[Any]
 
     def part(self, start: int, size: int, draws: int = 0, every: int = 0) -> _Products:
@@ -124,12 +139,38 @@ class _Products(NamedTuple):
 
     def terms(self, how: Any) -> list[Addend]:
         """Exact products, and their exponents where a unit aligns them."""
-        sums = self.sums
+        bits = self.circuit.a.grid.mantissa + 1, self.circuit.b.grid.mantissa + 1
+        pairs = zip(self.a, self.b, strict=True)
+        return [Addend(self.product(x, y, *bits), self.exponent(x, how.low_a) + self.exponent(y, how.low_b)) for x, y in pairs]
 
-        def exponent(x: Operand, low: int) -> Operand:
-            return sums.exponent_unless_zero(x, low, sums.NO_EXPONENT)
+    def scaled_terms(self, how: BlockScaledSum) -> list[Addend]:
+        """Products, or the exact sums of groups, times their scales."""
+        bits = self.circuit.accumulator.scale.grid.mantissa + 1
+        widths = self.circuit.accumulator.widths(self.circuit.a, self.circuit.b)
+        pairs = zip(*self.scales, strict=True)
+        scales = [Addend(self.product(p, q, bits, bits), sum(self.exponent(x, how.low_scale) for x in (p, q))) for p, q in pairs]
+        terms = self.group_sums(how) if how.exact else self.terms(how)
+        each = 1 if how.exact else how.group
+        return [
+            Addend(self.product(term.value, scale.value, widths.term, max(widths.scales, 1)), term.exponent + scale.exponent)
+            for term, scale in zip(terms, (scales[k // each] for k in range(len(terms))), strict=True)
+        ]
 
-        return [Addend(sums.product_of(x, y), exponent(x, how.low_a) + exponent(y, how.low_b)) for x, y in zip(self.a, self.b, strict=True)]
+    def group_sums(self, how: BlockScaledSum) -> list[Addend]:
+        """The exact sums of groups, which count with the exponents of their scales."""
+        sums, grids = self.sums, (self.circuit.a.grid, self.circuit.b.grid)
+        unit = sum(grid.exponent - grid.mantissa for grid in grids)
+        values = [sums.truncated_sum(0, group, unit, how, 0, 1) for group in self.steps(self.terms(how), how.group)]
+        return [Addend(x, sums.where(sums.is_zero(x), sums.NO_EXPONENT, 0)) for x in values]
+
+    def product(self, x: Operand, y: Operand, bits_x: int, bits_y: int) -> Operand:
+        """The product of two numbers whose significands have so many bits."""
+        whole = self.meaning.carrier.mantissa + 1
+        return self.sums.product_of(x, y, whole - bits_x, whole - bits_y)
+
+    def exponent(self, x: Operand, low: int) -> Operand:
+        """The exponent of a factor; zero has none."""
+        return self.sums.exponent_unless_zero(x, low, self.sums.NO_EXPONENT)
 
     def steps(self, terms: list[Addend], count: int) -> list[list[Addend]]:
         """The terms of each step."""
@@ -144,6 +185,9 @@ class _Products(NamedTuple):
             case TwoStepSum():
                 terms = [term._replace(value=sums.infinite_beyond(term.value)) for term in self.terms(how)]
                 return sums.two_step_sum(total, self.steps(terms, how.block), self.meaning.grid(SINGLE_GRID), how)
+            case BlockScaledSum():
+                steps = self.steps(self.scaled_terms(how), how.block // how.group if how.exact else how.block)
+                return sums.aligned_sum(total, steps, self.meaning.grid(SINGLE_GRID), how.aligned)
             case RoundedSum():
                 return self._rounded(total, how)
             case PromotedSum():

@@ -64,9 +64,9 @@ class Meaning(NamedTuple):
         return code & ((1 << fmt.bits) - 1)
 
 
-def for_symbols(carrier: Carrier, unused: int = 0) -> Meaning:
-    """The meaning for symbols; see `symbols.meaning`."""
-    return Meaning(carrier, lambda module: symbols.meaning(module, carrier, unused))
+def for_symbols(carrier: Carrier) -> Meaning:
+    """The meaning for symbols."""
+    return Meaning(carrier, lambda module: symbols.meaning(module, carrier))
 
 
 def in_carrier(x: Operand, carrier: Carrier) -> Operand:

@@ -33,8 +33,8 @@ from qsim_kernels.numbers.sums import LEAST_EXPONENT
 NO_EXPONENT, LEAST_OF_PRODUCTS = -4096, -300
 #: The exponents of float32's smallest normal numbers, and of infinities and NaN.
 LEAST_NORMAL, MOST_EXPONENT = -126, 128
-#: Bits of a significand behind those of float32's numbers, and behind its last where numbers are subtracted.
-UNUSED, GUARD = 29, 3
+#: Bits behind the last of a significand where numbers are subtracted.
+GUARD = 3
 
 
 def aligned_sum(total, steps, grid, adder):
@@ -255,11 +255,11 @@ def add_to_odd(x, y):
     return where(are_finite, assuming(are_finite, finite), special_sum(special_sum(0, x), y))
 
 
-def product_of(x, y):
-    """The product of two float32 numbers, which are zero or normal among float64's: exact, or rounded to odd in fewer bits."""
+def product_of(x, y, unused_x, unused_y):
+    """The product of two numbers that are zero or normal: exact, or rounded to odd. The last, unused bits of significands are zero."""
     sign, has_zero = (x ^ y) & SIGN, is_zero(x) | is_zero(y)
-    count = (normal_significand(x) >> UNUSED) * (normal_significand(y) >> UNUSED)
-    finite = where(has_zero, 0, number_to_odd(count, place_of(x) + place_of(y) + 2 * UNUSED)) | sign
+    count = (normal_significand(x) >> unused_x) * (normal_significand(y) >> unused_y)
+    finite = where(has_zero, 0, number_to_odd(count, place_of(x) + place_of(y) + unused_x + unused_y)) | sign
     is_missing = is_nan(x) | is_nan(y) | has_zero
     are_finite = is_finite(x) & is_finite(y)
     return where(are_finite, assuming(are_finite, finite), where(is_missing, MAGNITUDE, INFINITY | sign))

@@ -30,7 +30,7 @@ def _interval(op: str, given: list[Known]) -> tuple[int, int]:
     if op == "signed":
         half = 1 << b.low - 1
         return -half, half - 1
-    if op == "+":
+    if op == "+" or (op == "|" and a.may & b.may == 0):
         return a.low + b.low, a.high + b.high
     if op == "-":
         return a.low - b.high, a.high - b.low

@@ -132,6 +132,10 @@ def _subtract(a: Operand, b: Operand) -> Operand | None:
     return None
 
 
+def _multiply(a: Operand, b: Operand) -> Operand | None:
+    return a if isinstance(b, int) and b == 1 else None
+
+
 def _and(a: Operand, b: Operand) -> Operand | None:
     first, second = known(a), known(b)
     if a is b or (first.may & ~second.must == 0):
@@ -363,6 +367,7 @@ def _extreme(op: str) -> Callable[[Operand, Operand], Operand | None]:
 _RULES: dict[str, Callable[..., Operand | None]] = {
     "+": _add,
     "-": _subtract,
+    "*": _multiply,
     "&": _and,
     "|": _or,
     "^": _xor,

@@ -19,13 +19,12 @@ def where(condition: Operand, chosen: Operand, other: Operand) -> Operand:
 
 
 @cache
-def meaning(module: ModuleType, carrier: Carrier, unused: int = 0) -> SimpleNamespace:
+def meaning(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
     """The functions of a module of the arithmetic for symbols.
 
     Args:
         module: The module.
         carrier: The carrier that gives the constants.
-        unused: Of sums: the last bits of significands that factors do not have.
     """
     constants = words.constants(carrier)
     vocabulary = {
@@ -46,7 +45,7 @@ def meaning(module: ModuleType, carrier: Carrier, unused: int = 0) -> SimpleName
         vocabulary |= {"from_integer": lambda x: x, "product": lambda x, power: number_of(x, exponent_of(power, carrier), carrier)}
     if module is arithmetic.scales:
         sums = meaning(arithmetic.sums, carrier)
-        vocabulary |= {"round_bits": meaning(arithmetic.rounding, carrier).round_bits, "product": sums.product_of}
+        vocabulary |= {"round_bits": meaning(arithmetic.rounding, carrier).round_bits, "product": lambda x, y: sums.product_of(x, y, 0, 0)}
         vocabulary["quotient"] = lambda x, y: quotient(x, y, carrier)
     if module is arithmetic.sums:
         round_bits = meaning(arithmetic.rounding, carrier).round_bits
@@ -56,7 +55,6 @@ def meaning(module: ModuleType, carrier: Carrier, unused: int = 0) -> SimpleName
             "number_to_odd": lambda count, unit: number_of(count, unit, carrier, sticky=True),
             # Numbers are normal or zero, which has no bits to place.
             "place_of": lambda bits: ((bits & carrier.nan) >> carrier.mantissa) - (carrier.bias + carrier.mantissa),
-            "UNUSED": unused,
         }
     return bound(module, vocabulary)
 
