@@ -17,6 +17,7 @@ examples:
   qsim emit systemverilog --format e2m1 --rounding stochastic --generator
   qsim emit systemverilog --format e4m3 --accumulate fp16        a multiply-add
   qsim emit c --format e4m3 --accumulate h100_fp8                a step of a matrix unit
+  qsim emit c --format e2m1 --accumulate b200_nvfp4              the same, with the scales of blocks
   qsim emit c --philox
   qsim emit javascript --format "Float(3, 2, specials='fn')" -o own.mjs
   qsim emit javascript --format any -o arithmetic.mjs            the arithmetic itself, with a format's numbers as parameters

@@ -50,7 +50,8 @@ def _words(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _operands(circuit: Dot, count: int, generator: torch.Generator) -> Tensor:
-    kinds = [*[circuit.a] * circuit.length, *[circuit.b] * circuit.length, circuit.total]
+    counts = (circuit.length, circuit.length, circuit.groups, circuit.groups)
+    kinds = [*(fmt for fmt, size in zip(circuit.factors, counts, strict=False) for _ in range(size)), circuit.total]
     a, b, c = (_special(fmt) for fmt in (circuit.a, circuit.b, circuit.total))
     triples = torch.tensor(list(itertools.product(a, b, c)))
     triples = triples[torch.randperm(len(triples), generator=generator)[: _MOST_SPECIAL // circuit.length]]
@@ -69,20 +70,20 @@ def _chosen(codes: list[int], count: int, generator: torch.Generator) -> Tensor:
 
 def _special(fmt: Format) -> list[int]:
     """Codes of zeros, ones, the ends of the range and of subnormal values, infinities and NaN."""
-    magnitudes = 1 << fmt.bits - 1
+    magnitudes = 1 << fmt.bits - fmt.is_signed
     normal = 1 << fmt.grid.mantissa if fmt.grid.mantissa < fmt.bits - 1 else 1
     codes = {0, 1, 2, normal - 1, normal, normal + 1, magnitudes // 2, magnitudes // 2 - normal, *(magnitudes - k for k in range(1, 4))}
     codes |= {magnitudes - normal + k for k in (-1, 0, 1)}
-    return sorted({code & ((1 << fmt.bits) - 1) | sign for code in codes if code >= 0 for sign in (0, magnitudes)})
+    return sorted({(code | sign) & ((1 << fmt.bits) - 1) for code in codes if code >= 0 for sign in (0, magnitudes)})
 
 
 def _near_one(fmt: Format, count: int, generator: torch.Generator) -> Tensor:
     """Codes in the middle of a format's range, whose exponents are near each other; any where formats have few."""
     codes = torch.randint(0, 1 << fmt.bits, (count,), generator=generator)
-    middle, spread = (1 << fmt.bits) // 4, min(8 << fmt.grid.mantissa, (1 << fmt.bits) // 4)
-    sign = codes & 1 << fmt.bits - 1
-    near = (middle + codes % (2 * spread) - spread).clamp(0, (1 << fmt.bits - 1) - 1)
-    return near | sign
+    magnitudes = 1 << fmt.bits - fmt.is_signed
+    middle, spread = magnitudes // 2, min(8 << fmt.grid.mantissa, magnitudes // 2)
+    near = (middle + codes % (2 * spread) - spread).clamp(0, magnitudes - 1)
+    return near | codes & ((1 << fmt.bits) - magnitudes)
 
 
 def _cancelling(circuit: Dot, rows: Tensor, generator: torch.Generator) -> Tensor:

@@ -30,7 +30,7 @@ from qsim.silicon.synthesis import fpga
 from qsim_kernels.torch import ElementNoise, random_bits
 from support import emitted, explorer, mutations
 from support.chromium import Chromium
-from support.sums_emitted import DOTS, by_matmul, by_program, compiled_sums, drawn_codes, script_of_sums
+from support.sums_emitted import DOTS, SCALED_UNITS, by_matmul, by_program, compiled_sums, drawn_codes, script_of_sums, times
 
 SEED, STREAM = 5, 7
 _COMPARISONS = ("c", "systemverilog", "javascript", "explorer", "sums", "blocks", "modules", "mutations", "cost")
@@ -127,8 +127,8 @@ def check_explorer(folder: Path) -> None:
 
 
 def check_sums(folder: Path, compilers: Sequence[str]) -> None:
-    """Sums of two steps against `qsim.matmul`."""
-    for dot in DOTS:
+    """Sums of two steps against `qsim.matmul`, and those of operands with scales against the operator behind it."""
+    for dot in (*DOTS, *SCALED_UNITS):
         codes = drawn_codes(dot, 1_000_000 // (1 if dot.length < 8 else 10))
         expected = by_matmul(dot, codes)
         for compiler in compilers:
@@ -140,7 +140,7 @@ def check_sums(folder: Path, compilers: Sequence[str]) -> None:
 def print_sums(dot: Dot, where: str, found: Tensor, expected: Tensor) -> None:
     """Print how many sums differ."""
     differing = int((found.view(torch.int32) != expected.view(torch.int32)).sum())
-    print(f"{where}, {dot.name}: {len(found)} sums of {2 * dot.length} products, {differing} differ", flush=True)
+    print(f"{where}, {dot.name}: {len(found)} sums of {times(dot) * dot.length} products, {differing} differ", flush=True)
 
 
 def check_blocks(folder: Path, compilers: Sequence[str]) -> None:
@@ -158,7 +158,7 @@ def check_blocks(folder: Path, compilers: Sequence[str]) -> None:
 
 def check_modules(folder: Path, simulators: Sequence[str]) -> None:
     """Modules with several inputs, and their testbenches."""
-    circuits: list[AnyCircuit] = [*mutations.SEVERAL_INPUTS, *DOTS, *(BlockCircuit(name) for name in ("mxfp8", "nvfp4"))]
+    circuits: list[AnyCircuit] = [*mutations.SEVERAL_INPUTS, *DOTS, *SCALED_UNITS, *(BlockCircuit(name) for name in ("mxfp8", "nvfp4"))]
     circuits += [BlockCircuit(name, "scale") for name in ("mxfp8", "mxfp4", "nvfp4")]
     for circuit in circuits:
         emitted.lint(emit_circuits("systemverilog", [circuit]), folder, circuit.name)

@@ -27,7 +27,12 @@ BLOCKS = [
     BlockCircuit("nvfp4"),
     BlockCircuit("nvfp4", rounding="up", source="bf16"),
 ]
-OTHERS = [Philox(), Dot("Rounded('e4m3')", "e4m3"), Dot("Rounded('fp16', rounding='Stochastic(5)')", "e5m2", "e4m3", length=2)]
+OTHERS = [
+    Philox(),
+    Dot("Rounded('e4m3')", "e4m3"),
+    Dot("Rounded('fp16', rounding='Stochastic(5)')", "e5m2", "e4m3", length=2),
+    Dot("BlockScaled(2, 9, 1, 'e4m3', exact=True)", "e2m1"),
+]
 CIRCUITS = [*BLOCKS, *OTHERS]
 
 
@@ -156,6 +161,7 @@ def test_synthesis_has_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
         (["--format", "e4m3", "--accumulate", "fp16"], "qsim_dot1_rounded_fp16_e4m3("),
         (["--format", "e4m3", "--accumulate", "e5m2", "--times", "e5m2", "--rounding", "up"], "rounded_e5m2_rounding_up_e4m3_e5m2("),
         (["--format", "bf16", "--accumulate", "TwoStep(2, 24, 31)", "--length", "3"], "qsim_dot3_twostep_2_24_31_bf16("),
+        (["--format", "e4m3", "--accumulate", "b200_mxfp8", "--length", "1"], "b[1], const uint32_t scale_a[1], const uint32_t scale_b[1]"),
         (["--format", "mxfp4", "--rounding", "stochastic"], "qsim_encode_mxfp4_stochastic("),
         (["--philox"], "qsim_philox("),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
 from qsim.silicon.inputs import corners, weighted
 from qsim_kernels import arithmetic
+from qsim_kernels.meanings import c
 from qsim_kernels.meanings.expressions import OPERATIONS, Symbol, known, needed, word
+from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.meanings.simplification import operation
+from support import emitted
 
 FORMATS = ["e4m3", "e5m2", "e2m1", "e4m3fnuz", "bf16", "int8", "e8m0", "e3m4", "Float(3, 2, subnormals=False)", "Float(5, 2, signed=False)"]
 
@@ -70,6 +74,23 @@ def test_every_rule_holds_for_random_expressions() -> None:
             found = [evaluated(symbols, row)[result.order] if isinstance(result, Symbol) else result for row in rows]
             assert found == values, (op, chosen, result)
             made.append((result, values))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_c_writes_the_smallest_integers(bits: int, tmp_path: Path) -> None:
+    x, smallest = word("x", 8), -1 << bits - 1
+    chosen = operation("where", x < 1, smallest, operation("where", x < 2, smallest + 1, 0))
+    smallest_first = Routine("f", (), (x,), operation("<", chosen, 0) + operation("<", chosen, smallest + 1) & 3, 32)
+    main = '#include <stdio.h>\nint main(void) { printf("%u%u%u", f(0), f(1), f(2)); return 0; }\n'
+    (tmp_path / "f.c").write_text(c.header("f", (), [smallest_first]) + main)
+    emitted.run(emitted.tool("gcc"), "-std=c99", *emitted.WARNINGS, *emitted.SANITIZED, "-o", tmp_path / "f", tmp_path / "f.c")
+    assert emitted.run(tmp_path / "f") == "210"
+
+
+def test_wide_integers_are_no_c() -> None:
+    x = word("x", 64)
+    with pytest.raises(ValueError, match="no integers of more than 64 bits"):
+        c.function(Routine("f", (), (x,), (0 - x) >> 60 & 7, 32))
 
 
 def test_symbols_cannot_be_branched_on() -> None:

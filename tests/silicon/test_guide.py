@@ -67,7 +67,7 @@ def test_commands_print_what_the_guide_shows(
             assert done.returncode == 0, (command, done.stderr)
             assert done.stdout.splitlines()[: len(shown)] == shown, command
             ran += 1
-    assert ran == {"vectors": 1, "gcc": 8, "iverilog": 14, "yosys": 1, "study": 1}[section]
+    assert ran == {"vectors": 1, "gcc": 12, "iverilog": 14, "yosys": 1, "study": 1}[section]
 
 
 def is_run(words: list[str], section: str) -> bool:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from qsim.accumulators import BlockScaled
+import qsim
 from qsim.silicon import Dot, emit_circuits
+from qsim.silicon.golden import values_of
 from support import emitted
-from support.sums_emitted import DOTS, by_matmul, by_program, compiled_sums, drawn_codes, script_of_sums
+from support.sums_emitted import DOTS, SCALED_UNITS, by_matmul, by_program, compiled_sums, drawn_codes, script_of_sums, sizes
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -29,6 +30,25 @@ def test_c_adds_as_matmul_does(dot: Dot, compiler: str, tmp_path: Path) -> None:
 def test_javascript_adds_as_matmul_does(dot: Dot, tmp_path: Path) -> None:
     codes = drawn_codes(dot, 300)
     assert same_bits(by_program(dot, codes, tmp_path, script_of_sums(dot, tmp_path)), by_matmul(dot, codes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dot", SCALED_UNITS, ids=lambda dot: dot.name)
+def test_units_multiply_by_scales(dot: Dot, tmp_path: Path) -> None:
+    codes = drawn_codes(dot, 100_000)
+    expected = by_matmul(dot, codes)
+    assert same_bits(by_program(dot, codes, tmp_path, compiled_sums(dot, tmp_path, "gcc", ["-std=c99", *emitted.SANITIZED])), expected)
+    assert same_bits(by_program(dot, codes[:1000], tmp_path, script_of_sums(dot, tmp_path)), expected[:1000])
+
+
+def test_scales_of_one_are_none(tmp_path: Path) -> None:
+    dot = Dot("BlockScaled(8, 35, 4, exact=True)", "e2m1")
+    a, b, *_ = sizes(dot)
+    codes = drawn_codes(dot, 500)
+    codes[:, a + b :] = 127
+    left, right = values_of(codes[:, :a], dot.a), values_of(codes[:, a : a + b], dot.b)
+    expected = qsim.matmul(left[:, None], right[:, :, None], dot.accumulator, formats=dot.a).view(-1)
+    assert same_bits(by_program(dot, codes, tmp_path, compiled_sums(dot, tmp_path, "gcc", ["-std=c99"])), expected)
 
 
 def test_sums_that_are_no_circuits() -> None:

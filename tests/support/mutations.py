@@ -77,6 +77,7 @@ SEVERAL_INPUTS: tuple[AnyCircuit, ...] = (
     BlockCircuit("nvfp4", rounding="stochastic", source="bf16"),
     Dot("Rounded('e5m2', rounding='Stochastic(4)')", "e4m3"),
     Philox(),
+    Dot("BlockScaled(2, 9, 1, 'e4m3', exact=True)", "e2m1"),
 )
 
 

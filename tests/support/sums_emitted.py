@@ -25,7 +25,6 @@ DOTS = [
     Dot("TwoStep(2, 24, 31)", "bf16"),
     Dot(Aligned(3, 13, "e5m2", operands=("e4m3",)), "e4m3"),
     Dot(BlockScaled(2, 25, 2), "e4m3", "e5m2"),
-    Dot(BlockScaled(4, 12, 2, "e4m3"), "e2m3"),
     Dot(BlockScaled(8, 35, 4, "e4m3", exact=True), "e2m1"),
     Dot(BlockScaled(4, 9, 2, "e5m2", exact=True), "e4m3", length=7),
 ]

@@ -83,8 +83,6 @@ def _type(given: Sequence[Known]) -> str:
     """The narrowest type that holds some integers."""
     low, high = min(x.low for x in given), max(x.high for x in given)
     if low >= 0:
-        if high >> 64:
-            raise ValueError("C has no integers of more than 64 bits")
         return "uint64_t" if high >> 32 else "uint32_t"
     return "int32_t" if low >= -(1 << 31) and high < 1 << 31 else "int64_t"
 
@@ -92,14 +90,16 @@ def _type(given: Sequence[Known]) -> str:
 def _literal(x: int, kind: str) -> str:
     digits = str(abs(x)) if abs(x) < 256 else f"0x{abs(x):X}"
     suffix = {"uint32_t": "u", "uint64_t": "ull", "int32_t": "", "int64_t": "ll"}[kind]
-    if x == -(1 << 63):
+    if (kind, x) in (("int32_t", -(1 << 31)), ("int64_t", -(1 << 63))):
         # C reads the magnitude first, which has no type with a sign.
-        return "(-0x7FFFFFFFFFFFFFFFll - 1)"
+        return f"(-0x{-x - 1:X}{suffix} - 1)"
     return f"-{digits}{suffix}" if x < 0 else digits + suffix
 
 
 def _expression(symbol: Symbol, text: Callable[[Operand], str]) -> str:
     """The text of an operation, of the type of its symbol."""
+    if symbol.known.width > 64:
+        raise ValueError("C has no integers of more than 64 bits")
     op, args = symbol.op, symbol.args
     own = _type([symbol.known])
     if op == "+" and isinstance(args[1], int) and args[1] < 0:

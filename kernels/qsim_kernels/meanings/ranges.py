@@ -30,7 +30,7 @@ def _interval(op: str, given: list[Known]) -> tuple[int, int]:
     if op == "signed":
         half = 1 << b.low - 1
         return -half, half - 1
-    if op == "+" or (op == "|" and a.may & b.may == 0):
+    if op == "+":
         return a.low + b.low, a.high + b.high
     if op == "-":
         return a.low - b.high, a.high - b.low
@@ -46,7 +46,11 @@ def _interval(op: str, given: list[Known]) -> tuple[int, int]:
     if op == "&" and (a.low >= 0 or b.low >= 0):
         return 0, min(x.high for x in given if x.low >= 0)
     ones = (1 << max((~x if x < 0 else x).bit_length() for x in (a.low, a.high, b.low, b.high))) - 1
-    return (0 if a.low >= 0 and b.low >= 0 else ~ones), ones
+    low, high = (0 if a.low >= 0 and b.low >= 0 else ~ones), ones
+    if op == "|" and a.may & b.may == 0:
+        # Without common bits this is a sum.
+        low, high = max(low, a.low + b.low), min(high, a.high + b.high)
+    return low, high
 
 
 def _bits(op: str, given: list[Known]) -> tuple[int, int]:
