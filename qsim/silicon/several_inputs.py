@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -52,14 +53,21 @@ def _words(count: int, generator: torch.Generator) -> Tensor:
 def _operands(circuit: Dot, count: int, generator: torch.Generator) -> Tensor:
     counts = (circuit.length, circuit.length, circuit.groups, circuit.groups)
     kinds = [*(fmt for fmt, size in zip(circuit.factors, counts, strict=False) for _ in range(size)), circuit.total]
+
+    def rows(draw: Callable[[Format], Tensor]) -> Tensor:
+        return torch.stack([draw(fmt) for fmt in kinds], 1)
+
     a, b, c = (_special(fmt) for fmt in (circuit.a, circuit.b, circuit.total))
     triples = torch.tensor(list(itertools.product(a, b, c)))
     triples = triples[torch.randperm(len(triples), generator=generator)[: _MOST_SPECIAL // circuit.length]]
-    special = torch.stack([_chosen(_special(fmt), len(triples), generator) for fmt in kinds], 1)
-    # The first product and the running sum take all special values together, the other products any.
+    special = rows(lambda fmt: _chosen(_special(fmt), len(triples), generator))
+    finite = rows(lambda fmt: _near_one(fmt, len(triples), generator))
+    # The first product and the running sum take all special values together. Of the other factors of a long sum few are special: NaN in
+    # any of them would hide the rest.
+    special = torch.where(torch.randint(0, circuit.length, special.shape, generator=generator) == 0, special, finite)
     special[:, 0], special[:, circuit.length], special[:, -1] = triples.T
-    others = torch.stack([torch.randint(0, 1 << fmt.bits, (count,), generator=generator) for fmt in kinds], 1)
-    near = torch.stack([_near_one(fmt, count, generator) for fmt in kinds], 1)
+    others = rows(lambda fmt: torch.randint(0, 1 << fmt.bits, (count,), generator=generator))
+    near = rows(lambda fmt: _near_one(fmt, count, generator))
     mixed = torch.where(torch.randint(0, 4, (count, 1), generator=generator) == 0, others, near)
     return torch.cat([special, mixed, _cancelling(circuit, near.clone(), generator)])
 
@@ -78,11 +86,12 @@ def _special(fmt: Format) -> list[int]:
 
 
 def _near_one(fmt: Format, count: int, generator: torch.Generator) -> Tensor:
-    """Codes in the middle of a format's range, whose exponents are near each other; any where formats have few."""
+    """Codes in the middle of a format's range, whose exponents are near each other; any finite ones where formats have few."""
     codes = torch.randint(0, 1 << fmt.bits, (count,), generator=generator)
     magnitudes = 1 << fmt.bits - fmt.is_signed
     middle, spread = magnitudes // 2, min(8 << fmt.grid.mantissa, magnitudes // 2)
     near = (middle + codes % (2 * spread) - spread).clamp(0, magnitudes - 1)
+    near = torch.where(values_of(near, fmt).isfinite(), near, middle)
     return near | codes & ((1 << fmt.bits) - magnitudes)
 
 
