@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import qsim
-from qsim.silicon import Dot, emit_circuits
+from qsim.silicon import Dot, emit_circuits, vectors
 from qsim.silicon.golden import values_of
 from support import emitted
 from support.sums_emitted import DOTS, SCALED_UNITS, by_matmul, by_program, compiled_sums, drawn_codes, script_of_sums, sizes
@@ -39,6 +39,13 @@ def test_units_multiply_by_scales(dot: Dot, tmp_path: Path) -> None:
     expected = by_matmul(dot, codes)
     assert same_bits(by_program(dot, codes, tmp_path, compiled_sums(dot, tmp_path, "gcc", ["-std=c99", *emitted.SANITIZED])), expected)
     assert same_bits(by_program(dot, codes[:1000], tmp_path, script_of_sums(dot, tmp_path)), expected[:1000])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dot", SCALED_UNITS, ids=lambda dot: dot.name)
+def test_modules_multiply_by_scales(dot: Dot, tmp_path: Path) -> None:
+    golden = vectors(dot)
+    assert emitted.simulated(golden, tmp_path, "icarus") == f"0 of {len(golden)} results differ"
 
 
 def test_scales_of_one_are_none(tmp_path: Path) -> None:
