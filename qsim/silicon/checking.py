@@ -203,8 +203,7 @@ def _kinds(circuit: AnyCircuit) -> dict[str, Format]:
     if isinstance(circuit, BlockCircuit):
         return {"x": circuit.source, "scale": circuit.format.scale, "whole": FP32, "y": circuit.output}
     if isinstance(circuit, Dot):
-        factors = dict(zip(("a", "b", "scale_a", "scale_b"), circuit.factors, strict=False))
-        return {**factors, "c": circuit.total, "y": circuit.total}
+        return {name: fmt for name, (fmt, _) in circuit.factors.items()} | {"c": circuit.total, "y": circuit.total}
     return {}
 
 

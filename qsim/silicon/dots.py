@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,6 +15,18 @@ from qsim.silicon.circuits import described, identifier
 
 #: The most products of one circuit.
 _MOST_PRODUCTS = 256
+
+
+class Factors(NamedTuple):
+    """Numbers that are multiplied in a sum.
+
+    Attributes:
+        format: Their format.
+        size: Their number.
+    """
+
+    format: Format
+    size: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class Dot:
         object.__setattr__(self, "a", resolve_format(self.a))
         object.__setattr__(self, "b", self.a if self.b is None else resolve_format(self.b))
         adder.sum_of(self.a, self.b)
-        for fmt in (*self.factors, self.total):
+        for fmt in (*(factors.format for factors in self.factors.values()), self.total):
             if not holds(torch.float32, fmt):
                 raise ValueError(f"{fmt!r} has values that float32 lacks: circuits read and write float32's numbers")
         if self.length == 0:
@@ -74,14 +86,12 @@ class Dot:
         return self.accumulator.scale if isinstance(self.accumulator, BlockScaled) else None
 
     @property
-    def groups(self) -> int:
-        """The number of scales of each operand."""
-        return -(-self.length // self.accumulator.group) if self.scale is not None else 0
-
-    @property
-    def factors(self) -> tuple[Format, ...]:
-        """The formats of the numbers that are multiplied in a term: the operands and their scales."""
-        return (self.a, self.b, *([self.scale] * 2 if self.scale is not None else []))
+    def factors(self) -> dict[str, Factors]:
+        """The numbers that are multiplied, by the names of parameters: elements of both operands, and their scales if there are some."""
+        found = {"a": Factors(self.a, self.length), "b": Factors(self.b, self.length)}
+        if self.scale is not None:
+            found["scale_a"] = found["scale_b"] = Factors(self.scale, -(-self.length // self.accumulator.group))
+        return found
 
     @property
     def name(self) -> str:

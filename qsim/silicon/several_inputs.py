@@ -51,8 +51,7 @@ def _words(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _operands(circuit: Dot, count: int, generator: torch.Generator) -> Tensor:
-    counts = (circuit.length, circuit.length, circuit.groups, circuit.groups)
-    kinds = [*(fmt for fmt, size in zip(circuit.factors, counts, strict=False) for _ in range(size)), circuit.total]
+    kinds = [*(fmt for fmt, size in circuit.factors.values() for _ in range(size)), circuit.total]
 
     def rows(draw: Callable[[Format], Tensor]) -> Tensor:
         return torch.stack([draw(fmt) for fmt in kinds], 1)

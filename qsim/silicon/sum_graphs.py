@@ -36,11 +36,10 @@ def philox(circuit: Philox) -> Routine:
 
 def dot(circuit: Dot) -> Routine:
     """The routine of a sum of products."""
-    names = [*zip(("a", "b"), [circuit.length] * 2, strict=True), *zip(("scale_a", "scale_b"), [circuit.groups] * 2, strict=True)]
-    factors = [word(f"{name}[{k}]", fmt.bits) for (name, count), fmt in zip(names, circuit.factors, strict=False) for k in range(count)]
+    factors = [word(f"{name}[{k}]", fmt.bits) for name, (fmt, count) in circuit.factors.items() for k in range(count)]
     c = word("c", circuit.total.bits)
-    draws = ["random"] if circuit.draws == 1 else [f"random[{k}]" for k in range(circuit.draws)]
-    random = [word(name, circuit.random_bits) for name in draws]
+    names = ["random"] if circuit.draws == 1 else [f"random[{k}]" for k in range(circuit.draws)]
+    random = [word(name, circuit.random_bits) for name in names]
     result = added(for_symbols(carrier_of(circuit)), circuit, [*factors, c], random)
     return Routine(circuit.name, circuit.specification, (*factors, c, *random), result, circuit.total.bits)
 
@@ -51,13 +50,11 @@ def added(meaning: Meaning, circuit: Dot, inputs: Sequence[Any], random: Sequenc
     Args:
         meaning: The meaning.
         circuit: The circuit.
-        inputs: Codes of the left operand, of the right one, of their scales if there are some, and of the running sum.
+        inputs: Codes of the factors, and of the running sum.
         random: Random integers.
     """
-    counts = [circuit.length, circuit.length, circuit.groups, circuit.groups]
-    starts = itertools.accumulate(counts[:-1], initial=0)
-    parts = [inputs[start : start + count] for start, count in zip(starts, counts, strict=True)]
-    a, b, *scales = ([meaning.value(x, fmt) for x in codes] for codes, fmt in zip(parts, circuit.factors, strict=False))
+    codes = iter(inputs)
+    a, b, *scales = ([meaning.value(x, fmt) for x in itertools.islice(codes, count)] for fmt, count in circuit.factors.values())
     how = circuit.accumulator.sum_of(circuit.a, circuit.b)
     result = _Products(meaning, circuit, a, b, scales, random).added(meaning.value(inputs[-1], circuit.total), how)
     return meaning.code(result, circuit.total)
@@ -65,7 +62,7 @@ def added(meaning: Meaning, circuit: Dot, inputs: Sequence[Any], random: Sequenc
 
 def carrier_of(circuit: Dot) -> Carrier:
     """The narrowest carrier that holds factors, products and sums: exactly, or rounded to odd where a rounding follows."""
-    adder, factors = circuit.accumulator, [fmt.grid for fmt in circuit.factors]
+    adder, factors = circuit.accumulator, [fmt.grid for fmt, _ in circuit.factors.values()]
     how = adder.sum_of(circuit.a, circuit.b)
     exact = sum(grid.mantissa + 1 for grid in factors) - 1
     grids = [*factors, circuit.total.grid, *_grids(how)]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import qsim
 from qsim.accumulators import Aligned, BlockScaled, Rounded
+from qsim.formats import Format
 from qsim.functional import encode
 from qsim.silicon import Dot, emit_circuits
 from qsim.silicon.golden import values_of
@@ -69,19 +70,24 @@ writeFileSync(process.argv[3], sums);
 
 
 def times(dot: Dot) -> int:
-    """How often a program adds: twice, unless the sum ends in a short step."""
+    """The number of additions of a program: two, unless the sum ends in a short step."""
     return 1 if dot.length % dot.accumulator.step else 2
 
 
 def sizes(dot: Dot) -> list[int]:
-    """How many codes a sum has of the left operand, of the right one, and of their scales if there are some."""
-    return [count * times(dot) for count in (dot.length, dot.length, dot.groups, dot.groups)[: len(dot.factors)]]
+    """The numbers of codes in a sum: of the left operand, of the right one, and of their scales if there are some."""
+    return [count * times(dot) for _, count in dot.factors.values()]
+
+
+def formats(dot: Dot) -> list[Format]:
+    """The formats of these."""
+    return [fmt for fmt, _ in dot.factors.values()]
 
 
 def drawn_codes(dot: Dot, count: int) -> Tensor:
     """The codes of a sum: those of one operand, those of the other, and those of their scales."""
     generator = torch.Generator().manual_seed(1)
-    pairs = list(zip(sizes(dot), dot.factors, strict=True))
+    pairs = list(zip(sizes(dot), formats(dot), strict=True))
     codes = torch.cat([torch.randint(0, 1 << fmt.bits, (count, size), generator=generator) for size, fmt in pairs], 1)
     if dot.scale is not None:
         return _tamed(dot, codes, generator)
@@ -98,13 +104,13 @@ def _tamed(dot: Dot, codes: Tensor, generator: torch.Generator) -> Tensor:
     (one,), kept = encode(torch.ones(1), dot.scale).long().tolist(), torch.rand(len(codes), 1, generator=generator) < 0.25
     near = one + torch.randint(-6, 7, codes.shape, generator=generator)
     is_scale = torch.arange(codes.shape[1]) >= sum(sizes(dot)[:2])
-    is_missing = torch.cat([values_of(part, fmt).isnan() for part, fmt in zip(codes.split(sizes(dot), 1), dot.factors, strict=True)], 1)
+    is_missing = torch.cat([values_of(part, fmt).isnan() for part, fmt in zip(codes.split(sizes(dot), 1), formats(dot), strict=True)], 1)
     return torch.where(kept, codes, torch.where(is_scale, near, torch.where(is_missing, 0, codes)))
 
 
 def by_matmul(dot: Dot, codes: Tensor) -> Tensor:
     """The sums that `qsim.matmul` gives, or the operator behind it where operands have scales."""
-    a, b, *scales = (values_of(part, fmt) for part, fmt in zip(codes.split(sizes(dot), 1), dot.factors, strict=True))
+    a, b, *scales = (values_of(part, fmt) for part, fmt in zip(codes.split(sizes(dot), 1), formats(dot), strict=True))
     if not scales:
         return qsim.matmul(a[:, None], b[:, :, None], dot.accumulator).view(-1)
     p, q = (x[:, None] for x in scales)
