@@ -37,6 +37,7 @@ extensions = [
     "stacked",
 ]
 exclude_patterns = ["_build", "_drawn"]
+templates_path = ["_templates"]
 
 # Markdown.
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
