@@ -1,4 +1,4 @@
-"""What other sites show of a page that is linked there: title, first paragraph, and a picture, in Open Graph's tags.
+"""Previews of pages on other sites: title, first paragraph, and a picture, in Open Graph's tags.
 
 The picture has an address only if the site has one, `html_baseurl`.
 """

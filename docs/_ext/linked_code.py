@@ -41,7 +41,7 @@ def elsewhere(source: Path) -> dict[str, str]:
 
 
 def imported(code: str) -> dict[str, str]:
-    """What names mean after the imports in some code: `nn` is `torch.nn`."""
+    """Full names after the imports in some code: `nn` is `torch.nn`."""
     names = {"qsim": "qsim", "torch": "torch"}
     for module, listed in _IMPORT.findall(code):
         for part in listed.split(","):
