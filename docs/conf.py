@@ -27,6 +27,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
+    "accessible",
     "card",
     "claims",
     "drawn",
@@ -73,6 +74,7 @@ html_favicon = "_static/icon.svg"
 html_baseurl = os.environ.get("SITE_URL", "")
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"loading_method": "defer"})]
 html_show_sourcelink = False
 html_copy_source = False
 html_math_renderer = "mathml"
@@ -80,7 +82,7 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0b62a8", "color-brand-content": "#0b62a8", "color-brand-visited": "#6a4c93"},
     "dark_css_variables": {"color-brand-primary": "#79b8f3", "color-brand-content": "#79b8f3", "color-brand-visited": "#b79ee0"},
 }
-pygments_style = "friendly"
+pygments_style = "a11y-light"
 pygments_dark_style = "github-dark"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
