@@ -69,7 +69,7 @@ nitpick_ignore_regex = [(r"py:obj", r".*"), (r"py:(class|func|meth|exc|attr|data
 # Looks.
 html_theme = "furo"
 html_title = "qsim"
-html_favicon = "_static/icon.svg"
+html_favicon = "icon.svg"
 # Where the site is published: links in other sites' previews need it.
 html_baseurl = os.environ.get("SITE_URL", "")
 html_static_path = ["_static"]

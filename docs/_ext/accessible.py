@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -14,17 +15,14 @@ _THEME = {
     '<aside class="toc-drawer': '<aside aria-label="Contents of the page" class="toc-drawer',
 }
 #: Parameters on lines of their own: a list of definitions without terms is none.
-_SIGNATURES = {
-    '<dl>\n<dd><em class="sig-param">': '<dl role="none">\n<dd role="none"><em class="sig-param">',
-    '\n<dd><em class="sig-param">': '\n<dd role="none"><em class="sig-param">',
-}
+_PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*?</dd>\n)+)</dl>')
 
 
 def complete(page: str) -> str:
     """The markup of a page with its roles and labels."""
-    for before, after in (_THEME | _SIGNATURES).items():
+    for before, after in _THEME.items():
         page = page.replace(before, after)
-    return page
+    return _PARAMETERS.sub(lambda match: f'<div class="sig-params">\n{match[1].replace("dd>", "div>")}</div>', page)
 
 
 def complete_site(app: Sphinx, exception: Exception | None) -> None:

@@ -3,8 +3,7 @@
     npm install --prefix /tmp/axe axe-core
     PYTHONPATH=tests python tests/support/site_browser.py docs/_build/html /tmp/axe/node_modules/axe-core/axe.min.js
 
-Without the second argument, accessibility is not tested. Reports of studies and pages of source code share their markup with others: of each
-kind, one page is opened.
+Without the second argument, accessibility is not tested. Of reports of studies and of pages of source code, one is opened.
 """
 
 from __future__ import annotations
