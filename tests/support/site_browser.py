@@ -44,7 +44,7 @@ def pages(site: Path) -> list[Path]:
 
 
 def faults(browser: Chromium, page: Path, axe: str | None) -> Iterator[str]:
-    """What is wrong with a page, with the width and the theme."""
+    """Faults of a page, each with the width and the theme."""
     for width in WIDTHS:
         for theme in THEMES:
             browser.open(page.resolve().as_uri(), width, theme)
