@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-#: Queries, a third of them misspelled or inflected, and the page that answers each. None is a term of the glossary: when Sphinx builds again, it
-#: forgets the index entries of pages that did not change.
+#: Queries, some of them misspelled, and the page that answers each. None is a term of the glossary: when Sphinx builds again, it forgets
+#: the index entries of pages that did not change.
 QUERIES = {
     "install": "start",
     "loss is nan": "cookbook/training",
