@@ -19,6 +19,7 @@ demo: $(READY) ## does a larger batch buy back bits? a study with figures, in ab
 
 docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build/html
+	$(BIN)/python tests/support/site_search.py docs/_build/html
 
 # All at once: the tests leave a part of the processors idle.
 test: $(READY) ## lint, the site, the distribution, every example in a docstring, all code on the site, and all tests but the slow ones
@@ -42,15 +43,21 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# From the local index only: no setting of pip's and no other index has a say.
+FROM_INDEX := --quiet --isolated --disable-pip-version-check --no-compile --no-deps --no-cache-dir --index-url file://$(CURDIR)/build/index
+
 # The environment in build/ has what the wheel asks for and nothing else, linked instead of installed a second time; `-I` keeps this folder
 # out of its reach.
-dist: $(READY) ## sdist and wheel, in dist/: built, checked, and tried as installed
+dist: $(READY) ## sdist and wheel, in dist/: built, checked, and tried as installed from an index
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation --outdir dist . > /dev/null
 	$(BIN)/python tests/project/distribution.py dist
 	$(PYTHON) -m venv --without-pip build/installed
 	$(BIN)/python tests/project/link_requirements.py dist/*.whl build/installed/lib/python*/site-packages
-	build/installed/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps dist/*.whl
+	$(BIN)/python tests/project/simple_index.py dist build/index
+	build/installed/bin/python -m pip install $(FROM_INDEX) qsim-torch
+	$(BIN)/python -m pip install $(FROM_INDEX) --no-binary qsim-torch --no-build-isolation --target build/sdist qsim-torch
+	for name in qsim qsim_kernels; do diff -r build/sdist/$$name build/installed/lib/python*/site-packages/$$name; done
 	build/installed/bin/python -m pip check --disable-pip-version-check
 	build/installed/bin/python -I tests/project/installed.py
 	cp tests/project/downstream.py build && cd build && ../$(BIN)/mypy --config-file= --strict --python-executable installed/bin/python downstream.py

@@ -1,6 +1,7 @@
 """How the site is built: `make docs`."""
 
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -26,20 +27,25 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
+    "accessible",
+    "card",
     "claims",
     "drawn",
     "explorer",
+    "linked_code",
     "links_checked",
     "listed_studies",
+    "mathml",
     "printed",
     "questions",
     "reports",
     "stacked",
 ]
 exclude_patterns = ["_build", "_drawn"]
+templates_path = ["_templates"]
 
 # Markdown.
-myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 # The API: docstrings are Google's style; a name in backticks is a link where there is such a name.
@@ -63,15 +69,20 @@ nitpick_ignore_regex = [(r"py:obj", r".*"), (r"py:(class|func|meth|exc|attr|data
 # Looks.
 html_theme = "furo"
 html_title = "qsim"
+html_favicon = "icon.svg"
+# Where the site is published: links in other sites' previews need it.
+html_baseurl = os.environ.get("SITE_URL", "")
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"loading_method": "defer"})]
 html_show_sourcelink = False
 html_copy_source = False
+html_math_renderer = "mathml"
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0b62a8", "color-brand-content": "#0b62a8", "color-brand-visited": "#6a4c93"},
     "dark_css_variables": {"color-brand-primary": "#79b8f3", "color-brand-content": "#79b8f3", "color-brand-visited": "#b79ee0"},
 }
-pygments_style = "friendly"
+pygments_style = "a11y-light"
 pygments_dark_style = "github-dark"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

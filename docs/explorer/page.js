@@ -208,7 +208,7 @@ function bit_buttons(fmt, code) {
     const buttons = Array.from({ length: count }, () => {
       place -= 1;
       const set = Math.floor(code / 2 ** place) % 2;
-      return `<button type="button" data-bit="${place}" aria-pressed="${set === 1}" aria-label="${name}, bit ${place}">${set}</button>`;
+      return `<button type="button" data-bit="${place}" aria-pressed="${set === 1}" aria-label="${set}: ${name}, bit ${place}">${set}</button>`;
     });
     return `<div class="bits ${name}" role="group" aria-label="${name}"><div>${buttons.join("")}</div><span aria-hidden="true">${name}</span></div>`;
   });

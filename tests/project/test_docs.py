@@ -75,6 +75,19 @@ def test_printed_output_is_shown_below_its_code() -> None:
             assert language != "text" or before == "python", f"{name_of(page)}: a text that no code prints"
 
 
+def test_code_needs_no_scrolling() -> None:
+    """On a laptop a line of code has room for 85 characters; output, also as comments below a command, scrolls if it is wider."""
+    wide = [
+        f"{name_of(page)}: {line}"
+        for page in PAGES
+        for language, code in fenced(page)
+        if language in ("python", "sh", "diff")
+        for line in code.splitlines()
+        if len(line) > 85 and not (language == "sh" and line.startswith("# "))
+    ]
+    assert not wide, "\n".join(wide)
+
+
 def test_diffs_end_in_code_that_runs() -> None:
     for page in PAGES:
         run = {line for language, code in fenced(page) if language == "python" for line in code.splitlines()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,18 @@ def test_rows_give_the_verdicts_of_the_reports(title: str) -> None:
     for number, verdicts in found.items():
         row = rows(title)[number]
         assert set(re.findall(r"\b(yes|no|undecided)\b", row[2])) == verdicts, row[0]
+
+
+def test_verdicts_at_the_top_are_those_of_the_reports() -> None:
+    counted = {title: Counter[str]() for title in PAPERS}
+    for report in (DOCS / "studies").glob("*/report.md"):
+        text = report.read_text(encoding="utf-8")
+        source = re.findall(r"^Study `.+`. Source: (.+)$", text, re.MULTILINE)[0]
+        cited = [title for title in PAPERS if title in source and "no claim of a paper" not in source]
+        section = text.partition("\n## Verdicts\n")[2].partition("\n## ")[0]
+        for title in cited:
+            counted[title].update(re.findall(r"\| (yes|no|undecided) \|$", section, flags=re.MULTILINE))
+    shown = re.findall(r"^\| \[(.+)\]\(#.+\) \| (\d+) \| (\d+) \| (\d+) \|$", PAGE, flags=re.MULTILINE)
+    assert [(title, *map(int, counts)) for title, *counts in shown] == [
+        (title, counts["yes"], counts["no"], counts["undecided"]) for title, counts in counted.items()
+    ]

@@ -120,3 +120,12 @@ def test_every_figure_of_speed_is_in_a_sentence_that_is_compared(page: str, star
     for sentence in SENTENCES:
         text = re.sub(sentence.pattern, "", text, flags=re.MULTILINE)
     assert re.findall(FIGURE, text) == []
+
+
+def test_the_table_at_the_top_of_speed_has_numbers_of_the_tables_below() -> None:
+    top = re.findall(r"^\| (.+) \| (.+) \| \[(.+)\]\(#.+\) \|$", PAGES["docs/speed.md"].partition("\n## ")[0], flags=re.MULTILINE)
+    assert len(top) == 6
+    for work, text, section in top:
+        below = {number for table in tables(f"## {section}") for row in table for cells in row for number in numbers(cells)}
+        assert numbers(text), work
+        assert set(numbers(text)) <= below, work

@@ -20,7 +20,8 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "from-idea-to-rtl.md"
 
 def commands() -> Iterator[tuple[str, list[str]]]:
     """The commands, and the lines that the guide shows of their output."""
-    for block in re.findall(r"^```sh\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL):
+    text = GUIDE.read_text(encoding="utf-8").replace(" \\\n  ", " ")
+    for block in re.findall(r"^```sh\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
         for part in re.split(r"^(?!# )", block, flags=re.MULTILINE):
             if part.strip():
                 command, *shown = part.splitlines()
