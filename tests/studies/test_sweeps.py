@@ -20,6 +20,7 @@ torch.manual_seed(0)
 X = torch.randn(96, 6)
 Y = (X[:, 0] > 0).long()
 DATA = (X[:64], Y[:64], X[64:], Y[64:])
+MADE = nn.Linear(6, 2)
 
 
 def make() -> nn.Module:
@@ -154,8 +155,15 @@ def test_verdicts(tmp_path: Path) -> None:
         ({"rates": [-1.0]}, "sweep: rates must be positive, got [-1.0]"),
         ({"seeds": 0}, "sweep: seeds must be positive, got 0"),
         ({"make_model": nn.Linear(6, 2).weight}, "sweep: make_model must be a function, got Parameter"),
+        ({"points": ["mxfp8", "mxfp99"]}, "unknown recipe 'mxfp99': there are fp8_hybrid, "),
         ({"data": X}, "sweep: data must be four tensors"),
         ({"data": DATA[:3]}, "sweep: data must be four tensors"),
+        ({"data": DATA[:2]}, "sweep: data has no test examples; pass four tensors"),
+        ({"data": (X, Y[:9], X, Y)}, "sweep: data must have one target per input, got 96 training inputs and 9 targets"),
+        ({"data": (X, Y, X, Y[:9])}, "sweep: data must have one target per input, got 96 test inputs and 9 targets"),
+        ({"make_model": lambda: MADE}, "sweep: make_model returned parameters that it had returned before"),
+        ({"make_model": lambda: nn.Sequential(MADE)}, "sweep: make_model returned parameters that it had returned before"),
+        ({"make_model": lambda: X}, "sweep: make_model must return a torch.nn.Module, got Tensor"),
     ],
 )
 def test_errors_come_before_any_run(tmp_path: Path, options: dict[str, Any], error: str) -> None:

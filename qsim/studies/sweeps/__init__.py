@@ -83,7 +83,8 @@ def sweep(
 
     Raises:
         TypeError: If the data or a function has the wrong type.
-        ValueError: If the grid is empty or not positive.
+        ValueError: If the grid is empty or not positive, inputs and targets differ in number, or `make_model` returns the same
+            parameters twice.
 
     Example:
         >>> import tempfile, torch
@@ -109,6 +110,11 @@ def sweep(
     settings = Settings(tuple(labelled), tuple(sorted(set(batches))), tuple(rates), steps, seeds, tolerance)
     sources = Sources(make_model, data, loss, make_optimizer)
     sources.datasets()
+    sources.check_model()
+    with torch.random.fork_rng(devices=[]):
+        for chosen in labelled.values():
+            if chosen is not None:
+                qsim.convert(make_model(), chosen)  # raises an error for an unknown name or points that do not suit the model
     study = SweepStudy(sources, labelled, settings)
     origin = f"qsim.studies.sweep({name_of(make_model)}, {name_of(data)}, {name_of(loss)}, …) with the points above, called from Python"
     prepared = plan(study, out=folder, device=device, workers=workers, scheduler=scheduler, command=origin)

@@ -36,15 +36,34 @@ class Sources:
         """Data for training and testing, and the function that makes a batch of examples."""
         data = self.data() if callable(self.data) else self.data
         if isinstance(data, Sequence) and len(data) == 4 and all(isinstance(part, Tensor) for part in data):
+            for kind, x, y in (("training", *data[:2]), ("test", *data[2:])):
+                if len(x) != len(y):
+                    raise ValueError(f"sweep: data must have one target per input, got {len(x)} {kind} inputs and {len(y)} targets")
             return TensorDataset(*data[:2]), TensorDataset(*data[2:]), default_collate
         if isinstance(data, Sequence) and len(data) == 2 and all(isinstance(part, (Dataset, DataLoader)) for part in data):
             collate = next((part.collate_fn for part in data if isinstance(part, DataLoader)), default_collate)
             train, test = (part.dataset if isinstance(part, DataLoader) else part for part in data)
             return train, test, collate
+        if isinstance(data, Sequence) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+            raise TypeError("sweep: data has no test examples; pass four tensors: (inputs, targets, test inputs, test targets)")
         raise TypeError(
             "sweep: data must be four tensors (inputs, targets, test inputs, test targets), or two datasets or loaders (training, test), "
             f"or a function that returns them; got {type(data).__name__}"
         )
+
+    def check_model(self) -> None:
+        """Raise an error unless `make_model` makes a module with parameters of its own at every call."""
+        with torch.random.fork_rng(devices=[]):
+            models = [self.make_model() for _ in range(2)]
+        for model in models:
+            if not isinstance(model, nn.Module):
+                raise TypeError(f"sweep: make_model must return a torch.nn.Module, got {type(model).__name__}")
+        first, second = ({id(parameter) for parameter in model.parameters()} for model in models)
+        if models[0] is models[1] or first & second:
+            raise ValueError(
+                "sweep: make_model returned parameters that it had returned before, so runs would continue each other's training; "
+                "make a new model at every call"
+            )
 
     def digest(self) -> str:
         """A digest of the functions' sources and of tensors: results of other ones are not used again."""
