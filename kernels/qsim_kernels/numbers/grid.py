@@ -150,8 +150,8 @@ def _word(kind: type[tuple[Any, ...]]) -> list[str]:
 
 
 def _defaults(kind: type[tuple[Any, ...]]) -> dict[str, Any]:
-    defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
-    return defaults
+    """The last fields and what they are by default: not `_field_defaults`, which torch 2.11 cannot trace."""
+    return dict(zip(_names(kind)[::-1], kind.__new__.__defaults__[::-1], strict=False))  # type: ignore[index]
 
 
 @lru_cache(maxsize=4096)
