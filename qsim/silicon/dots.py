@@ -17,8 +17,8 @@ from qsim.silicon.circuits import described, identifier
 _MOST_PRODUCTS = 256
 
 
-class Factors(NamedTuple):
-    """Numbers that are multiplied in a sum.
+class CodeVector(NamedTuple):
+    """A vector of codes, which are multiplied in a sum.
 
     Attributes:
         format: Their format.
@@ -86,11 +86,11 @@ class Dot:
         return self.accumulator.scale if isinstance(self.accumulator, BlockScaled) else None
 
     @property
-    def factors(self) -> dict[str, Factors]:
+    def factors(self) -> dict[str, CodeVector]:
         """The numbers that are multiplied, by the names of parameters: elements of both operands, and their scales if there are some."""
-        found = {"a": Factors(self.a, self.length), "b": Factors(self.b, self.length)}
+        found = {"a": CodeVector(self.a, self.length), "b": CodeVector(self.b, self.length)}
         if self.scale is not None:
-            found["scale_a"] = found["scale_b"] = Factors(self.scale, -(-self.length // self.accumulator.group))
+            found["scale_a"] = found["scale_b"] = CodeVector(self.scale, -(-self.length // self.accumulator.group))
         return found
 
     @property
