@@ -178,6 +178,7 @@ def works() -> dict[str, Callable[[], object]]:
         "float64": lambda: qsim.quantize(x.double(), "e4m3", rounding="stochastic", seed=1),
         "transposed": lambda: qsim.quantize(x.t(), "e4m3", rounding="stochastic", seed=1),
         "transposed codes": lambda: qsim.encode(x.bfloat16().t(), "e4m3", rounding="stochastic", seed=1),
+        "codes in pairs": lambda: [qsim.encode(x.bfloat16(), name, rounding="stochastic", seed=1) for name in ("e4m3", "e2m1")],
         "values and codes": lambda: _values_and_codes(x),
         "values and codes of a transposed matrix": lambda: _values_and_codes(x.t()),
         "transform": lambda: qsim.transforms.Hadamard(16, seed=1)(x.bfloat16()),

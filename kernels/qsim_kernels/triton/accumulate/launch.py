@@ -32,7 +32,7 @@ from qsim_kernels.triton.accumulate.exact_groups import exact_groups_kernel
 from qsim_kernels.triton.accumulate.planes import Planes, PlaneScales, planes
 from qsim_kernels.triton.accumulate.rounded_sums import rounded_kernel
 from qsim_kernels.triton.accumulate.two_step import two_step_kernel
-from qsim_kernels.triton.host.arguments import seed_of
+from qsim_kernels.triton.host.arguments import has_dpx, seed_of
 
 #: Dtypes whose values a matrix unit of an H100 takes as bfloat16, or as float16.
 _AS_BFLOAT16 = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -178,7 +178,7 @@ def _launch_aligned(product: ProductLaunch, adder: AlignedSum, p: PlaneScales | 
     single, promoted = variants.sums_in_single(adder) and product.length <= _LONGEST and p is None, isinstance(product.adder, PromotedSum)
     tile, dtype = product.tile or ResultTile(8, 128, 1), torch.float32 if single else torch.float64
     a, b, is_wide = _aligned_planes(product, adder, tile, dtype, p, q)
-    known = [variants.aligned(adder, x, 2 if single else 1, promoted, variants.has_dpx()) for x in ((True, False) if single else (False,))]
+    known = [variants.aligned(adder, x, 2 if single else 1, promoted, has_dpx()) for x in ((True, False) if single else (False,))]
     sizes, before = (a.rows, b.rows, a.length, -(-product.length // adder.block)), (a.values, b.values, a.exponents, b.exponents)
     adders, grid = [(unit,) for unit, _ in known], known[0][1]
     product.run(aligned_kernel, tile, a, b, before, is_wide, *sizes, product.every(adder.block), *grid, adders=adders)
@@ -233,7 +233,7 @@ def _launch_chained(product: ProductLaunch, adder: RoundedSum) -> None:
     tile, unit = product.tile or ResultTile(8, 64, 1), adder.chunk_sum
     a, b, _ = _aligned_planes(product, unit, tile, torch.float64)
     steps = -(-product.length // unit.block), adder.chunk // unit.block, product.every(unit.block)
-    summed, _ = variants.aligned(unit, False, 1, False, variants.has_dpx())
+    summed, _ = variants.aligned(unit, False, 1, False, has_dpx())
     before, sizes = (a.values, b.values, a.exponents, b.exponents), (a.rows, b.rows, a.length)
     product.run(chained_kernel, tile, a, b, before, *product.random(), *sizes, *steps, *grid, adders=[(variant, summed)])
 

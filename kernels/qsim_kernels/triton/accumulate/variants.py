@@ -28,11 +28,6 @@ _NATIVE = ((own_grid(torch.bfloat16), tl.bfloat16), (own_grid(torch.float16), tl
 _MOST_STOCHASTIC = 19
 
 
-def has_dpx() -> bool:
-    """Whether the GPU adds and compares 16-bit pairs."""
-    return not INTERPRETED and torch.cuda.get_device_capability() >= (9, 0)
-
-
 @lru_cache(maxsize=256)
 def aligned(adder: AlignedSum, single: bool, launches: int, promoted: bool, dpx: bool) -> tuple[AlignedVariant, tuple[int, ...]]:
     """An aligned sum, and the numbers of its grid."""
@@ -56,7 +51,7 @@ def aligned(adder: AlignedSum, single: bool, launches: int, promoted: bool, dpx:
 
 def two_step(adder: TwoStepSum, wide: bool) -> TwoStepVariant:
     """A sum in two steps."""
-    return TwoStepVariant(_even(adder.block), adder.fraction, adder.second, adder.apart, wide, unroll=4, dpx=has_dpx())
+    return TwoStepVariant(_even(adder.block), adder.fraction, adder.second, adder.apart, wide, unroll=4, dpx=arguments.has_dpx())
 
 
 def groups(adder: BlockScaledSum) -> GroupsVariant:

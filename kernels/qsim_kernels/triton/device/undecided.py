@@ -20,7 +20,7 @@ _OPERANDS = ("out", "rounded", "x", "open", "place", "block", "seed", "stream", 
 _OPERANDS_OF_MANY_BITS = (*_OPERANDS, "low", "largest")
 
 
-def _philox(name: str, block: str, seed: str, stream: str, upper: str) -> list[str]:
+def philox_text(name: str, block: str, seed: str, stream: str, upper: str) -> list[str]:
     """PTX for the four words of a Philox block, in the registers `name`0 to `name`3; `upper` is set in the block's upper word."""
     c0, c1, c2, c3 = (f"{name}{i}" for i in range(4))
     return [
@@ -153,8 +153,8 @@ def _settle_text(operands: tuple[str, ...]) -> str:
         "mov.b32 left, 0xFF;",
         "NEXT:",
         *_first_left(of["block"]),
-        *_philox("first", "current", seed, stream, "0"),
-        *_philox("last", "current", seed, stream, "0x80000000"),
+        *philox_text("first", "current", seed, stream, "0"),
+        *philox_text("last", "current", seed, stream, "0x80000000"),
     ]
     for i in range(RUN):
         lines += _round_again(i, of)

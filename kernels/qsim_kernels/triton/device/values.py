@@ -32,6 +32,7 @@ class KernelVariant(NamedTuple):
         only_powers: Whether the grid holds only powers of two, and ties occur.
         draws_late: Whether the last 16 of 32 random bits are drawn only by threads that may need them; see `undecided`.
         few_bits: Whether values have so few significant bits that the first 16 decide above the grid's smallest value.
+        in_pairs: Whether codes of values are found two at a time; see `pairs`.
     """
 
     mode: int
@@ -51,6 +52,7 @@ class KernelVariant(NamedTuple):
     only_powers: bool
     draws_late: bool = False
     few_bits: bool = False
+    in_pairs: bool = False
 
     @property
     def saturates(self) -> bool:
@@ -71,6 +73,7 @@ class CodeVariant(NamedTuple):
         nan: Whether a code of NaN exists.
         nan_is_zero: Whether that is the code of negative zero.
         far: Whether the grid's exponents are so far from the carrier's that converting between them takes two factors.
+        fills_byte: Whether codes have eight bits.
         wide: Whether the carrier is float64; otherwise float32.
     """
 
@@ -83,6 +86,7 @@ class CodeVariant(NamedTuple):
     nan: bool
     nan_is_zero: bool
     far: bool
+    fills_byte: bool
     wide: bool
 
 

@@ -6,16 +6,23 @@ import math
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import largest_code
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
+from qsim_kernels.triton.device.undecided import SCALED_BY
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host.launcher import TableAddress
 
 _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
+
+
+def has_dpx() -> bool:
+    """Whether the GPU adds and compares 16-bit pairs."""
+    return not INTERPRETED and torch.cuda.get_device_capability() >= (9, 0)
 
 
 def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
@@ -79,6 +86,15 @@ def drawn_later(variant: KernelVariant, grid: Grid, few_bits: bool) -> KernelVar
     return variant._replace(draws_late=draws and room and not INTERPRETED, few_bits=few_bits)
 
 
+def has_pairs(variant: KernelVariant, coding: CodeVariant, grid: Grid) -> bool:
+    """Whether `triton.device.pairs` finds the codes of bfloat16 values, given the variant that `drawn_later` returned."""
+    bits = grid_bits(grid, variant.wide)
+    is_plain = coding.signed and coding.subnormals and coding.zero and not (coding.twos_complement or coding.nan_is_zero or coding.far)
+    # Values of at most 7 significant bits, normal ones among them, and 2**32 divided by the smallest is a float32.
+    fits = bits.shift > 16 and bits.top >= bits.low << 23 and bits.least >= SCALED_BY.value - (254 << 23)
+    return has_dpx() and variant.draws_late and variant.saturates and is_plain and fits and bits.top == bits.bottom
+
+
 @lru_cache(maxsize=4096)
 def writing(grid: Grid, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[int, ...]]:
     """The variant and the numbers for writing values as codes, those of `Codes`.
@@ -117,6 +133,7 @@ def _code_variant(grid: Grid, coding: Coding, wide: bool) -> CodeVariant:
         nan=coding.nan >= 0,
         nan_is_zero=nan_is_zero,
         far=_power(grid, coding, wide) > _bias(wide),
+        fills_byte=coding.bits == 8,
         wide=wide,
     )
 

@@ -6,6 +6,7 @@ import triton.language as tl
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, encoded, note_lost, rounded
 from qsim_kernels.triton.device.codes import values_of
+from qsim_kernels.triton.device.pairs import codes_of_pairs
 from qsim_kernels.triton.device.parts import Sizes, block_part, drawn_for, load_part, store_part, tile_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import clamp
@@ -64,9 +65,13 @@ def encode_part(
     ROUNDING: tl.constexpr, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round some values and write their codes."""
-    values = as_single(load_part(x, part))
+    read = load_part(x, part)
+    values = as_single(read)
     drawn = drawn_for(part, offset, rounding.noise, ROUNDING, SHARE, TILE)
-    codes = encoded(values, drawn, rounding.grid, coding, ROUNDING, CODING, out.dtype.element_ty != tl.int32)
+    if ROUNDING.in_pairs:
+        codes = codes_of_pairs(read, drawn, rounding.grid, coding, CODING.fills_byte)
+    else:
+        codes = encoded(values, drawn, rounding.grid, coding, ROUNDING, CODING, out.dtype.element_ty != tl.int32)
     store_part(out, codes.to(out.dtype.element_ty), part)
     if lost is not None:
         if not (ROUNDING.fast and ROUNDING.saturates):

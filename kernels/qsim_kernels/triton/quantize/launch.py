@@ -160,11 +160,13 @@ def _encoder(
     block: int | None,
     tile: TransposedTile | None,
 ) -> Launcher:
-    variants, numbers = encoding(*encoded, dtypes[0], may_draw_later=aligned and tile is None)
-    block = block or 2048
-    # Two blocks amortize a thread's fixed costs, which memory traffic would not hide.
-    constants = (*variants, Blocks(block, 2, run_length(*dtypes), aligned), tile)
-    return launcher(encode_kernel, (dtypes, unseeded, checked), *numbers, *constants, share=2 * block)
+    (variant, code_variant), numbers = encoding(*encoded, dtypes[0], may_draw_later=aligned and tile is None)
+    in_pairs = dtypes == (torch.bfloat16, torch.uint8) and arguments.has_pairs(variant, code_variant, encoded[0])
+    # Several blocks amortize a thread's fixed costs, which memory traffic would not hide.
+    size, steps, warps = (1024, 4, 2) if in_pairs else (2048, 2, 4)
+    block = block or size
+    constants = (variant._replace(in_pairs=in_pairs), code_variant, Blocks(block, steps, run_length(*dtypes), aligned), tile)
+    return launcher(encode_kernel, (dtypes, unseeded, checked), *numbers, *constants, share=steps * block, num_warps=warps)
 
 
 def _decoder(grid: Grid, coding: Coding, dtypes: tuple[torch.dtype, ...], block: int | None, tile: TransposedTile | None) -> Launcher:
