@@ -69,6 +69,7 @@ def as_linear(layer: nn.Module) -> nn.Module:
     return linear
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ["compressed-tensors", "torchao"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_conv1d_is_exported_as_a_linear_layer(recipe: str, layout: str, tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ def damaged(data: st.DataObject, content: bytes) -> bytes:
     return {"truncated": content[:at], "changed": content[:at] + some + content[at + len(some) :], "random": some}[way]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_value_of_json_changed(kind: str, outcomes: Outcomes) -> None:
@@ -198,6 +199,7 @@ def test_every_value_of_headers_changed(outcomes: Outcomes) -> None:
     run()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_bytes_truncated_changed_and_random(kind: str, outcomes: Outcomes) -> None:

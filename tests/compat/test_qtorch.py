@@ -144,6 +144,7 @@ STOCHASTIC: list[tuple[Number, Callable[[Tensor], Tensor]]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("number", "function"), STOCHASTIC, ids=[repr(number) for number, _ in STOCHASTIC])
 def test_stochastic(number: Number, function: Callable[[Tensor], Tensor], device: torch.device) -> None:
     """Unbiased: the share of each number that is rounded up equals its position between its neighbours."""

@@ -42,11 +42,13 @@ def check_facts(fmt: Format) -> None:
         assert fmt.epsilon == 2.0**-fmt.mantissa
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fmt", [fmt for fmt in EVERY if fmt.bits <= 16], ids=repr)
 def test_facts(fmt: Format) -> None:
     check_facts(fmt)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("exponent", range(1, 9))
 def test_facts_of_the_sweep(exponent: int) -> None:
     for fmt in sweep():

@@ -147,6 +147,7 @@ def test_dynamic_sizes_give_the_same_bits(device: torch.device) -> None:
         assert same(compiled(x), call(x))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["seed", "stream", "offset"])
 def test_numbers_that_change_at_every_step_do_not_recompile(device: torch.device, name: str) -> None:
     # The first number may be treated as a constant, the second shows that it is not.

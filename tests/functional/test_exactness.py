@@ -59,12 +59,13 @@ def test_random_bit_patterns(fmt: Format, dtype: torch.dtype, session_seed: int)
     check(inputs.random_patterns(dtype, 20_000, session_seed), fmt, dealt(SETTINGS, (dtype == torch.float64) + fmt.bits, 2))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_no_double_rounding_of_float64(fmt: Format) -> None:
     check(inputs.double_rounding(fmt, 2**12), fmt)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("exponent", range(1, 9))
 def test_sweep(exponent: int, dtype: torch.dtype) -> None:

@@ -124,6 +124,7 @@ class TestLayout:
         qsim.quantize(x, E4M3, out=x, **OPTIONS[option])
         assert same_bits(x, qsim.quantize(values, E4M3, **OPTIONS[option]))
 
+    @pytest.mark.sampled(3)
     def test_encode_and_decode(self, values: Tensor, device: torch.device, layout: str, option: str) -> None:
         for fmt in ("e4m3", "fp16", "fp32"):
             expected = qsim.encode(values, fmt, **OPTIONS[option])
@@ -244,6 +245,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda size: monkeypatch.setattr(chunks, "CHUNK", size)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [1, 7, 34])
 @pytest.mark.parametrize("option", ["nearest", "stochastic", "stochastic, 6 bits"])
 def test_chunks_leave_no_trace(values: Tensor, small_chunks: Callable[[int], None], size: int, option: str) -> None:

@@ -56,6 +56,7 @@ def outcomes(x: float, fmt: Format, bits: int, correction: bool = False) -> dict
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bits", [1, 2, 3, 6])
 @pytest.mark.parametrize("correction", [False, True])
 @pytest.mark.parametrize(("fmt", "low", "high"), INTERVALS)
@@ -95,6 +96,7 @@ def test_bias_of_few_bits(bits: int) -> None:
         assert abs(corrected) <= Fraction(1, 2 ** (bits + 1)) / 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("correction", [False, True])
 @pytest.mark.parametrize("fmt", [fmt for fmt in [*NAMED, *VARIETY] if fmt.bits <= 16], ids=repr)
 def test_values_of_the_format_never_move(fmt: Format, correction: bool) -> None:
@@ -106,7 +108,7 @@ def test_values_of_the_format_never_move(fmt: Format, correction: bool) -> None:
             assert torch.equal(got, expected), (bits, overflow)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_every_decision_follows_from_its_bits(fmt: Format, dtype: torch.dtype) -> None:
@@ -142,6 +144,7 @@ def test_any_number_any_seed(x: float, fmt: Format, bits: int, correction: bool,
     assert (got, math.copysign(1, got)) == (expected, math.copysign(1, expected))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(("fmt", "low", "high"), [interval for interval in INTERVALS if interval[0] is not E8M0])
 @pytest.mark.parametrize("bits", [16, 32])

@@ -121,7 +121,7 @@ def taken(accumulator: Accumulator) -> list[Format]:
     return list(accumulator.taken or (E4M3, E5M2, BF16, FP16, FP32))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("spread", [0.0, 3.0])
 @pytest.mark.parametrize("name", ROUNDED | {f"unit {name}": 0 for name in ALIGNED})
 def test_sums_are_those_of_exact_arithmetic(name: str, spread: float) -> None:

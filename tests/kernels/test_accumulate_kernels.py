@@ -169,7 +169,7 @@ def test_compiled_loops_of_more_columns_than_are_computed_together(setting: str,
 
 
 # The interpreter computes with NumPy, which warns of NaN and infinity.
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_kernels_are_the_reference(setting: str) -> None:
@@ -205,6 +205,7 @@ def test_tiles_and_batches_do_not_change_kernels() -> None:
     assert_same_bits(computed(kernels, a[:, :3, :9], b[:, :9], how, tile=kernels.ResultTile(2, 4, 1)), wanted)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="GPUs with such a unit are tested above")
 @pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting.startswith("chunks")])
 @pytest.mark.parametrize(("rows", "length", "columns"), [(16, 64, 32), (7, 41, 18)])
@@ -228,6 +229,7 @@ def test_sums_of_nothing_are_zero(setting: str) -> None:
         assert computed(module, a[:0], b, how).shape == (0, 3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("setting", ["fp8", "fp16", "stochastic", "chunks", "chunks of fp32"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 17, 3), (3, 2, 1)])

@@ -92,6 +92,7 @@ def test_every_change_shows(device: torch.device, dtype: torch.dtype) -> None:
     assert checksum(swapped) != checksum(x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_kernel_against_reference(dtype: torch.dtype, layout: str) -> None:

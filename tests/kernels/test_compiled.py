@@ -47,7 +47,7 @@ def target_of(fmt: Format, dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in able else min(able, key=lambda held: held.itemsize)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("fmt", FORMATS, ids=repr)
 def test_rounds_as_the_reference_does(fmt: Format, dtype: torch.dtype) -> None:
@@ -100,6 +100,7 @@ def test_strides_and_memory_that_is_shared(how: rounding.Rounding) -> None:
     assert same_bits(place[:, 3:], x[:, 3:])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if fmt.bits <= 12], ids=repr)
 def test_codes(fmt: Format) -> None:
     grid, coding = read(Grid, fmt.spelling[0]), read(Coding, fmt.spelling[1])

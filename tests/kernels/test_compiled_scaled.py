@@ -31,6 +31,7 @@ def test_loops_do_what_the_reference_does(number: int) -> None:
     check(LOOPS, CPU, setting(number, LARGE))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", SCALE_RULES)
 @pytest.mark.parametrize("format", SCALE_FORMATS)
 def test_scales_of_all_magnitudes(format: str, rule: Any) -> None:

@@ -148,6 +148,7 @@ def test_codes(fmt: Format, dtype: torch.dtype, layout: str) -> None:
         assert not first_difference(x, results[0][1], results[1][1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("nothing_is_copied")
 @pytest.mark.parametrize("layout", TRANSPOSED)
 @pytest.mark.parametrize("number", range(3))

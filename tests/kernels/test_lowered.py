@@ -206,6 +206,7 @@ class LoweredScaling:
         return call
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("first", range(0, 200, 50))
 def test_gives_the_operators_bits_under_scales(first: int, device: torch.device) -> None:
     scaling: Any = LoweredScaling()

@@ -70,6 +70,7 @@ class TestOpcheck:
         for dtype in {given.dtype, torch.float64}:
             torch.library.opcheck(OPERATORS.quantize.default, (given, seed, spell(fmt.grid), how, *noise, dtype))
 
+    @pytest.mark.sampled(3)
     def test_quantize_in_place(self, given: Tensor, numbers: Any) -> None:
         fmt, seed, how, noise = numbers
         torch.library.opcheck(OPERATORS.quantize_.default, (given.clone(), seed, spell(fmt.grid), how, *noise))
@@ -79,6 +80,7 @@ class TestOpcheck:
         out = torch.empty_like(given, dtype=torch.float32)
         torch.library.opcheck(OPERATORS.quantize_out.default, (given, seed, spell(fmt.grid), how, *noise, out))
 
+    @pytest.mark.sampled(3)
     def test_encode_and_decode(self, given: Tensor, numbers: Any) -> None:
         fmt, seed, how, noise = numbers
         for check in (True, False):

@@ -57,6 +57,7 @@ def check(x: Tensor, fmt: Format, how: Rule, dtype: torch.dtype | None = None) -
     check_sums(x, other)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("columns", [1, 5, 8, 256, 264, 512, 1024, 1032])
 @pytest.mark.parametrize("rows", [0, 1, 7, 9])
 def test_any_shape(rows: int, columns: int) -> None:
@@ -82,6 +83,7 @@ def test_how_many_rows_a_program_takes_leaves_no_trace(monkeypatch: pytest.Monke
     check(x, E4M3, rule("stochastic", "saturate"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", inputs.DTYPES)
 @pytest.mark.parametrize("fmt", [E4M3, E2M1, E4M0, Int(8), FP16], ids=repr)
 def test_whatever_is_rounded(fmt: Format, source: torch.dtype) -> None:
@@ -97,6 +99,7 @@ def test_whatever_is_rounded(fmt: Format, source: torch.dtype) -> None:
         assert not first_difference(x, a, b), f"{rounding}, {overflow}: {first_difference(x, a, b)}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", inputs.DTYPES)
 @pytest.mark.parametrize("target", inputs.DTYPES)
 def test_any_carrier(source: torch.dtype, target: torch.dtype) -> None:

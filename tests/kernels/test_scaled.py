@@ -25,7 +25,7 @@ KERNELS = Implementation("qsim_kernels.triton.scaled.launch")
 SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], ["fit", "ceil", "floor", "even"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", range(32 if DEVICE.type == "cpu" else 600))
 def test_kernels_do_what_the_reference_does(number: int) -> None:
     check(KERNELS, DEVICE, setting(number, SMALL if DEVICE.type == "cpu" else LARGE))
@@ -92,6 +92,7 @@ def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     tile_scales._prepared.cache_clear()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("one_block")
 @pytest.mark.parametrize("rule", SCALE_RULES)
 @pytest.mark.parametrize("format", SCALE_FORMATS)
@@ -111,6 +112,7 @@ def test_scales_of_all_magnitudes(format: str, rule: Any) -> None:
         assert equal(amaxes, expected, found), (element, under)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(5, 7), (3, 1100), (48, 64), (2, 3, 16)])
 def test_products_times_scales(shape: tuple[int, ...], dtype: torch.dtype) -> None:

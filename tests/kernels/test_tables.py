@@ -111,6 +111,7 @@ def test_buckets_leave_few_places(fmt: Format, most: int) -> None:
         assert reached == bisect_right(firsts[: len(places)], first, 1) - 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rounding", [*qsim.rounding.NAMED, qsim.Stochastic(5, correction=True)], ids=str)
 @pytest.mark.parametrize("overflow", ["saturate", "nonfinite"])
 def test_pythons_integers_round_as_the_operators_do(rounding: Any, overflow: str) -> None:

@@ -52,6 +52,7 @@ def moderate(fmt: Format, dtype: torch.dtype) -> Tensor:
     return torch.cat([small, small.new_tensor([0.0, -0.0, math.inf, -math.inf, math.nan, fmt.max, fmt.min, fmt.smallest])])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("overflow", ["saturate", "nonfinite"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)

@@ -43,6 +43,7 @@ def arguments(point: Quantizer, stream: int, dtype: torch.dtype = torch.uint8) -
 MATRICES = [((64, 128), torch.bfloat16), ((9, 72), torch.float32), ((67, 5), torch.bfloat16), ((3, 9), torch.float64)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("pair", "shape", "dtype"), [(pair, *matrix) for turn, pair in enumerate(PAIRS) for matrix in dealt(MATRICES, turn, 2)]
 )

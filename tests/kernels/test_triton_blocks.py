@@ -27,6 +27,7 @@ BITS = (None, 1, 6, 16, 17, 32)
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("correction", [False, True])
@@ -69,6 +70,7 @@ def test_later_random_bits_decide_where_the_first_do_not(dtype: torch.dtype, off
     assert same_bits(a, b), first_difference(x, a, b)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", inputs.DTYPES)
 @pytest.mark.parametrize("offset", [0, 5])
 def test_words_go_to_the_same_elements_whatever_is_read_and_written(source: torch.dtype, offset: int) -> None:
@@ -88,6 +90,7 @@ def test_words_go_to_the_same_elements_whatever_is_read_and_written(source: torc
         assert same_bits(qsim.decode(codes, E4M3, dtype=torch.float64), first), bits
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("offset", [0, 5])
 def test_block_size_leaves_no_trace(number: int, offset: int) -> None:

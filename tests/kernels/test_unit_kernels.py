@@ -146,6 +146,7 @@ def scales(count: int, groups: int, fmt: str, spread: float, special: float, bat
     return numbers((*batch, count, groups), resolve_format(fmt), spread, special).abs()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("spread", "special", "batch"), [(0.0, 0.0, ()), (2.0, 0.02, (2,)), (40.0, 0.01, ())])
 @pytest.mark.parametrize("name", SCALED)
 def test_sums_with_scales(name: str, spread: float, special: float, batch: tuple[int, ...]) -> None:

@@ -28,7 +28,7 @@ def differences(case: UpdateCase, arrange: Callable[[Tensor], Tensor] = lambda x
     return [number for number, (a, b) in enumerate(zip(due, found, strict=True)) if not same_bits(a, b)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_kernels_do_what_the_reference_does(case: UpdateCase) -> None:
     assert differences(case) == []

@@ -37,6 +37,7 @@ def test_without_points_is_torchs_own(case: FunctionCase, points: FivePoint | No
     assert all(same_bits(a, b) for a, b in zip(own, torchs, strict=True))
 
 
+@pytest.mark.sampled(3)
 @cases
 @pytest.mark.parametrize("name", POINTS)
 @pytest.mark.filterwarnings("ignore:Using padding='same'")

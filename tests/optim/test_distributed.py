@@ -39,6 +39,7 @@ def check(ranks: list[dict[str, Any]], kind: str) -> None:
         assert not differing(seen["results"], alone(kind, 20)), f"rank {rank}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_fsdp_is_as_one_process(two: Ranks, kind: str) -> None:
     ranks = two(_shared_out, "fsdp", kind)

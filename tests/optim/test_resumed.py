@@ -54,6 +54,7 @@ def _resumed(device: torch.device, folder: str, layout: str, kind: str, flat: bo
     return steps(net, optimizer, REST)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_one_process_resumes_a_run_of_two_ranks(two: Ranks, tmp_path: Path, kind: str) -> None:
@@ -104,6 +105,7 @@ class Renamed(nn.Module):
             self.register_parameter(f"other{number}", nn.Parameter(p.detach().clone()))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_states_survive_a_rename(kind: str, named: bool) -> None:

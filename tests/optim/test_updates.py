@@ -155,6 +155,7 @@ def test_algorithms_2_and_3_with_the_papers_numbers(update: str, device: torch.d
     check(Options("sgd", BF16, BF16, update, "format", lr=0.1, momentum=0.9, weight_decay=5e-4), 40, device)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("algorithm", ["AdamW", "AMSGrad", "Nesterov"])
 @pytest.mark.parametrize(("state", "stochastic"), [(FP32, False), (BF16, True), (E5M2, True), (FP16, True)], ids=str)
 def test_moments_in_a_format_of_their_own(algorithm: str, state: Float, stochastic: bool) -> None:
@@ -164,6 +165,7 @@ def test_moments_in_a_format_of_their_own(algorithm: str, state: Float, stochast
     check(options, 10)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
 @pytest.mark.parametrize("carried", list(CARRIED))
 def test_nan_and_infinity(carried: str, update: str) -> None:
@@ -175,6 +177,7 @@ def test_nan_and_infinity(carried: str, update: str) -> None:
             check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4, given=given)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
 @pytest.mark.parametrize("carried", list(CARRIED))
 def test_weights_that_are_nan(carried: str, update: str) -> None:

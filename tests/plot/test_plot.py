@@ -67,6 +67,7 @@ def marked(axes: Any) -> dict[str, list[float]]:
     return {lines.get_label(): [segment[0][0] for segment in lines.get_segments()] for lines in axes.collections}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fmt", [E2M1, E4M3, Fixed(5, 2), Int(4, signed=False), PowerOfTwo(3), Float(3, 2, subnormals=False)], ids=repr)
 @pytest.mark.parametrize("log", [False, True])
 def test_a_number_line_marks_every_value(fmt: Format, log: bool) -> None:
@@ -88,6 +89,7 @@ def curve(axes: Any, label: str) -> tuple[list[float], list[float]]:
     return list(map(float, line.get_xdata())), list(map(float, line.get_ydata()))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rounding", [name for name in NAMED if name != "stochastic"])
 @pytest.mark.parametrize("fmt", [E2M1, Fixed(4, 1), Int(3, signed=False)], ids=repr)
 def test_a_staircase_is_what_quantize_gives(fmt: Format, rounding: str) -> None:
@@ -111,6 +113,7 @@ def test_stochastic_rounding_is_drawn_as_its_mean() -> None:
 ROUNDINGS = [*NAMED.values(), Stochastic(1), Stochastic(2), Stochastic(4), Stochastic(1, correction=True), Stochastic(3, correction=True)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ROUNDINGS, ids=repr)
 @pytest.mark.parametrize("fmt", [E2M1, Fixed(4, 1), Float(2, 1, subnormals=False), PowerOfTwo(3)], ids=repr)
 def test_expected_values_are_means_over_all_random_bits(fmt: Format, how: Rounding) -> None:
@@ -152,6 +155,7 @@ def test_errors_of_normal_numbers_are_the_unit_roundoff(fmt: Format, how: str, u
     assert heights[0] == (1.0 if how == "nearest" else pytest.approx(3.0, rel=1e-3)), "to zero; or a quarter to the smallest"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fmt", [E4M3, Int(8), Float(3, 4, specials="none"), PowerOfTwo(4)], ids=repr)
 @pytest.mark.parametrize("rounding", ["nearest", "toward_zero", "stochastic"])
 def test_no_number_is_worse_than_what_is_drawn(fmt: Format, rounding: str) -> None:

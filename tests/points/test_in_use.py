@@ -42,6 +42,7 @@ def same_results(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(map(same_bits, one, other))
 
 
+@pytest.mark.sampled(3)
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("shape", [(6,), (2, 5, 6), (0, 6)])

@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +21,7 @@ SHARED = {
 }
 
 
+@cache
 def classes(root: Path) -> dict[str, list[str]]:
     """Where each class of the packages below a folder is defined, by its name without leading underscores."""
     found = defaultdict(list)

@@ -62,6 +62,7 @@ def test_convolutions_refuse_sums_with_scales_inside() -> None:
 REFUSED = [("delayed", "attention"), ("deepseek_v3", "conv")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "model"), [(n, m) for n in RUNS for m in MODELS if (n, m) not in REFUSED])
 def test_models_run_with_it(name: str, model: str) -> None:
     make, shape = MODELS[model]

@@ -95,6 +95,7 @@ def test_block_formats(name: str, dtype: torch.dtype) -> None:
         check(x, name, target, rounding="up", dim=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
 def test_scales(scaling: Scaling, dtype: torch.dtype) -> None:
@@ -183,6 +184,7 @@ def both(
     return found[0], found[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scaling", KERNEL_SCALINGS, ids=repr)
 def test_kernels_do_what_the_reference_does(scaling: Scaling, dtype: torch.dtype) -> None:
@@ -223,6 +225,7 @@ def test_kernels_clamp_only_where_a_product_can_overflow(format: str, dtype: tor
         assert clamp_of_tiles(read_scales(*how), without, block.outer is not None, dtype, target) == Clamp.NEVER
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["mxfp8", "mxint8", "nvfp4"])
 def test_transformed(name: str, dtype: torch.dtype) -> None:

@@ -153,6 +153,7 @@ def test_codes_and_values_are_the_librarys(tmp_path: Path) -> None:
         assert [code for _, code in rows if code is not None] == codes[~values.isnan()].tolist(), name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("scale", "rule"), [("e8m0", "floor"), ("e8m0", "ceil"), ("e8m0", "even"), ("e4m3", "fit"), ("fp32", "fit"), ("fp32", "ceil")]
 )
@@ -300,6 +301,7 @@ def test_the_page_is_accessible_and_fits_a_phone(browser: Chromium, page: str) -
     assert browser.evaluate(addresses) == 0
 
 
+@pytest.mark.slow
 def test_results_in_chromium_are_quantizes(browser: Chromium, tmp_path: Path) -> None:
     x = inputs(200)
     for how, found in zip(HOWS[::5], in_chromium(HOWS[::5], x, browser, tmp_path), strict=True):

@@ -104,6 +104,7 @@ def test_neighbours_enclose(significand: int, scale: int, exponent: int, mantiss
     assert oracle.round_exact(x, fmt, rounding, "saturate") in {float(oracle.magnitude(fmt, min(c, oracle.top(fmt)))) for c in (low, high)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fmt", GFLOAT, ids=repr)
 def test_fractions_agree_with_gfloat(fmt: Format) -> None:
     x = points(fmt, 200).numpy()

@@ -141,6 +141,7 @@ THEORY = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_errors_grow_as_theory_says(algorithm: Any, rounding: str) -> None:

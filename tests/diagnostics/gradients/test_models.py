@@ -32,6 +32,7 @@ def batches(*shape: int, count: int = 4) -> list[Tensor]:
     return [torch.randn(shape) for _ in range(count)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recipe", ["fp8_hybrid", "fp8_blockwise", "hfp8", "mxfp8", "mxfp6", "mxfp4", "nvfp4", "int8"])
 def test_recipes_with_scales(recipe: str) -> None:
     model = dense(qsim.recipes.resolve(recipe))

@@ -176,6 +176,7 @@ OPTIMIZERS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
 def test_torchs_optimizers_count_their_steps_and_round_the_rest(kind: type, options: dict[str, Any]) -> None:
     p = nn.Parameter(qsim.quantize(torch.randn(5), "bf16"))

@@ -52,6 +52,7 @@ def results_of_groups(call: Callable[[Tensor], Tensor], model: Any, rows: int) -
     return [y.detach(), of_x[:rows], of_stack]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("name", RECIPES)
 def test_all_groups_at_once_have_the_bits_of_one_after_another(name: str, ends: tuple[int, ...]) -> None:

@@ -198,7 +198,7 @@ def test_every_function_has_a_case() -> None:
     assert CASES.keys() <= REGISTRY.keys()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", CASES)
 def test_calls_in_a_converted_model_have_the_bits_of_functions_with_points(name: str, recipe: str) -> None:
@@ -240,6 +240,7 @@ class ByFunction(nn.Module):
         return getattr(F, self.name)(x, self.weight, self.bias)  # type: ignore[no-any-return]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kind", MADE)
 def test_layers_derived_classes_functions_and_calls_give_the_same_bits(kind: type[nn.Module], recipe: str) -> None:

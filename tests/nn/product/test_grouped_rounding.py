@@ -76,6 +76,7 @@ def check(site: Site, own: Site, x: Tensor, ends: tuple[int, ...]) -> None:
             torch.testing.assert_close(*torch.broadcast_tensors(of_group, expected), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("transform", [None, Hadamard(16)], ids=["", "transformed"])
 @pytest.mark.parametrize("name", SCALES)
 def test_groups_are_rounded_as_each_by_itself(name: str, transform: Hadamard | None) -> None:

@@ -195,6 +195,7 @@ def singles() -> list[tuple[Case, str, str]]:
     return [(case, kinds[(i + j) % len(kinds)], name) for i, case in enumerate(CASES) for j, name in enumerate(POINTS)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("case", "kind", "name"), [*singles(), *((case, kind, "all") for case in CASES for kind in SCALES)], ids=str)
 def test_products_of_exact_numbers_are_exact(case: Case, kind: str, name: str) -> None:
     points = single(name, Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil")))
@@ -268,6 +269,7 @@ def test_groups_of_channels(kind: str) -> None:
         assert torch.equal(found.double(), expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "dtype"), [("tensor", torch.bfloat16), ("channel", torch.float16), ("blocks", torch.float64)])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_results_have_the_operands_dtype_and_are_rounded_once(case: Case, kind: str, dtype: torch.dtype) -> None:
