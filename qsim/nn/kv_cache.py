@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -23,8 +22,8 @@ class KVCache(DynamicCache):  # type: ignore[misc]
     place of keys, and the rotated keys in that of values, as servers do.
 
     A scale belongs to a token and a head (`PerRow`, `PerBlock`), or follows from the tokens of the first call and is then kept: that of the
-    whole tensor, of each head (`PerAxis(1)`), and NVFP4's scale of the whole tensor. So results do not depend on how many tokens a call has,
-    as long as the first has the same.
+    whole tensor, of each head (`PerAxis(1)`), and NVFP4's scale of the whole tensor. So after the first call, results do not depend on the
+    number of tokens in a call.
 
     Args:
         keys: The rounding of keys: a `Quantizer`, a format or a block format; `None` for none.

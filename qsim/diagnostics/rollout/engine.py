@@ -1,0 +1,195 @@
+"""What a serving engine does to a model: the components of its twin, and the points that they give to layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qsim import accumulators, recipes
+from qsim.accumulators import Accumulator
+from qsim.checkpoints.reading import is_exported
+from qsim.checkpoints.saving import load
+from qsim.formats import E4M3, FP32
+from qsim.functional.quantizer import Point, Quantizer, short
+from qsim.nn.calls.settings import call_points
+from qsim.nn.converting.convert import convert, revert
+from qsim.nn.modules import FivePointModule
+from qsim.recipes.five_point import FivePoint
+from qsim.recipes.named import NAMED
+from qsim.recipes.recipe import Recipe
+from qsim.rounding import NEAREST
+from qsim.scaling import NVFP4, Block, PerRow, PerTensor
+
+#: Names of modules that choose experts.
+ROUTERS = ("*.gate", "*.router")
+_ROWS = Quantizer(E4M3, scale=PerRow())
+#: What servers make of a model without a recipe of its own. NVFP4's scale of a whole weight is a power of two, which layouts store exactly.
+SERVED = {
+    "fp8": FivePoint(_ROWS, _ROWS),
+    "nvfp4": FivePoint(NVFP4, Block("e2m1", 16, scale="e4m3", rule="fit", outer=PerTensor("e8m0", "ceil"))),
+}
+Serving = str | os.PathLike[str] | Recipe | FivePoint
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The settings of a serving engine.
+
+    Attributes:
+        points: The points of layers and of modules with products of their own, by name.
+        router: The rounding in routers; `None` for none.
+        routers: The names of the routers.
+        cache: The rounding of keys and values; `None` for none.
+        accumulate: The accumulator of forward products; `None` for torch's.
+        dtype: The dtype of parameters and of what is computed from them; `None` for the model's.
+        weights: Parameters that a checkpoint has given, already rounded.
+        folder: The checkpoint.
+    """
+
+    points: Mapping[str, FivePoint]
+    router: Quantizer | None = None
+    routers: tuple[str, ...] = ()
+    cache: Quantizer | None = None
+    accumulate: Accumulator | None = None
+    dtype: torch.dtype | None = None
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    folder: str = ""
+
+    def components(self) -> dict[str, str]:
+        """The components by name, each with what the engine does there."""
+        found = {"dtype": str(self.dtype).removeprefix("torch.")} if self.dtype is not None else {}
+        kinds = {name: _kinds(getattr(own, name) for own in self.points.values()) for name in ("weight", "act")}
+        if self.weights or kinds["weight"]:
+            found["weights"] = f"of {self.folder}" if self.weights else kinds["weight"]
+        found |= {"inputs": kinds["act"]} if kinds["act"] else {}
+        found |= {"sums": accumulators.name_of(self.accumulate)} if self.accumulate is not None else {}
+        found |= {"cache": short(self.cache)} if self.cache is not None else {}
+        return found | ({"router": short(self.router)} if self.router is not None and self.routers else {})
+
+    @property
+    def adds_anything(self) -> bool:
+        """Whether the accumulator takes operands that are not rounded; a matrix unit takes those in its formats."""
+        try:
+            return self.accumulate is None or bool(self.accumulate.sum_of(FP32, FP32))
+        except ValueError:
+            return False
+
+    def points_with(self, on: Collection[str]) -> dict[str, FivePoint]:
+        """The points of modules when some components are those of the engine."""
+        adds = "sums" in on and (self.adds_anything or {"weights", "inputs"} <= set(on))
+        sums = (self.accumulate if adds else None, None, None)
+        found = {
+            name: FivePoint(own.act if "inputs" in on else None, own.weight if "weights" in on else None, accumulate=sums)
+            for name, own in self.points.items()
+        }
+        if "router" in on:
+            found |= dict.fromkeys(self.routers, FivePoint(self.router, self.router, output=self.router))
+        return {name: own for name, own in found.items() if not own.is_identity}
+
+
+def _kinds(points: Iterable[Any]) -> str:
+    """Roundings in words, each once."""
+    return ", ".join(dict.fromkeys(short(point) for point in points if isinstance(point, Quantizer)))
+
+
+def engine_of(
+    model: nn.Module,
+    serving: Serving,
+    *,
+    cache: Point,
+    router: Point,
+    accumulate: Accumulator | str | None,
+    dtype: torch.dtype | None,
+    exclude: str | Iterable[str] | None,
+) -> Engine:
+    """The settings for a model; the model, which is a copy, loses its own points, and may get others.
+
+    Raises:
+        TypeError: If `serving` is of another type.
+        ValueError: If there is no such serving; and as `qsim.convert` and `qsim.load`.
+    """
+    routers = tuple(name for name, module in model.named_modules() if _is_router(name, module))
+    given = {"cache": _quantizer(cache), "router": _quantizer(router)}
+    sums = None if accumulate is None else accumulators.resolve(accumulate)
+    settings = {**given, "accumulate": sums, "dtype": dtype, "routers": routers}
+    revert(model)
+    points = _resolve(serving)
+    if isinstance(points, Path):
+        return _from_checkpoint(model, points, settings)
+    left = [*routers, *(_heads(model) if exclude is None else [exclude] if isinstance(exclude, str) else exclude)]
+    convert(model, points, exclude=left or None)
+    return Engine({name: _forward(own) for name, own in _points_in(model).items()}, **settings)
+
+
+def _resolve(serving: object) -> FivePoint | Recipe | Path:
+    """The points, the recipe or the folder that an argument means."""
+    if isinstance(serving, (FivePoint, Recipe)):
+        return serving
+    if not isinstance(serving, (str, os.PathLike)):
+        raise TypeError(f"twin: serving must be a name, a recipe, a FivePoint or the path of a checkpoint, got {serving!r}")
+    if isinstance(serving, str) and serving.lower() in SERVED:
+        return SERVED[serving.lower()]
+    if Path(serving).is_dir():
+        return Path(serving)
+    if isinstance(serving, str) and serving.partition(".with_")[0].partition("(")[0].strip().lower() in NAMED:
+        return recipes.resolve(serving)
+    names = ", ".join(map(repr, SERVED))
+    raise ValueError(f"twin: serving must be {names}, the name of a recipe or the folder of a checkpoint, got {os.fspath(serving)!r}")
+
+
+def _from_checkpoint(model: nn.Module, folder: Path, settings: Mapping[str, Any]) -> Engine:
+    """The settings of an exported checkpoint: its weights, and the points of inputs."""
+    if not is_exported(folder):
+        raise ValueError(f"twin: {folder} has no quantization_config of a layout that qsim.load reads")
+    sums = settings["accumulate"]
+    found = Engine({}, **settings)
+    if sums is not None and not found.adds_anything:
+        raise ValueError(f"twin: {accumulators.name_of(sums)} needs to know the formats of both operands: give serving as a recipe")
+    before = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():  # they share memory with the trained model's
+        parameter.data = parameter.data.clone()
+    load(model, folder)
+    changed = {name: own.detach() for name, own in model.named_parameters() if not torch.equal(own, before[name])}
+    points = {name: _forward(own) for name, own in _points_in(model).items()}
+    return replace(found, points=points, weights=changed, folder=folder.name)
+
+
+def _points_in(model: nn.Module) -> dict[str, FivePoint]:
+    """The points of all modules that have some."""
+    found = {}
+    for name, module in model.named_modules():
+        calls = call_points(module)
+        own = module.points if isinstance(module, FivePointModule) else None if calls is None else calls.points
+        if own is not None and not own.is_identity:
+            found[name] = own
+    return found
+
+
+def _forward(points: FivePoint) -> FivePoint:
+    """The roundings of a forward pass as an engine does them: to nearest instead of stochastically."""
+    operands = (
+        replace(point, rounding=NEAREST) if isinstance(point, Quantizer) and point.rounding.is_stochastic else point
+        for point in (points.act, points.weight)
+    )
+    return FivePoint(*operands)
+
+
+def _is_router(name: str, module: nn.Module) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in ROUTERS) and isinstance(getattr(module, "weight", None), Tensor)
+
+
+def _heads(model: nn.Module) -> list[str]:
+    """The output head of a model of transformers, which servers keep in high precision."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return [name for name, module in model.named_modules() if module is head]
+
+
+def _quantizer(point: Point) -> Quantizer | None:
+    return point if point is None or isinstance(point, Quantizer) else Quantizer(point)
