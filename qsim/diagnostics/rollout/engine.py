@@ -29,7 +29,7 @@ from qsim.scaling import NVFP4, Block, PerRow, PerTensor
 
 #: Names of modules that choose experts.
 ROUTERS = ("*.gate", "*.router")
-_ROWS = Quantizer(E4M3, scale=PerRow())
+_ROWS, _NONE, _UNROUNDED = Quantizer(E4M3, scale=PerRow()), FivePoint(), "not rounded"
 #: What servers make of a model without a recipe of its own. NVFP4's scale of a whole weight is a power of two, which layouts store exactly.
 SERVED = {
     "fp8": FivePoint(_ROWS, _ROWS),
@@ -62,16 +62,25 @@ class Engine:
     weights: Mapping[str, Tensor] = field(default_factory=dict)
     folder: str = ""
 
-    def components(self) -> dict[str, str]:
-        """The components by name, each with what the engine does there."""
-        found = {"dtype": str(self.dtype).removeprefix("torch.")} if self.dtype is not None else {}
-        kinds = {name: _kinds(getattr(own, name) for own in self.points.values()) for name in ("weight", "act")}
-        if self.weights or kinds["weight"]:
-            found["weights"] = f"of {self.folder}" if self.weights else kinds["weight"]
-        found |= {"inputs": kinds["act"]} if kinds["act"] else {}
-        found |= {"sums": accumulators.name_of(self.accumulate)} if self.accumulate is not None else {}
-        found |= {"cache": short(self.cache)} if self.cache is not None else {}
-        return found | ({"router": short(self.router)} if self.router is not None and self.routers else {})
+    def components(self, trained: Mapping[str, FivePoint]) -> dict[str, str]:
+        """The components in which the engine differs from a model in training, by name, each with what the engine does there.
+
+        Args:
+            trained: The points of the trained model, by name.
+        """
+        both = (*self.points.values(), *trained.values())
+        weights, inputs = (_kinds(getattr(own, name) for own in self.points.values()) for name in ("weight", "act"))
+        weights = f"of {self.folder}" if self.weights else weights
+        found = {
+            "dtype": "" if self.dtype is None else str(self.dtype).removeprefix("torch."),
+            "weights": weights or (_UNROUNDED if any(own.weight or own.bias for own in both) else ""),
+            "inputs": inputs or (_UNROUNDED if any(own.act or own.output for own in both) else ""),
+            "sums": "" if self.accumulate is None else accumulators.name_of(self.accumulate),
+            "cache": "" if self.cache is None else short(self.cache),
+            "router": "" if self.router is None or not self.routers else short(self.router),
+        }
+        found["sums"] = found["sums"] or ("fp32" if any(own.sums[0] for own in both) else "")
+        return {name: setting for name, setting in found.items() if setting}
 
     @property
     def adds_anything(self) -> bool:
@@ -81,14 +90,16 @@ class Engine:
         except ValueError:
             return False
 
-    def points_with(self, on: Collection[str]) -> dict[str, FivePoint]:
-        """The points of modules when some components are those of the engine."""
-        adds = "sums" in on and (self.adds_anything or {"weights", "inputs"} <= set(on))
-        sums = (self.accumulate if adds else None, None, None)
-        found = {
-            name: FivePoint(own.act if "inputs" in on else None, own.weight if "weights" in on else None, accumulate=sums)
-            for name, own in self.points.items()
-        }
+    def points_with(self, on: Collection[str], trained: Mapping[str, FivePoint]) -> dict[str, FivePoint]:
+        """The points of modules when some components are those of the engine, and the others those of the trained model."""
+        found = {}
+        for name in {**self.points, **trained}:
+            ours, theirs = trained.get(name, _NONE), self.points.get(name, _NONE)
+            operand, weight = (theirs if part in on else ours for part in ("inputs", "weights"))
+            sums = self.accumulate if "sums" in on else ours.sums[0]
+            if "sums" in on and not self.adds_anything and not {"weights", "inputs"} <= set(on):
+                sums = None
+            found[name] = FivePoint(operand.act, weight.weight, output=operand.output, bias=weight.bias, accumulate=(sums, None, None))
         if "router" in on:
             found |= dict.fromkeys(self.routers, FivePoint(self.router, self.router, output=self.router))
         return {name: own for name, own in found.items() if not own.is_identity}
@@ -120,15 +131,15 @@ def engine_of(
     sums = None if accumulate is None else accumulators.resolve(accumulate)
     settings = {**given, "accumulate": sums, "dtype": dtype, "routers": routers}
     revert(model)
-    points = _resolve(serving)
+    points = resolved(serving)
     if isinstance(points, Path):
         return _from_checkpoint(model, points, settings)
     left = [*routers, *(_heads(model) if exclude is None else [exclude] if isinstance(exclude, str) else exclude)]
     convert(model, points, exclude=left or None)
-    return Engine({name: _forward(own) for name, own in _points_in(model).items()}, **settings)
+    return Engine({name: _forward(own) for name, own in points_in(model).items()}, **settings)
 
 
-def _resolve(serving: object) -> FivePoint | Recipe | Path:
+def resolved(serving: object) -> FivePoint | Recipe | Path:
     """The points, the recipe or the folder that an argument means."""
     if isinstance(serving, (FivePoint, Recipe)):
         return serving
@@ -157,11 +168,11 @@ def _from_checkpoint(model: nn.Module, folder: Path, settings: Mapping[str, Any]
         parameter.data = parameter.data.clone()
     load(model, folder)
     changed = {name: own.detach() for name, own in model.named_parameters() if not torch.equal(own, before[name])}
-    points = {name: _forward(own) for name, own in _points_in(model).items()}
+    points = {name: _forward(own) for name, own in points_in(model).items()}
     return replace(found, points=points, weights=changed, folder=folder.name)
 
 
-def _points_in(model: nn.Module) -> dict[str, FivePoint]:
+def points_in(model: nn.Module) -> dict[str, FivePoint]:
     """The points of all modules that have some."""
     found = {}
     for name, module in model.named_modules():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from qsim.text.records import Records, Values
+from qsim.text.records import Records, Values, plain
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class ComponentGap:
     experts: float = math.nan
     without: float = math.nan
     log_ratios: Tensor | None = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, without those of single tokens; `None` for NaN."""
+        return {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name != "log_ratios"}
 
 
 def _number(name: str) -> Callable[[ComponentGap], str]:

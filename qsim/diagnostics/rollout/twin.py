@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from qsim.accumulators import Accumulator
-from qsim.diagnostics.rollout.engine import Engine, Serving, engine_of
+from qsim.diagnostics.rollout.engine import Engine, Serving, engine_of, points_in
 from qsim.diagnostics.rollout.gap import ComponentGap, RolloutGap
 from qsim.diagnostics.rollout.measuring import Rollout, differences, rollout, tokens_of
 from qsim.functional.quantizer import Point
@@ -45,7 +45,8 @@ def twin(
             weights the twin then has.
         cache: The rounding of keys and values, which `qsim.nn.KVCache` takes; `None` for none, and for models without `past_key_values`.
         router: The rounding of inputs, weights and results of routers, whose names end in `gate` or `router`.
-        accumulate: The accumulator of the products of rounded layers: the engine's order of sums and its matrix unit.
+        accumulate: The accumulator of the products of rounded layers: the engine's order of sums and its matrix unit. Products of two
+            activations, as in attention, add as torch does.
         dtype: The dtype in which the engine computes everything else.
         exclude: Pattern or patterns of layers that the engine leaves in high precision; by default the output head of a model of
             transformers. Routers are always left out.
@@ -97,7 +98,7 @@ class RolloutTwin:
 
     def __init__(self, trained: nn.Module, model: nn.Module, engine: Engine) -> None:
         self.model = model
-        self.components: Mapping[str, str] = engine.components()
+        self.components: Mapping[str, str] = engine.components(points_in(trained))
         self._trained, self._engine = trained, engine
         self._switch(self.components)
 
@@ -156,6 +157,10 @@ class RolloutTwin:
             for name, parameter in self.model.named_parameters():
                 source = engine.weights[name] if "weights" in on and name in engine.weights else trained[name].detach()
                 parameter.data = source.to(engine.dtype if "dtype" in on and source.is_floating_point() else source.dtype)
-            points = engine.points_with(on)
+            points = engine.points_with(on, points_in(self._trained))
             if points:
                 convert(self.model, lambda name, module: points.get(name))
+        # Histories of delayed scales, and what else changes in training.
+        buffers, own = dict(self._trained.named_buffers()), dict(self.model.named_buffers())
+        kept = {name: x for name, x in self.model.state_dict().items() if name in own and name in buffers}
+        self.model.load_state_dict({name: buffers[name] for name, x in kept.items() if buffers[name].shape == x.shape}, strict=False)
