@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
 from transformers import DynamicCache
 
-from qsim.formats import FP32
-from qsim.functional import decode, encode
 from qsim.functional.quantizer import Point, Quantizer, short
-from qsim.scaling import Given, PerAxis, PerBlock, PerRow, PerTensor, Scaling
+from qsim.functional.whole_scales import rounded_under, scales_from, without_whole
+from qsim.scaling import Given, PerAxis, PerBlock, PerRow, PerTensor
 
 
 class KVCache(DynamicCache):  # type: ignore[misc]
@@ -73,15 +71,16 @@ class KVCache(DynamicCache):  # type: ignore[misc]
         point = self._points[name]
         if point is None:
             return x
-        kept, own = _split(point)
+        kept, under = without_whole(point)
         if kept is None:
-            return own(x)
+            return point(x)
         scale = self._scales.get((name, layer))
         if scale is None:
-            scale = _first_scale(x.detach(), point, kept)
+            of_slices = isinstance(kept, PerAxis)
+            scale = scales_from(x.detach().abs().amax((0, 2, 3) if of_slices else (0, 1, 2, 3)).view(-1), point, kept).view(1, -1, 1, 1)
             if bool(scale.isfinite().all()) and x.count_nonzero():  # zeros say nothing about later tokens
                 self._scales[name, layer] = scale
-        return (own((x / scale).float()) * scale).to(x.dtype)
+        return rounded_under(x, under, scale)
 
 
 def _point(name: str, given: Point) -> Quantizer | None:
@@ -97,31 +96,6 @@ def _point(name: str, given: Point) -> Quantizer | None:
             f"KVCache: {name}: tokens would share scales that change with every call: give 'tensor', PerAxis(1), PerRow(), PerBlock(size) "
             f"or Given(value), got scale={scale!r}"
         )
-    if point.transform is not None and _split(point)[0] is not None:
+    if point.transform is not None and without_whole(point)[0] is not None:
         raise ValueError(f"KVCache: {name}: a transform needs scales of tokens, without one of the whole tensor, got scale={scale!r}")
     return point
-
-
-def _split(point: Quantizer) -> tuple[Scaling | None, Quantizer]:
-    """The scale that is kept after the first call, if there is one, and the rounding under it."""
-    scale = point.scale
-    if isinstance(scale, (PerTensor, PerAxis)):
-        return scale, replace(point, scale=None)
-    if isinstance(scale, (PerRow, PerBlock)) and scale.outer is not None:
-        values = {name: getattr(scale, name) for name in ("size", "dim") if hasattr(scale, name)}
-        return scale, replace(point, scale=type(scale)(**values, format=scale.format, rule=scale.rule, margin=scale.margin))
-    return None, point
-
-
-def _first_scale(x: Tensor, point: Quantizer, kept: Scaling) -> Tensor:
-    """The scale of a tensor of shape (batch, heads, tokens, width), or those of its heads."""
-    if kept.outer is not None:
-        amax = x.abs().amax().float().view(1, 1)
-        codes = encode(amax, point.format, scale=PerBlock(1, format=kept.format, rule=kept.rule, margin=kept.margin, outer=kept.outer))
-        assert codes.outer is not None  # there is an outer scale
-        return codes.outer
-    amaxes = x.abs().amax((0, 2, 3)) if isinstance(kept, PerAxis) else x.abs().amax().view(1)
-    rows = PerRow(format=kept.format, rule=kept.rule, margin=kept.margin)
-    codes = encode(amaxes.float().unsqueeze(-1), point.format, scale=rows)
-    scales = codes.scales if kept.format == FP32 else decode(codes.scales, kept.format)
-    return scales.view(1, -1, 1, 1)

@@ -127,16 +127,15 @@ def engine_of(
         ValueError: If there is no such serving; and as `qsim.convert` and `qsim.load`.
     """
     routers = tuple(name for name, module in model.named_modules() if _is_router(name, module))
-    given = {"cache": _quantizer(cache), "router": _quantizer(router)}
     sums = None if accumulate is None else accumulators.resolve(accumulate)
-    settings = {**given, "accumulate": sums, "dtype": dtype, "routers": routers}
+    engine = Engine({}, _quantizer(router), routers, _quantizer(cache), sums, dtype)
     revert(model)
     points = resolved(serving)
     if isinstance(points, Path):
-        return _from_checkpoint(model, points, settings)
+        return _with_checkpoint(engine, model, points)
     left = [*routers, *(_heads(model) if exclude is None else [exclude] if isinstance(exclude, str) else exclude)]
     convert(model, points, exclude=left or None)
-    return Engine({name: _forward(own) for name, own in points_in(model).items()}, **settings)
+    return replace(engine, points={name: _forward(own) for name, own in points_in(model).items()})
 
 
 def resolved(serving: object) -> FivePoint | Recipe | Path:
@@ -155,21 +154,21 @@ def resolved(serving: object) -> FivePoint | Recipe | Path:
     raise ValueError(f"twin: serving must be {names}, the name of a recipe or the folder of a checkpoint, got {os.fspath(serving)!r}")
 
 
-def _from_checkpoint(model: nn.Module, folder: Path, settings: Mapping[str, Any]) -> Engine:
-    """The settings of an exported checkpoint: its weights, and the points of inputs."""
+def _with_checkpoint(engine: Engine, model: nn.Module, folder: Path) -> Engine:
+    """An engine with an exported checkpoint: its weights, and the points of inputs."""
     if not is_exported(folder):
         raise ValueError(f"twin: {folder} has no quantization_config of a layout that qsim.load reads")
-    sums = settings["accumulate"]
-    found = Engine({}, **settings)
-    if sums is not None and not found.adds_anything:
-        raise ValueError(f"twin: {accumulators.name_of(sums)} needs to know the formats of both operands: give serving as a recipe")
+    if engine.accumulate is not None and not engine.adds_anything:
+        raise ValueError(
+            f"twin: {accumulators.name_of(engine.accumulate)} needs to know the formats of both operands: give serving as a recipe"
+        )
     before = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for parameter in model.parameters():  # they share memory with the trained model's
         parameter.data = parameter.data.clone()
     load(model, folder)
     changed = {name: own.detach() for name, own in model.named_parameters() if not torch.equal(own, before[name])}
     points = {name: _forward(own) for name, own in points_in(model).items()}
-    return replace(found, points=points, weights=changed, folder=folder.name)
+    return replace(engine, points=points, weights=changed, folder=folder.name)
 
 
 def points_in(model: nn.Module) -> dict[str, FivePoint]:
@@ -196,7 +195,7 @@ def _is_router(name: str, module: nn.Module) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in ROUTERS) and isinstance(getattr(module, "weight", None), Tensor)
 
 
-def _heads(model: nn.Module) -> list[str]:
+def _heads(model: Any) -> list[str]:
     """The output head of a model of transformers, which servers keep in high precision."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     return [name for name, module in model.named_modules() if module is head]
