@@ -103,7 +103,7 @@ class FSDPWire:
         return streams.stream("fsdp", self._seed, module, call)
 
     def state_dict(self) -> dict[str, Any]:
-        """What random bits follow from, and this process's errors, to resume with."""
+        """The state of random bits, and this process's errors, to resume with."""
         return {"seed": self._seed, "groups": {name: group.state() for name, group in self._groups.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class _Group:
                 raise ValueError(f"FSDPWire: {name}: tiles have {height} rows and shards {rows}: each shard must hold whole tiles")
 
     def version(self, name: str, parameter: Any) -> int:
-        """How often a parameter has changed since the first pass."""
+        """Count the changes of a parameter since the first pass."""
         counters = _counters(parameter)
         known, count = self._versions.get(name, (counters, 0))
         count += known != counters
@@ -177,7 +177,7 @@ class _Group:
 
 
 class _Comm:
-    """What FSDP2 asks of all communication."""
+    """The part of FSDP2's interface that all communication shares."""
 
     def __init__(self, group: _Group) -> None:
         self._group = group

@@ -16,8 +16,8 @@ class KVCache(DynamicCache):  # type: ignore[misc]
     """A cache of transformers that keeps keys and values in low precision: a `past_key_values` for models, and for `generate`.
 
     Each token's key and value are rounded once, when they come in, which is after the rotary embedding; attention then reads what was
-    rounded, those of the current tokens included. They are kept in the model's dtype. Multi-head latent attention puts the latents in the
-    place of keys, and the rotated keys in that of values, as servers do.
+    rounded, those of the current tokens included. They are kept in the model's dtype. With multi-head latent attention,
+    the latents are the keys and the rotated keys the values, as in servers.
 
     A scale belongs to a token and a head (`PerRow`, `PerBlock`), or follows from the tokens of the first call and is then kept: that of the
     whole tensor, of each head (`PerAxis(1)`), and NVFP4's scale of the whole tensor. So after the first call, results do not depend on the

@@ -45,7 +45,7 @@ def ratios(model: nn.Module, engine: nn.Module, cache: Any = None, **inputs: Ten
 @pytest.mark.parametrize("serving", SERVED)
 @pytest.mark.parametrize("decoder", ["qsim", "compressed-tensors"])
 def test_weights_are_those_of_the_checkpoint_to_the_bit(serving: str, decoder: str, mixtral: Any, tmp_path: Path) -> None:
-    """Of layers, which multiply by the unit matrix; and of experts, as the checkpoint's decoder returns them."""
+    """Compare those of layers, which multiply the unit matrix, and those of experts."""
     twin = qsim.twin(mixtral, FivePoint(weight=SERVED[serving].weight), cache=None, router=None)
     qsim.export(twin.model, tmp_path / "out")
     decoded = _by_qsim(tmp_path / "out") if decoder == "qsim" else _by_compressed_tensors(tmp_path / "out")

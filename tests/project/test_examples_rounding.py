@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -91,7 +92,8 @@ def test_compare_runs(run: RunExample) -> None:
     assert len(titles) == 6
     assert printed.count("  no difference") == 1
     first = re.findall(r"first: output of (\S+) \((\w+)\), \w+, relative error (\S+)$", printed, flags=re.MULTILINE)
-    assert [place for place, _, _ in first] == [*["transformer.h.0.attn.c_attn"] * 3, "model.layers.0.self_attn.kv_b_proj", "model.layers.0.mlp.gate"]
+    places = [*["transformer.h.0.attn.c_attn"] * 3, "model.layers.0.self_attn.kv_b_proj", "model.layers.0.mlp.gate"]
+    assert [place for place, _, _ in first] == places
     units, narrow, order, latents, router = (float(error) for _, _, error in first)
     # Units in the last place of float32, of BF16, of the unit's 14 bits, and of E4M3.
     assert order < 1e-7 < units < 1e-3 < router < narrow < latents < 0.1

@@ -1,4 +1,4 @@
-"""What a serving engine does to a model: the components of its twin, and the points that they give to layers."""
+"""The components of a serving engine, and the points that they give to layers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Serving = str | os.PathLike[str] | Recipe | FivePoint
 
 
 @dataclass(frozen=True)
-class Engine:
+class ServingEngine:
     """The settings of a serving engine.
 
     Attributes:
@@ -119,7 +119,7 @@ def engine_of(
     accumulate: Accumulator | str | None,
     dtype: torch.dtype | None,
     exclude: str | Iterable[str] | None,
-) -> Engine:
+) -> ServingEngine:
     """The settings for a model; the model, which is a copy, loses its own points, and may get others.
 
     Raises:
@@ -128,7 +128,7 @@ def engine_of(
     """
     routers = tuple(name for name, module in model.named_modules() if _is_router(name, module))
     sums = None if accumulate is None else accumulators.resolve(accumulate)
-    engine = Engine({}, _quantizer(router), routers, _quantizer(cache), sums, dtype)
+    engine = ServingEngine({}, _quantizer(router), routers, _quantizer(cache), sums, dtype)
     revert(model)
     points = resolved(serving)
     if isinstance(points, Path):
@@ -154,7 +154,7 @@ def resolved(serving: object) -> FivePoint | Recipe | Path:
     raise ValueError(f"twin: serving must be {names}, the name of a recipe or the folder of a checkpoint, got {os.fspath(serving)!r}")
 
 
-def _with_checkpoint(engine: Engine, model: nn.Module, folder: Path) -> Engine:
+def _with_checkpoint(engine: ServingEngine, model: nn.Module, folder: Path) -> ServingEngine:
     """An engine with an exported checkpoint: its weights, and the points of inputs."""
     if not is_exported(folder):
         raise ValueError(f"twin: {folder} has no quantization_config of a layout that qsim.load reads")

@@ -17,7 +17,7 @@ from qsim.nn.restoring import generators_restored
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a model made of a batch.
+    """The results of a model for a batch.
 
     Attributes:
         logits: The logits, of shape (sequences, tokens, vocabulary).
@@ -30,7 +30,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Differences:
-    """How far serving is from training; see `ComponentGap`."""
+    """The differences between training and serving; see `ComponentGap`."""
 
     kl: float
     mean: float

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from qsim.accumulators import Accumulator
-from qsim.diagnostics.rollout.engine import Engine, Serving, engine_of, points_in
+from qsim.diagnostics.rollout.engine import ServingEngine, Serving, engine_of, points_in
 from qsim.diagnostics.rollout.gap import ComponentGap, RolloutGap
 from qsim.diagnostics.rollout.measuring import Rollout, differences, rollout, tokens_of
 from qsim.functional.quantizer import Point
@@ -96,7 +96,7 @@ class RolloutTwin:
         torch.Size([1, 7])
     """
 
-    def __init__(self, trained: nn.Module, model: nn.Module, engine: Engine) -> None:
+    def __init__(self, trained: nn.Module, model: nn.Module, engine: ServingEngine) -> None:
         self.model = model
         self.components: Mapping[str, str] = engine.components(points_in(trained))
         self._trained, self._engine = trained, engine
