@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from qsim.accumulators import Accumulator
-from qsim.diagnostics.rollout.engine import ServingEngine, Serving, engine_of, points_in
+from qsim.diagnostics.rollout.engine import Serving, ServingEngine, engine_of, points_in
 from qsim.diagnostics.rollout.gap import ComponentGap, RolloutGap
 from qsim.diagnostics.rollout.measuring import Rollout, differences, rollout, tokens_of
 from qsim.functional.quantizer import Point
