@@ -24,6 +24,7 @@ from qsim.text.files import FileError
 if TYPE_CHECKING:
     from qsim import checkpoints, diagnostics, distributed, optim, points, silicon
     from qsim.checkpoints import export, load, save
+    from qsim.diagnostics.rollout.twin import twin
     from qsim.diagnostics.traces.compare import compare
     from qsim.functional.fpu import fpu
     from qsim.nn.coverage.run import coverage
@@ -70,6 +71,7 @@ __all__ = [
     "scaling",
     "silicon",
     "transforms",
+    "twin",
 ]
 
 
@@ -83,6 +85,7 @@ _LATER_FUNCTIONS = {
     "fpu": "functional.fpu",
     "load": "checkpoints",
     "save": "checkpoints",
+    "twin": "diagnostics",
 }
 #: Names that were here before 1.0 and where they are now, for error messages.
 _MOVED = {

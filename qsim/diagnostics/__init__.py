@@ -8,6 +8,8 @@ from qsim.diagnostics.gradients.error import GradientError
 from qsim.diagnostics.gradients.errors import GradientErrors, gradient_error
 from qsim.diagnostics.gradients.statistics import Estimate
 from qsim.diagnostics.monitor import Monitor
+from qsim.diagnostics.rollout.gap import ComponentGap, RolloutGap
+from qsim.diagnostics.rollout.twin import RolloutTwin, twin
 from qsim.diagnostics.traces.compare import compare
 from qsim.diagnostics.traces.comparison import RunComparison, TensorDifference
 from qsim.diagnostics.traces.run import trace
@@ -22,6 +24,7 @@ __all__ = [
     "BatchFactor",
     "BatchFactors",
     "CancelledUpdates",
+    "ComponentGap",
     "Counts",
     "Estimate",
     "GradientError",
@@ -30,6 +33,8 @@ __all__ = [
     "Operation",
     "Problem",
     "Records",
+    "RolloutGap",
+    "RolloutTwin",
     "RunComparison",
     "Sample",
     "TensorDifference",
@@ -42,4 +47,5 @@ __all__ = [
     "compare",
     "gradient_error",
     "trace",
+    "twin",
 ]

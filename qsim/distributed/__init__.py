@@ -1,4 +1,4 @@
-"""Rounding on wires: all-reduce whose messages and partial sums are rounded, between processes and simulated in one.
+"""Rounding on wires: collectives whose messages and partial sums are rounded, between processes and simulated in one.
 
 Example:
     >>> import torch, qsim
@@ -8,8 +8,18 @@ Example:
 """
 
 from qsim.distributed.all_reduce import AllReduce
+from qsim.distributed.fsdp import FSDPWire
 from qsim.distributed.hooks import WireState, comm_hook
-from qsim.distributed.processes import all_reduce
-from qsim.distributed.simulated import simulate_all_reduce
+from qsim.distributed.processes import all_reduce, reduce_scatter
+from qsim.distributed.simulated import simulate_all_reduce, simulate_reduce_scatter
 
-__all__ = ["AllReduce", "WireState", "all_reduce", "comm_hook", "simulate_all_reduce"]
+__all__ = [
+    "AllReduce",
+    "FSDPWire",
+    "WireState",
+    "all_reduce",
+    "comm_hook",
+    "reduce_scatter",
+    "simulate_all_reduce",
+    "simulate_reduce_scatter",
+]

@@ -110,10 +110,21 @@ class Chunks:
         return torch.cat(self.values).to(like.dtype).view(like.shape)
 
 
-def check_residual(owner: str, how: AllReduce, x: Tensor, residual: Tensor | None) -> None:
-    """Raise an error for a residual that does not fit: error feedback needs one, and nothing else takes one."""
+def check_how(owner: str, how: object) -> None:
+    """Raise an error unless something describes how tensors are added."""
     if not isinstance(how, AllReduce):
         raise TypeError(f"{owner}: how must be a qsim.distributed.AllReduce, got {how!r}")
+
+
+def check_scattered(owner: str, x: Tensor, size: int) -> None:
+    """Raise an error for a tensor of which ranks do not get equal chunks."""
+    if x.numel() % size:
+        raise ValueError(f"{owner}: {size} ranks get equal chunks, and a tensor of {x.numel()} elements has none: pad it")
+
+
+def check_residual(owner: str, how: AllReduce, x: Tensor, residual: Tensor | None) -> None:
+    """Raise an error for a residual that does not fit: error feedback needs one, and nothing else takes one."""
+    check_how(owner, how)
     if how.error_feedback != (residual is not None):
         raise ValueError(
             f"{owner}: error_feedback={how.error_feedback}, and {'no residual is' if residual is None else 'a residual is'} given"

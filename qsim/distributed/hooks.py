@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from qsim.distributed.all_reduce import AllReduce
+from qsim.distributed.all_reduce import AllReduce, check_how
 from qsim.distributed.processes import all_reduce
 from qsim.random import streams
 
@@ -31,8 +31,7 @@ class WireState:
     """
 
     def __init__(self, how: AllReduce, *, seed: int = 0, group: "distributed.ProcessGroup | None" = None) -> None:
-        if not isinstance(how, AllReduce):
-            raise TypeError(f"WireState: how must be a qsim.distributed.AllReduce, got {how!r}")
+        check_how("WireState", how)
         self.how, self.step = how, 0
         self._seed, self._group = seed, group
         # By the number of a parameter in the order in which gradients arrived first: buckets are rearranged after the first step.

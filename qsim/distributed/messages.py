@@ -1,4 +1,4 @@
-"""The messages of an all-reduce: who sends which chunk to whom, in which round, for each algorithm."""
+"""The messages of an all-reduce and a reduce-scatter: who sends which chunk to whom, in which round, for each algorithm."""
 
 from __future__ import annotations
 
@@ -78,3 +78,23 @@ def exchange(algorithm: str, size: int) -> Exchange:
         ((Message(sender=1, receiver=0, chunk=0), Message(sender=3, receiver=2, chunk=0)), (Message(sender=2, receiver=0, chunk=0),))
     """
     return ALGORITHMS[algorithm](size)
+
+
+@lru_cache(maxsize=64)
+def scattering(algorithm: str, size: int) -> tuple[Round, ...]:
+    """The messages of a reduce-scatter: each rank gets the sum of the chunk with its number.
+
+    They are the first half of the all-reduce. A tree has a root for each chunk, the rank that gets it, as in NCCL's PAT.
+
+    Example:
+        >>> scattering("ring", 2)
+        ((Message(sender=0, receiver=1, chunk=1), Message(sender=1, receiver=0, chunk=0)),)
+    """
+    plan = exchange(algorithm, size)
+    if len(plan.owners) == size:
+        return tuple(tuple(Message(m.sender, m.receiver, plan.owners[m.chunk]) for m in messages) for messages in plan.adding)
+    return tuple(
+        tuple(Message((m.sender + root) % size, (m.receiver + root) % size, root) for root in range(size))
+        for messages in plan.adding
+        for m in messages
+    )

@@ -1,12 +1,12 @@
-"""An all-reduce among processes, message by message."""
+"""An all-reduce and a reduce-scatter among processes, message by message."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, distributed
 
-from qsim.distributed.all_reduce import AllReduce, Chunks, check_residual
-from qsim.distributed.messages import Message, Round, exchange
+from qsim.distributed.all_reduce import AllReduce, Chunks, check_residual, check_scattered
+from qsim.distributed.messages import Message, Round, exchange, scattering
 
 
 def all_reduce(
@@ -37,8 +37,7 @@ def all_reduce(
         tensor([0.3125])
         >>> distributed.destroy_process_group()
     """
-    if not distributed.is_available() or not distributed.is_initialized():
-        raise RuntimeError("all_reduce: torch.distributed is not initialized; simulate_all_reduce adds the tensors of virtual ranks")
+    _check_initialized("all_reduce")
     check_residual("all_reduce", how, x, residual)
     size, own = distributed.get_world_size(group), distributed.get_rank(group)
     plan = exchange(how.algorithm, size)
@@ -54,6 +53,51 @@ def all_reduce(
         for message, value in _exchanged(messages, own, chunks, None, group):
             chunks.values[message.chunk] = value
     return chunks.whole(x)
+
+
+def reduce_scatter(
+    x: Tensor, how: AllReduce, *, seed: int = 0, residual: Tensor | None = None, group: distributed.ProcessGroup | None = None
+) -> Tensor:
+    """Add the tensors of all processes of a group, each rounded on its way: every process gets the chunk of the sum with its number.
+
+    It is the first half of the all-reduce: a finished sum is not sent, and so not rounded to `wire`.
+
+    Args:
+        x: This process's tensor, whose elements the processes get in equal chunks.
+        how: How tensors are added.
+        seed: See `all_reduce`.
+        residual: See `all_reduce`.
+        group: See `all_reduce`.
+
+    Returns:
+        The chunk, flat, in the dtype of the tensor.
+
+    Raises:
+        RuntimeError: If torch.distributed is not initialized.
+        ValueError: If chunks are not equal, or a residual is missing, not needed or does not fit.
+
+    Example:
+        >>> import torch, qsim
+        >>> from torch import distributed
+        >>> distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        >>> qsim.distributed.reduce_scatter(torch.tensor([0.3]), qsim.distributed.AllReduce(wire="e4m3"))
+        tensor([0.3000])
+        >>> distributed.destroy_process_group()
+    """
+    _check_initialized("reduce_scatter")
+    check_residual("reduce_scatter", how, x, residual)
+    size, own = distributed.get_world_size(group), distributed.get_rank(group)
+    check_scattered("reduce_scatter", x, size)
+    chunks = Chunks(x.detach().flatten(), how, size, seed, residual)
+    for number, messages in enumerate(scattering(how.algorithm, size)):
+        for message, value in _exchanged(messages, own, chunks, number, group):
+            chunks.add(number, message, value)
+    return chunks.values[own].to(x.dtype)
+
+
+def _check_initialized(name: str) -> None:
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise RuntimeError(f"{name}: torch.distributed is not initialized; simulate_{name} adds the tensors of virtual ranks")
 
 
 def _exchanged(

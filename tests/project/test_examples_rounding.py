@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,20 @@ def test_custom_format(run: RunExample, monkeypatch: pytest.MonkeyPatch) -> None
         # The squares of both operands' errors add.
         noise = sum(10 ** (-under_one_scale(operand.detach(), fmt) / 10) for operand in (inputs, layer.weight))
         assert row[7] == pytest.approx(-10 * math.log10(noise), abs=0.5)
+
+
+def test_compare_runs(run: RunExample) -> None:
+    """Each pair parts at the operation that differs, and the emulator agrees with itself."""
+    printed = run("compare_runs.py")
+    titles = re.findall(r"^(\S.*) \(\d+ tensors, [\d.]+ s\)$", printed, flags=re.MULTILINE)
+    assert len(titles) == 6
+    assert printed.count("  no difference") == 1
+    first = re.findall(r"first: output of (\S+) \((\w+)\), \w+, relative error (\S+)$", printed, flags=re.MULTILINE)
+    places = [*["transformer.h.0.attn.c_attn"] * 3, "model.layers.0.self_attn.kv_b_proj", "model.layers.0.mlp.gate"]
+    assert [place for place, _, _ in first] == places
+    units, narrow, order, latents, router = (float(error) for _, _, error in first)
+    # Units in the last place of float32, of BF16, of the unit's 14 bits, and of E4M3.
+    assert order < 1e-7 < units < 1e-3 < router < narrow < latents < 0.1
 
 
 def test_batch_size(run: RunExample, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import qsim
 
 
 def test_few_names() -> None:
-    assert len(qsim.__all__) <= 38
+    assert len(qsim.__all__) <= 40
     assert sorted(qsim.__all__) == qsim.__all__
     assert all(hasattr(qsim, name) for name in qsim.__all__)
 

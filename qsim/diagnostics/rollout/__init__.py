@@ -1,0 +1,1 @@
+"""A model as a serving engine would compute it, and the gap of its probabilities."""
