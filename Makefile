@@ -20,6 +20,7 @@ demo: $(READY) ## does a larger batch buy back bits? a study with figures, in ab
 docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build/html
 	$(BIN)/python tests/support/site_search.py docs/_build/html
+	$(BIN)/python tests/support/site_weights.py docs/_build/html
 
 # All at once: the tests leave a part of the processors idle.
 test: $(READY) ## lint, the site, the distribution, every example in a docstring, all code on the site, and all tests but the slow ones

@@ -32,14 +32,17 @@ extensions = [
     "claims",
     "drawn",
     "explorer",
+    "images",
     "linked_code",
     "links_checked",
     "listed_studies",
     "mathml",
+    "notebooks",
     "printed",
     "questions",
     "reports",
     "stacked",
+    "versions",
 ]
 exclude_patterns = ["_build", "_drawn"]
 templates_path = ["_templates"]
@@ -74,7 +77,7 @@ html_favicon = "icon.svg"
 html_baseurl = os.environ.get("SITE_URL", "")
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = [("site.js", {"loading_method": "defer"})]
+html_js_files = [("site.js", {"loading_method": "defer"}), ("versions.js", {"loading_method": "defer"})]
 html_show_sourcelink = False
 html_copy_source = False
 html_math_renderer = "mathml"

@@ -134,7 +134,7 @@ class Schedule:
         """Go to the phase of a step, forward or backward.
 
         Args:
-            step: The number of optimizer steps so far.
+            step: Number of optimizer steps so far.
 
         Raises:
             RuntimeError: If the schedule has not been started.
@@ -149,12 +149,12 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """The number of optimizer steps so far."""
+        """Number of optimizer steps so far."""
         return self._step
 
     @property
     def phase(self) -> Any:
-        """The current phase, as it was given; `None` before the start."""
+        """Current phase, as it was given; `None` before the start."""
         return None if self._target is None else self._names[self._phase]
 
     def state_dict(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class Stacked(SphinxTransform):
             titles = [heading.astext() for heading in headings]
             if titles[0] == "where":
                 table["classes"].append("stacked")
-            if titles[-1] == "agrees":
+            if titles[-1] in ("agrees", "verdict"):
                 table["classes"].append("verdicts")
             if "stacked" in table["classes"]:
                 for row in rows:

@@ -10,6 +10,7 @@ that fits best. A word that is not in the index is replaced by the nearest one t
   const WEIGHTS = [
     [/^(start|cookbook\/(?!index)|guides\/(?!index))/, 1.3],
     [/^(api\/(?!index)|tutorial|tour|choose|faq|explorer)/, 1.15],
+    [/^course\/(?!index)/, 0.8],
     [/^(changelog|contributing|claims|studies\/|index$|.*\/index$)/, 0.4],
     [/^/, 1],
   ];

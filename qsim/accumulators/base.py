@@ -19,8 +19,8 @@ class Accumulator:
     Attributes:
         text: The call that creates it, which is also its `repr`.
         is_stochastic: Whether it draws random bits.
-        step: The number of products after which a sum may be interrupted: those of a chunk or of a block.
-        label: The name of a real unit, which does not count in comparisons: some units add alike.
+        step: Number of products after which a sum may be interrupted: those of a chunk or of a block.
+        label: Name of a real unit, which does not count in comparisons: some units add alike.
 
     Example:
         >>> import qsim
@@ -53,7 +53,7 @@ class Accumulator:
         return _spelled(self, a, b)
 
     def describe(self) -> str:
-        """The steps of the sum, as a human-readable table.
+        """Steps of the sum, as a human-readable table.
 
         Example:
             >>> from qsim import accumulators

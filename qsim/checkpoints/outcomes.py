@@ -19,7 +19,7 @@ class ExportedLayer:
     Attributes:
         layer: Its name.
         outcome: `"written"` as low-precision numbers, `"refused"` by the layout, or `"high precision"`.
-        numbers: The numbers that are written.
+        numbers: Numbers that are written.
         note: What is worth knowing about them, or the reason why there are none.
 
     Example:
@@ -36,12 +36,12 @@ class ExportedLayer:
 
 @dataclass(frozen=True)
 class Export(Records[ExportedLayer]):
-    """The layers of an export, or of a dry run, which also has those that are not written; prints as a table.
+    """Layers of an export, or of a dry run, which also has those that are not written; prints as a table.
 
     Attributes:
         records: The layers.
         layout: The layout.
-        folder: The folder of the checkpoint; `None` of a dry run.
+        folder: Folder of the checkpoint; `None` of a dry run.
 
     Example:
         >>> import torch, qsim

@@ -38,7 +38,7 @@ def is_exported(folder: Path) -> bool:
 
 
 def points(folder: str | os.PathLike[str]) -> dict[str, FivePoint]:
-    """The points of the layers of an exported checkpoint, by name, as `qsim.convert` takes them.
+    """Points of the layers of an exported checkpoint, by name, as `qsim.convert` takes them.
 
     For a checkpoint that `qsim.export` wrote, they are those of the exported model. Otherwise they follow from the `quantization_config`:
     weights and inputs are rounded as it describes, and the backward pass rounds nothing else.

@@ -27,13 +27,13 @@ class Problem:
     """A point at which rounding loses too much, or an optimizer whose updates are lost.
 
     Attributes:
-        layer: The layer's name, or that of the parameter.
-        point: The point of the layer; `update` for a parameter.
+        layer: Name of the layer or of the parameter.
+        point: Point of the layer; `update` for a parameter.
         outcome: `NaN`, `overflow`, `underflow`, `saturation` or `cancelled`.
-        share: The share of numbers with that outcome: for `underflow` of those that are not zero, for `cancelled` of the updates.
+        share: Share of numbers with that outcome: for `underflow` of those that are not zero, for `cancelled` of the updates.
         remedies: What helps, each enough by itself.
         loss_scale: The factor for the loss: the smallest one that helps if it is above 1, else the largest one; `None` if none helps.
-        learning_rate: The learning rate at which half of the updates would change their weight, if it is known.
+        learning_rate: Learning rate at which half of the updates would change their weight, if it is known.
         ruins: Whether the monitor warns about it.
 
     Example:
@@ -66,7 +66,7 @@ class Advice(Records[Problem]):
 
     Attributes:
         records: The problems.
-        step: The step; `None` if no step has been sampled.
+        step: Sampled step; `None` if there is none.
 
     Example:
         >>> import torch, qsim
@@ -89,7 +89,7 @@ class Advice(Records[Problem]):
         return [NO_SAMPLE if self.step is None else f"step {self.step}" if self else f"step {self.step}: nothing to advise"]
 
     def aggregates(self) -> dict[str, Any]:
-        """The number of problems."""
+        """Number of problems."""
         return {"problems": len(self)}
 
 

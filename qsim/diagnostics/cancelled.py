@@ -57,7 +57,7 @@ def cancelled_updates(optimizer: torch.optim.Optimizer, every: int = 1, *, model
 
 
 class CancelledUpdates:
-    """The result of `cancelled_updates`: the counts so far.
+    """Result of `cancelled_updates`: the counts so far.
 
     Example:
         >>> import torch, qsim
@@ -125,7 +125,7 @@ class CancelledUpdates:
                     self._found.append(Updates(name, step, elements, updates, cancelled, carried, rate, unbiased))
 
     def in_step(self, step: int) -> tuple[Updates, ...]:
-        """The counts of one step, those that have arrived."""
+        """Counts of one step, those that have arrived."""
         return tuple(entry for entry in self._found if entry.step == step)
 
     @property
@@ -144,12 +144,12 @@ class CancelledUpdates:
 
     @property
     def totals(self) -> list[Updates]:
-        """The counts of all parameters together, for each sampled step."""
+        """Counts of all parameters together, for each sampled step."""
         updates = self.updates
         return [total_of(updates.filter(step=step)) for step in dict.fromkeys(entry.step for entry in updates)]
 
     def table(self, by: str | None = None, rows: int | None = None) -> str:
-        """The shares of the last sampled step, as a human-readable table; see `UpdateCounts.table`."""
+        """Shares of the last sampled step, as a human-readable table; see `UpdateCounts.table`."""
         updates = self.updates
         return updates.filter(step=updates[-1].step).table(by, rows) if updates else "no step yet"
 

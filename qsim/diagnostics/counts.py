@@ -26,7 +26,7 @@ class Counts:
     saturated, underflowed, exact, or rounded to another number.
 
     Attributes:
-        layer: The layer's name in the model.
+        layer: Name of the layer in the model.
         point: `act`, `weight`, `act_bwd`, `weight_bwd`, `grad`, `grad_w`; of `qsim.nn.Quantize` `forward` or `backward`.
         quantizer: A short description of the quantizer.
         range: The smallest and the largest positive value of the format.
@@ -38,10 +38,10 @@ class Counts:
         nan: NaN.
         infinite: Infinities.
         below: Magnitudes below 2**-126 that are not zero.
-        lowest: The exponent of the first number of `histogram`.
+        lowest: Exponent of the first number of `histogram`.
         histogram: The number of finite magnitudes between each power of two and the next.
-        signal: The sum of squares, in the units of the tensor, of elements that are finite before and after.
-        noise: The sum of squared rounding errors there.
+        signal: Sum of squares, in the units of the tensor, of elements that are finite before and after.
+        noise: Sum of squared rounding errors there.
 
     Example:
         >>> import torch, qsim
@@ -73,7 +73,7 @@ class Counts:
 
     @classmethod
     def of(cls, layer: str, point: str, quantizer: str, range: tuple[float, float], counts: Sequence[int], sums: Sequence[float]) -> Counts:
-        """The counts of the operator `tally`, by names."""
+        """Counts of the operator `tally`, by names."""
         # Field 0 counts numbers below all powers of two of the histogram.
         used = [field for field in _POWERS if counts[field]]
         first, last = (used[0], used[-1]) if used else (tallies.BIAS, tallies.BIAS - 1)
@@ -86,7 +86,7 @@ class Counts:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The shares of all elements that saturated, underflowed to zero, are exact, are NaN."""
+        """Shares of all elements that saturated, underflowed to zero, are exact, are NaN."""
         return shares_of([self])
 
     @property
@@ -96,7 +96,7 @@ class Counts:
 
     @property
     def exponents(self) -> dict[int, int]:
-        """The number of finite magnitudes in `[2**e, 2**(e + 1))`, for each `e` that has any."""
+        """Number of finite magnitudes in `[2**e, 2**(e + 1))`, for each `e` that has any."""
         return {exponent: count for exponent, count in enumerate(self.histogram, self.lowest) if count}
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Counts:
         return found | {"exponents": {str(exponent): count for exponent, count in self.exponents.items()}}
 
     def summary(self) -> dict[str, Any]:
-        """The scalars to store: layer, point, elements, shares, that of zeros among them, and SQNR."""
+        """Scalars to store: layer, point, elements, shares, that of zeros among them, and SQNR."""
         facts = {name: getattr(self, name) for name in ("layer", "point", "elements")}
         return plain({**facts, **self.shares, "zero": _share_of("zero")(self), "sqnr": self.sqnr})  # type: ignore[no-any-return]
 
@@ -127,12 +127,12 @@ def _share_of(name: str) -> Callable[[Counts], float]:
 
 @dataclass(frozen=True)
 class Sample(Records[Counts]):
-    """The counts of one sampled step, in the order of the model's layers; prints as a table.
+    """Counts of one sampled step, in the order of the model's layers; prints as a table.
 
     Attributes:
         records: The counts.
-        step: The step's number, starting at 0.
-        never_called: The names of layers with points that were not called in this step, or only in compiled code.
+        step: Number of the step, starting at 0.
+        never_called: Names of layers with points that were not called in this step, or only in compiled code.
 
     Example:
         >>> import torch, qsim
@@ -175,7 +175,7 @@ class Sample(Records[Counts]):
         return super().rows() + [{"step": self.step, "layer": layer, **absent} for layer in self.never_called]
 
     def by_point(self) -> dict[str, Sample]:
-        """The counts of all layers at each point."""
+        """Counts of all layers at each point."""
         return {point: self.filter(point=point) for point in dict.fromkeys(counts.point for counts in self)}
 
     def aggregates(self) -> dict[str, Any]:

@@ -215,7 +215,7 @@ class Monitor:
 
     @property
     def steps(self) -> int:
-        """The number of finished steps."""
+        """Number of finished steps."""
         return self._steps
 
     @property

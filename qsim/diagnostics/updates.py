@@ -25,12 +25,12 @@ class Updates:
 
     Attributes:
         parameter: Its name, or its number in the optimizer.
-        step: The number of the step, starting at 0.
+        step: Number of the step, starting at 0.
         elements: Number of its elements.
         updates: Number of elements whose exact update is not zero.
         cancelled: Number of these updates whose weight did not change.
         carried: Number of cancelled updates that are stored next to the weight: in Kahan's compensation, or in an accumulator.
-        needed_rate: The learning rate at which half of the updates would change their weight with round-to-nearest; NaN if not known.
+        needed_rate: Learning rate at which half of the updates would change their weight with round-to-nearest; NaN if not known.
         is_unbiased: Whether weights are rounded stochastically, so that updates have the right mean although many are cancelled.
 
     Example:
@@ -51,12 +51,12 @@ class Updates:
 
     @property
     def share(self) -> float:
-        """The share of updates that were cancelled; NaN without updates."""
+        """Share of updates that were cancelled; NaN without updates."""
         return self.cancelled / self.updates if self.updates else math.nan
 
     @property
     def lost(self) -> float:
-        """The share of updates that were cancelled and are not carried."""
+        """Share of updates that were cancelled and are not carried."""
         return (self.cancelled - self.carried) / self.updates if self.updates else math.nan
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Updates:
 
 @dataclass(frozen=True)
 class UpdateCounts(Records[Updates]):
-    """The outcomes of updates, by step and parameter; prints as a table, which ends with their sum.
+    """Outcomes of updates, by step and parameter; prints as a table, which ends with their sum.
 
     Example:
         >>> from qsim.diagnostics import UpdateCounts, Updates

@@ -21,7 +21,7 @@ class WireState:
 
     Attributes:
         how: The all-reduce.
-        step: The number of steps so far, from which random bits follow.
+        step: Number of steps so far, from which random bits follow.
 
     Example:
         >>> import qsim
@@ -39,7 +39,7 @@ class WireState:
         self._residuals: dict[int, Tensor] = {}
 
     def average(self, buffer: Tensor, parameters: list[Tensor], bucket: int, *, is_last: bool) -> Tensor:
-        """The average of a bucket's gradients over all processes."""
+        """Average of a bucket's gradients over all processes."""
         seed = bucket_seed(self._seed, self.step, bucket)
         buffer = buffer / distributed.get_world_size(self._group)
         numbers = [self._numbers.setdefault(parameter, len(self._numbers)) for parameter in parameters]

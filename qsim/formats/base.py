@@ -43,8 +43,8 @@ class Format:
 
     Attributes:
         bits: Width of a code.
-        grid: The finite values, as parameters for the kernels.
-        coding: The codes, as parameters for the kernels.
+        grid: Finite values, as parameters for the kernels.
+        coding: Codes, as parameters for the kernels.
         spelling: Both as text, the form that operators take.
 
     Example:
@@ -82,7 +82,7 @@ class Format:
 
     @property
     def smallest(self) -> float:
-        """The smallest positive value."""
+        """Smallest positive value."""
         return self.grid.least
 
     @property
@@ -148,7 +148,7 @@ class Format:
         return tuple(lowest + negative + found)
 
     def describe(self) -> str:
-        """The properties of the format, as a human-readable table.
+        """Properties of the format, as a human-readable table.
 
         Example:
             >>> from qsim.formats import E2M1

@@ -52,7 +52,7 @@ def contains(outer: Float, fmt: Format) -> bool:
 
 
 def holders(fmt: Format) -> list[torch.dtype]:
-    """The dtypes that can hold a format, narrowest first.
+    """Dtypes that can hold a format, narrowest first.
 
     Example:
         >>> import qsim

@@ -13,11 +13,11 @@ from qsim_kernels.ops.backend import HAS_NUMBA
 
 
 class Backend(NamedTuple):
-    """The implementation that rounds the tensors of a kind of device.
+    """Implementation that rounds the tensors of a kind of device.
 
     Attributes:
         runs: `"numba"`, `"triton"`, or `"torch"` for plain torch operators; `None` if there is no such device. All give the same bits.
-        why: The reason, and what would change it.
+        why: Reason, and what would change it.
 
     Example:
         >>> import qsim

@@ -74,7 +74,7 @@ class CallablePoint:
         return getattr(own, "__name__", type(own).__name__) if self.module is None else type(own).__name__
 
     def rounded(self, name: str, x: Tensor) -> Tensor:
-        """The rounded tensor, with whatever gradient autograd records; raise an error if it is none.
+        """Rounded tensor, with whatever gradient autograd records; raise an error if it is none.
 
         Args:
             name: The point's name.
@@ -87,7 +87,7 @@ class CallablePoint:
         return result
 
     def with_gradient(self, name: str, x: Tensor) -> Tensor:
-        """The rounded tensor in the dtype that it had, with the gradient that was chosen."""
+        """Rounded tensor in the dtype that it had, with the gradient that was chosen."""
         if self.gradient == "own":
             return self.rounded(name, x).to(x.dtype)
         with torch.no_grad():

@@ -25,7 +25,7 @@ __all__ = ["Hadamard", "resolve"]
 
 @dataclass(frozen=True)
 class Hadamard:
-    """The orthonormal Hadamard transform of blocks along a dimension.
+    """Orthonormal Hadamard transform of blocks along a dimension.
 
     A block `x` becomes `H S x / sqrt(size)`: `S` changes the signs of some elements and `H` is Sylvester's matrix of ones and minus ones. A
     shorter last block is split into powers of two, so that every shape has a transform. Two operands that are both transformed along the
@@ -59,7 +59,7 @@ class Hadamard:
         check_integer("Hadamard", "seed", self.seed, 0, 2**63 - 1)
 
     def turn(self, shape: Sequence[int], dim: int = -1) -> tuple[int, ...]:
-        """The transform of a tensor of a shape along a dimension, in the form that the operators take."""
+        """Transform of a tensor of a shape along a dimension, in the form that the operators take."""
         dim = dim_of("Hadamard", dim, shape)
         return tuple(Turn(self.size, shape[dim], math.prod(shape[dim + 1 :]), self.seed if self.random_signs else -1))
 

@@ -108,7 +108,7 @@ class Quantized(DrawsSeed, SwitchesModes):
 
     @property
     def steps(self) -> int:
-        """The number of steps so far."""
+        """Number of steps so far."""
         return int(self.param_groups[0].get(STEPS, 0))
 
     @property
@@ -118,7 +118,7 @@ class Quantized(DrawsSeed, SwitchesModes):
 
     @property
     def copies(self) -> Mapping[Tensor, Tensor]:
-        """The copies of the weights in a higher precision, by parameter; none before the first step, and none without `accumulator`."""
+        """Copies of the weights in a higher precision, by parameter; none before the first step, and none without `accumulator`."""
         return self._copies
 
     def _note(self, steps: int, seed: int) -> None:

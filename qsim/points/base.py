@@ -19,7 +19,7 @@ class PointModule(nn.Module):
     """Base class of the ready-made points. A subclass defines `rounded`, which gets a float tensor that is not empty.
 
     Attributes:
-        gradient: The gradient of the point in a layer: `"straight"`, that of the identity; `"clipped"`, the same without values beyond the
+        gradient: Gradient of the point in a layer: `"straight"`, that of the identity; `"clipped"`, the same without values beyond the
             range; or `"own"`, that of the module, by autograd.
 
     Example:

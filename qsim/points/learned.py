@@ -70,7 +70,7 @@ class LSQ(PointModule):
 
     @property
     def step(self) -> Tensor:
-        """The steps in use, at least in float32; zero before the first tensor."""
+        """Steps in use, at least in float32; zero before the first tensor."""
         return wide(self.initial) + wide(self.change)
 
     @torch.no_grad()

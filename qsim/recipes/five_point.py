@@ -37,7 +37,7 @@ Accumulate = Accumulator | str | Sequence[Accumulator | str | None] | None
 
 @dataclass(frozen=True)
 class FivePoint:
-    """The rounding points of a layer: two operands in the forward pass, three in the backward pass.
+    """Rounding points of a layer: two operands in the forward pass, three in the backward pass.
 
     A point is a `Quantizer`, anything that `qsim.format` takes (with round-to-nearest), any callable or `nn.Module` from tensor to tensor
     (see `CallablePoint`), or `None` for full precision. `FivePoint()` is the identity. A quantizer's `clip_gradient` applies to `act` and
@@ -172,7 +172,7 @@ class FivePoint:
         FivePoint.__init__(self, **{field.name: state[field.name] for field in fields(self) if field.name in state})
 
     def to_dict(self) -> dict[str, Any]:
-        """The points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round.
+        """Points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round.
 
         Raises:
             ValueError: If a point is a callable.
@@ -257,7 +257,7 @@ class FivePoint:
         return cls(**found)
 
     def to_json(self) -> str:
-        """The points as JSON."""
+        """Points as JSON."""
         return json.dumps(self.to_dict())
 
     @classmethod

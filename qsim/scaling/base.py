@@ -22,7 +22,7 @@ Rule = Literal["fit", "ceil", "floor", "even"]
 
 @dataclass(frozen=True, init=False, repr=False)
 class Scaling:
-    """The base class of scales. Create a subclass: `PerTensor`, `PerRow`, `PerAxis`, `PerBlock`, `PerTile`, `Given` or `Delayed`.
+    """Base class of scales. Create a subclass: `PerTensor`, `PerRow`, `PerAxis`, `PerBlock`, `PerTile`, `Given` or `Delayed`.
 
     A scale follows from the largest magnitude `a` of the elements that share it and from the largest value `M` of the format that they are
     rounded to:
@@ -103,7 +103,7 @@ class Scaling:
         return True
 
     def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:
-        """The groups of elements that share a scale, for a tensor of a shape.
+        """Groups of elements that share a scale, for a tensor of a shape.
 
         Raises:
             IndexError: If the shape lacks the dimensions.
@@ -116,7 +116,7 @@ class Scaling:
         return False
 
     def used(self, amaxes: torch.Tensor) -> torch.Tensor:
-        """The largest magnitudes that scales follow from, given those of the current tensor."""
+        """Largest magnitudes that scales follow from, given those of the current tensor."""
         return amaxes
 
     @property
@@ -125,7 +125,7 @@ class Scaling:
         return self
 
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The extent of the elements that share a scale along each dimension of a tensor of a shape.
+        """Extent of the elements that share a scale along each dimension of a tensor of a shape.
 
         Raises:
             IndexError: If the shape lacks the dimensions.
@@ -138,7 +138,7 @@ class Scaling:
         raise NotImplementedError
 
     def counts(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The number of scales along each dimension of a tensor of a shape.
+        """Number of scales along each dimension of a tensor of a shape.
 
         Example:
             >>> import qsim
@@ -152,7 +152,7 @@ class Scaling:
         return tuple(min(size, 1) if size == reach else -(-size // reach) for size, reach in pairs)
 
     def spelling(self, element: Format, under: Format | None = None) -> tuple[str, str]:
-        """The parameters of the scales, in the form that the operators take.
+        """Parameters of the scales, in the form that the operators take.
 
         Args:
             element: The format of the scaled elements.

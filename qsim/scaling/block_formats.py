@@ -83,7 +83,7 @@ class Block:
         return self.element.bits + self.scale.bits / (height * width)
 
     def describe(self) -> str:
-        """The properties of the block format, one per line.
+        """Properties of the block format, one per line.
 
         Example:
             >>> from qsim.scaling import block_formats
@@ -103,7 +103,7 @@ class Block:
         return "\n".join([repr(self), *(f"  {name:<16} {fact}" for name, fact in facts)])
 
     def along(self, dim: int) -> Scaling:
-        """The scale of blocks along a dimension; tiles are always in the last two."""
+        """Scale of blocks along a dimension; tiles are always in the last two."""
         return _along(self, dim) if torch.compiler.is_compiling() else _known_along(self, dim)
 
 

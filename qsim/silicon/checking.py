@@ -70,7 +70,7 @@ class Comparison:
     """How results compare with golden ones.
 
     Attributes:
-        count: The number of results.
+        count: Number of results.
         differing: How many differ.
         first: The first that differs, if any.
         steps: How many differ by each step of the definition.

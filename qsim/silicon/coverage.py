@@ -55,11 +55,11 @@ class VectorCoverage:
     """Codes, ties and branches that vectors reach.
 
     Attributes:
-        count: The number of vectors.
+        count: Number of vectors.
         reached: How many codes of the format are results, or inputs of `decode`; none of Philox.
         codes: How many codes the format has; `None` if they are too many to count.
         ties: How many inputs, or sums of one product, are midpoints between two values; `None` of others.
-        branches: The choices of the definition, but of blocks and Philox.
+        branches: Choices of the definition, but of blocks and Philox.
 
     Example:
         >>> from qsim.silicon import Circuit, coverage, vectors

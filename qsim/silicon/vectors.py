@@ -20,9 +20,9 @@ class Vectors:
 
     Attributes:
         circuit: The circuit.
-        x: The inputs: codes of `circuit.input`, or rows of all inputs in order where there are several.
+        x: Inputs: codes of `circuit.input`, or rows of all inputs in order where there are several.
         random: Random integers of `circuit.random_bits` bits, or rows of them; zeros where the circuit reads none.
-        y: The results: codes of `circuit.output`, or rows of them.
+        y: Results: codes of `circuit.output`, or rows of them.
 
     Example:
         >>> from qsim.silicon import Circuit, vectors

@@ -29,9 +29,9 @@ class Duration:
     """The time that runs will take.
 
     Attributes:
-        seconds: The seconds of each run, by its key.
-        at_once: The number of runs at a time.
-        basis: The measurements from which the seconds are extrapolated.
+        seconds: Seconds of each run, by its key.
+        at_once: Number of runs at a time.
+        basis: Measurements from which the seconds are extrapolated.
 
     Example:
         >>> Duration({"a": 3.0, "b": 2.0, "c": 1.0}, at_once=4).total
@@ -44,7 +44,7 @@ class Duration:
 
     @property
     def total(self) -> float:
-        """The seconds until all are done."""
+        """Seconds until all are done."""
         share = min(self.at_once, max(1, len(self.seconds)))
         return max(sum(self.seconds.values()) / share, max(self.seconds.values(), default=0.0))
 
@@ -58,9 +58,9 @@ class Plan:
         settings: Its settings.
         folder: Where results, figures and the report go.
         engine: Where runs are measured: this process, several processes, or a cluster.
-        command: The equivalent command line, for the report.
-        form: The form of the study on which the settings are based.
-        looks: The numbers of seeds after which verdicts are looked at, if seeds are added until they are decided.
+        command: Equivalent command line, for the report.
+        form: Form of the study on which the settings are based.
+        looks: Numbers of seeds after which verdicts are looked at, if seeds are added until they are decided.
 
     Example:
         >>> from qsim import studies
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def store(self) -> Store:
-        """The store of the results."""
+        """Store of the results."""
         return Store(self.folder, self.study)
 
     @property
@@ -88,12 +88,12 @@ class Plan:
         return list(self.study.runs(self.settings))
 
     def todo(self) -> list[Any]:
-        """The runs that have no result yet."""
+        """Runs that have no result yet."""
         done = self.store.results()
         return [run for run in self.runs if self.study.key(run) not in done]
 
     def estimate(self) -> Duration:
-        """The time that the runs that are still to do will take.
+        """Time that the runs that are still to do will take.
 
         The time per unit of work comes from results of the same kind of machine. Without any, the run with the least work and
         the one in the middle are measured; their results are not kept.
@@ -136,7 +136,7 @@ class Plan:
         return reached
 
     def missing(self) -> int:
-        """The number of runs that have no result yet."""
+        """Number of runs that have no result yet."""
         return len(self.todo())
 
     def report(self) -> Report:
@@ -159,7 +159,7 @@ class Plan:
             return self.report().write(self.folder, quick + rule + provenance(self.command, self.results()))
 
     def results(self) -> list[Result[Any]]:
-        """The results of all runs, which must be done."""
+        """Results of all runs, which must be done."""
         done = self.store.results()
         return [done[self.study.key(run)] for run in self.runs]
 

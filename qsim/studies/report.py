@@ -39,7 +39,7 @@ class Asked(Protocol):
 
     @property
     def source(self) -> str:
-        """The paper, with the section or figure."""
+        """Paper, with the section or figure."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Claim:
     """A claim of a paper, its test and its verdict.
 
     Attributes:
-        source: The place in the paper.
-        paper: The claim, as the paper states it.
+        source: Place in the paper.
+        paper: Claim, as the paper states it.
         measured: The measurement.
         agrees: Whether they agree; None if the runs do not decide it.
-        test: The quantity that tests the claim.
-        rule: The rule from the quantity to the verdict, and its reason.
-        power: The smallest effect that these runs would have found.
+        test: Quantity that tests the claim.
+        rule: Rule from the quantity to the verdict, and its reason.
+        power: Smallest effect that these runs would have found.
 
     Example:
         >>> from qsim import studies
@@ -82,7 +82,7 @@ class Picture:
     """A figure, and the name of its files.
 
     Attributes:
-        name: The name of the files, without extension.
+        name: Name of the files, without extension.
         caption: The caption.
         draw: A function that draws it, in colours of the cycle `C0`, `C1`, …: it is drawn for light and for dark pages. Several figures
             are panels, next to one another where there is room.
@@ -105,7 +105,7 @@ class Picture:
         return drawn if isinstance(drawn, Sequence) else [drawn]
 
     def files(self, count: int) -> list[str]:
-        """The names of the files of its panels, without extension."""
+        """Names of the files of its panels, without extension."""
         return [self.name] if count == 1 else [f"{self.name}-{number}" for number in range(1, count + 1)]
 
 
@@ -116,9 +116,9 @@ class Report:
     Attributes:
         study: The study.
         parts: Paragraphs, tables and pictures, in order.
-        claims: The paper's claims, and their verdicts.
-        meaning: The result in one sentence.
-        title: The heading; by default the study's question.
+        claims: Claims of the paper, and their verdicts.
+        meaning: Result in one sentence.
+        title: Heading; by default the study's question.
 
     Example:
         >>> from qsim import studies
@@ -136,7 +136,7 @@ class Report:
 
     @property
     def verdicts(self) -> Table:
-        """The claims as a table."""
+        """Claims as a table."""
         rows = [
             [f"{number}. {claim.source}", claim.paper, claim.measured, claim.power, claim.verdict]
             for number, claim in enumerate(self.claims, 1)
@@ -145,7 +145,7 @@ class Report:
 
     @property
     def tests(self) -> Table:
-        """The tests of the claims as a table; claims that are judged alike share a row."""
+        """Tests of the claims as a table; claims that are judged alike share a row."""
         alike: dict[tuple[str, str, str], list[str]] = {}
         for number, claim in enumerate(self.claims, 1):
             alike.setdefault((claim.source, claim.test, claim.rule), []).append(str(number))
@@ -154,7 +154,7 @@ class Report:
 
     @property
     def pictures(self) -> list[Picture]:
-        """The pictures, in order."""
+        """Pictures, in order."""
         return [part for part in self.parts if isinstance(part, Picture)]
 
     def markdown(self, origin: str, panels: Mapping[str, int] | None = None) -> str:

@@ -16,8 +16,8 @@ class Result(Generic[RunT]):
 
     Attributes:
         run: The run.
-        values: The measured values, as in JSON.
-        seconds: The time that the run took.
+        values: Measured values, as in JSON.
+        seconds: Time that the run took.
         machine: The machine, the date and the versions.
 
     Example:

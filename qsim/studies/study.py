@@ -26,10 +26,10 @@ class Study(ABC, Generic[SettingsT, RunT]):
     Attributes:
         name: Its name on the command line.
         question: Its question, in one line.
-        source: The paper, with the section or figure.
+        source: Paper, with the section or figure.
         settings: The frozen dataclass of its settings. With the defaults, the study takes minutes on two cores; the
             fields are the options of the command line.
-        run: The frozen dataclass of one run.
+        run: Frozen dataclass of one run.
         version: Increased when a run measures something different: results of other versions are not used.
 
     Example:
@@ -75,10 +75,10 @@ class Study(ABC, Generic[SettingsT, RunT]):
 
     @abstractmethod
     def runs(self, settings: SettingsT) -> Sequence[RunT]:
-        """The runs that the settings ask for, each once."""
+        """Runs that the settings ask for, each once."""
 
     def work(self, run: RunT) -> float:
-        """The cost of a run relative to others, in any unit."""
+        """Cost of a run relative to others, in any unit."""
         return 1.0
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Study(ABC, Generic[SettingsT, RunT]):
 
     @abstractmethod
     def report(self, settings: SettingsT, results: Sequence[Result[RunT]]) -> Report:
-        """The report of all runs' results."""
+        """Report of all runs' results."""
 
     def key(self, run: RunT) -> str:
         """A run as text, the key of its result."""

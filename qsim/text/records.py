@@ -94,7 +94,7 @@ class Records(Sequence[R], Generic[R]):
         raise KeyError(f"no {names[depth]} {place[depth]!r}{at}: there are {', '.join(known) or 'none'}")
 
     def key(self, record: R) -> tuple[Any, ...]:
-        """The key of a record."""
+        """Key of a record."""
         return tuple(_value(record, name) for name in self._key())
 
     def filter(self, where: Callable[[R], bool] = lambda record: True, **equal: Any) -> Self:
@@ -103,7 +103,7 @@ class Records(Sequence[R], Generic[R]):
         return replace(self, records=tuple(kept))
 
     def ranking(self, by: str) -> list[tuple[R, float]]:
-        """The records and what they are ranked by, from the worst to the best; NaN comes last.
+        """Records and what they are ranked by, from the worst to the best; NaN comes last.
 
         Raises:
             ValueError: If records are not ranked by that.
@@ -115,7 +115,7 @@ class Records(Sequence[R], Generic[R]):
         return sorted(losses, key=lambda pair: math.inf if math.isnan(pair[1]) else -pair[1])
 
     def worst(self, by: str) -> Self:
-        """The records, from the worst to the best; see `ranking`."""
+        """Records, from the worst to the best; see `ranking`."""
         return replace(self, records=tuple(record for record, _ in self.ranking(by)))
 
     def by_block(self) -> list[tuple[R, int]]:
@@ -146,7 +146,7 @@ class Records(Sequence[R], Generic[R]):
         return "\n".join(filter(None, [*self._above(), aligned([*titles, *self._cells(by, rows)], right=right), *self._below()]))
 
     def markdown(self, by: str | None = None, rows: int | None = None) -> str:
-        """The records as a table in Markdown; see `table`.
+        """Records as a table in Markdown; see `table`.
 
         Example:
             >>> import torch, qsim
@@ -189,7 +189,7 @@ class Records(Sequence[R], Generic[R]):
         return self
 
     def totals(self) -> Sequence[R]:
-        """The records about all layers together."""
+        """Records about all layers together."""
         return ()
 
     def _above(self) -> list[str]:
@@ -231,7 +231,7 @@ class Records(Sequence[R], Generic[R]):
         return pandas.DataFrame(self.rows())
 
     def aggregates(self) -> dict[str, Any]:
-        """The numbers about all layers together, without the ends of intervals."""
+        """Numbers about all layers together, without the ends of intervals."""
         return {tag: number for tag, number in self._numbers(self.totals()).items() if not tag.endswith(("_low", "_high"))}
 
     def _numbers(self, records: Iterable[R]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Table(Records[Row]):
 
     Attributes:
         columns: The key or the `Quantity` of each column, by its title: texts first, then numbers, which a row's note replaces.
-        heading: The subject, for pages and JSON.
+        heading: Subject, for pages and JSON.
 
     Example:
         >>> rows = ({"work": "copy", "speed": 12.34}, {"work": "paste", "note": "not done"})

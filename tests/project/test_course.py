@@ -54,6 +54,7 @@ def test_notebooks_are_valid_and_hold_no_outputs(notebook: Path) -> None:
     whole = json.loads(notebook.read_text(encoding="utf-8"))
     assert (whole["nbformat"], whole["nbformat_minor"]) == (4, 5)
     assert len({cell["id"] for cell in cells(notebook)}) == len(cells(notebook))
+    assert [line for cell in cells(notebook) if cell["cell_type"] == "code" for line in source(cell).splitlines() if len(line) > 85] == []
     assert all((cell["outputs"], cell["execution_count"]) == ([], None) for cell in cells(notebook) if cell["cell_type"] == "code")
 
 

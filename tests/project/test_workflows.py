@@ -16,7 +16,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 def test_commands_exist(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     targets = re.findall(r"\bmake ([a-z]+)", text)
-    scripts = re.findall(r"\bbash (\S+)", text)
+    scripts = re.findall(r"\bbash (\S+)", text) + re.findall(r"\bpython (\S+\.py)", text)
     assert targets or scripts
     known = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(targets) <= set(known)

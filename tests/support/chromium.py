@@ -86,17 +86,23 @@ class Chromium:
 
     def open(self, address: str, width: int = 1280, theme: str = "light") -> None:
         """Load a page and wait until its scripts have run."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        self.resize(width, theme)
         for page in ("about:blank", address):
             self.call("Page.navigate", url=page)
-            deadline = time.monotonic() + _LONGEST
             # Until the new page is there, expressions run on the old one.
-            while not self.evaluate(
-                f"location.href.startsWith({json.dumps(page.partition('#')[0])}) && document.readyState === 'complete'"
-            ):
-                assert time.monotonic() < deadline, f"{page} does not load"
-                time.sleep(0.02)
+            self.wait_until(f"location.href.startsWith({json.dumps(page.partition('#')[0])}) && document.readyState === 'complete'")
+
+    def wait_until(self, text: str) -> None:
+        """Wait until an expression is true on the page."""
+        deadline = time.monotonic() + _LONGEST
+        while not self.evaluate(text):
+            assert time.monotonic() < deadline, f"never true: {text}"
+            time.sleep(0.02)
+
+    def resize(self, width: int, theme: str) -> None:
+        """Show pages in a window of this width, to a reader who prefers this theme."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
 
     def press(self, key: str, text: str = "", shift: bool = False) -> None:
         """Press a key."""

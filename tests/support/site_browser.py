@@ -3,7 +3,8 @@
     npm install --prefix /tmp/axe axe-core
     PYTHONPATH=tests python tests/support/site_browser.py docs/_build/html /tmp/axe/node_modules/axe-core/axe.min.js
 
-Without the second argument, accessibility is not tested. Of reports of studies and of pages of source code, one is opened.
+Without the second argument, accessibility is not tested. With a third, that folder gets pictures of each page. Of reports of studies and of
+pages of source code, one is opened.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from support.chromium import Chromium
 
 WIDTHS, THEMES = (390, 1280), ("light", "dark")
+#: Pictures end here, in pixels.
+_HIGHEST = 6000
 #: Elements that reach beyond the window, unless something around them scrolls or hides its excess.
 _CUT_OFF = """
 (() => {
@@ -43,29 +46,35 @@ def pages(site: Path) -> list[Path]:
     return [site / name for name in (*own, *kinds) if name is not None]
 
 
-def faults(browser: Chromium, page: Path, axe: str | None) -> Iterator[str]:
+def faults(browser: Chromium, page: Path, axe: str | None, picture: Path | None = None) -> Iterator[str]:
     """Faults of a page, each with the width and the theme."""
+    browser.open(page.resolve().as_uri())
+    if axe is not None:
+        browser.evaluate(axe)
     for width in WIDTHS:
         for theme in THEMES:
-            browser.open(page.resolve().as_uri(), width, theme)
+            browser.resize(width, theme)
+            if picture is not None:
+                height = min(browser.evaluate("document.documentElement.scrollHeight"), _HIGHEST)
+                browser.screenshot(picture.with_name(f"{picture.name}-{width}-{theme}.png"), width, height)
             for text in browser.evaluate(_CUT_OFF) if theme == "light" else []:
                 yield f"{width} cut off: {text}"
-            if axe is not None:
-                browser.evaluate(axe)
-                for text in browser.evaluate(_AXE):
-                    yield f"{width} {theme} {text}"
+            for text in browser.evaluate(_AXE) if axe is not None else []:
+                yield f"{width} {theme} {text}"
 
 
 def main() -> None:
     """Print all faults, and fail if there are any."""
-    site, *scripts = map(Path, sys.argv[1:])
-    axe = scripts[0].read_text(encoding="utf-8") if scripts else None
+    site, script, pictures = [*map(Path, sys.argv[1:]), None, None][:3]
+    axe = script.read_text(encoding="utf-8") if script is not None else None
     count = 0
     with tempfile.TemporaryDirectory() as folder:
         browser = Chromium(Path(folder))
         for page in pages(site):
-            for fault in faults(browser, page, axe):
-                print(f"{page.relative_to(site)} {fault}", flush=True)
+            name = page.relative_to(site)
+            picture = pictures / "_".join(name.with_suffix("").parts) if pictures is not None else None
+            for fault in faults(browser, page, axe, picture):
+                print(f"{name} {fault}", flush=True)
                 count += 1
         browser.close()
     print(f"{len(pages(site))} pages, {count} faults")

@@ -4,7 +4,11 @@
 def magnitudes(exponent, mantissa, bias):
     """All magnitudes of a format with this many exponent and mantissa bits, and this bias."""
     subnormal = [m / 2**mantissa * 2.0 ** (1 - bias) for m in range(2**mantissa)]
-    normal = [(1 + m / 2**mantissa) * 2.0 ** (e - bias) for e in range(1, 2**exponent) for m in range(2**mantissa)]
+    normal = [
+        (1 + m / 2**mantissa) * 2.0 ** (e - bias)
+        for e in range(1, 2**exponent)
+        for m in range(2**mantissa)
+    ]
     return subnormal + normal
 
 

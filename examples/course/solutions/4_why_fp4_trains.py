@@ -16,11 +16,17 @@ def error_of_mean(gradient, rounding, draws):
     total = torch.zeros_like(gradient, dtype=torch.float64)
     for draw in range(draws):
         seed = draw if rounding == "stochastic" else None
-        total += qsim.quantize(gradient, "e2m1", scale="tensor", rounding=rounding, seed=seed)
+        total += qsim.quantize(
+            gradient, "e2m1", scale="tensor", rounding=rounding, seed=seed
+        )
     return ((total / draws - gradient).norm() / gradient.norm()).item()
 
 
 def points(rounding):
     """Points in E2M1 with a scale per tensor; the gradient is rounded with `rounding`."""
     nearest = qsim.Quantizer("e2m1", scale="tensor")
-    return qsim.FivePoint(act=nearest, weight=nearest, grad=qsim.Quantizer("e2m1", scale="tensor", rounding=rounding))
+    return qsim.FivePoint(
+        act=nearest,
+        weight=nearest,
+        grad=qsim.Quantizer("e2m1", scale="tensor", rounding=rounding),
+    )

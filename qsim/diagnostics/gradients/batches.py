@@ -29,16 +29,16 @@ Points = FivePoint | Recipe | str | Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class BatchFactor:
-    """The factor by which the batch must grow for a layer's gradient to vary as little.
+    """Factor by which the batch must grow for a layer's gradient to vary as little.
 
     Attributes:
         layer: The layer whose gradient it is, or `"all weights"`.
-        factor: The ratio of the variance under the points to that under the points for comparison.
-        sampling: The variance from batch to batch under the points.
-        rounding: The variance from draw to draw under the points.
-        like: The total variance under the points for comparison.
-        bias: The squared norm of the gradient's mean error, which no batch size removes.
-        gradient: The squared norm of the gradient in full precision, for comparison.
+        factor: Ratio of the variance under the points to that under the points for comparison.
+        sampling: Variance from batch to batch under the points.
+        rounding: Variance from draw to draw under the points.
+        like: Total variance under the points for comparison.
+        bias: Squared norm of the gradient's mean error, which no batch size removes.
+        gradient: Squared norm of the gradient in full precision, for comparison.
 
     Example:
         >>> import torch, qsim
@@ -63,16 +63,16 @@ class BatchFactor:
 
 @dataclass(frozen=True)
 class BatchFactors(Records[BatchFactor]):
-    """The factors by which the batch must grow, for each layer and for all weights; prints as a table.
+    """Factors by which the batch must grow, for each layer and for all weights; prints as a table.
 
     Attributes:
         records: One for each layer, followed by that of all weights.
-        points: The points at which the model rounds.
-        compared_with: The points for comparison.
+        points: Points at which the model rounds.
+        compared_with: Points for comparison.
         bound: `4**k` if `points` has `k` mantissa bits fewer than those for comparison wherever the two differ (Theorem 1), else `None`.
             This is the effect of steps twice as wide for numbers spread evenly between two neighbours; for given numbers it can be somewhat
             more or less. If both operands of ∇W are rounded to very few bits, the product of their errors adds to it.
-        level: The confidence level of the intervals.
+        level: Confidence level of the intervals.
 
     Example:
         >>> import torch, qsim
@@ -102,11 +102,11 @@ class BatchFactors(Records[BatchFactor]):
 
     @property
     def factor(self) -> Estimate:
-        """The factor of all weights together."""
+        """Factor of all weights together."""
         return self[-1].factor
 
     def totals(self) -> BatchFactors:
-        """The factor of all weights together."""
+        """Factor of all weights together."""
         return self[-1:]
 
     def _below(self) -> list[str]:
@@ -155,10 +155,10 @@ def batch_for(
         batches: At least 3 batches, of one size.
         points: The points of all converted layers: a `FivePoint`, a dictionary that describes one, or a recipe, whose first and last layers
             stay in full precision. `None`: no rounding.
-        like: The points for comparison.
+        like: Points for comparison.
         draws: Number of draws per batch.
         seed: The seed of all random bits.
-        level: The confidence level of the intervals.
+        level: Confidence level of the intervals.
 
     Raises:
         TypeError: If an argument has the wrong type.

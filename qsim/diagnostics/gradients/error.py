@@ -9,12 +9,12 @@ from qsim.diagnostics.gradients.statistics import Estimate
 
 @dataclass(frozen=True)
 class GradientError:
-    """The error of a layer's gradient when a point rounds; all values are squared norms.
+    """Error of a layer's gradient when a point rounds; all values are squared norms.
 
     Attributes:
         layer: The layer whose gradient it is, or `"all weights"`.
-        point: The point that rounds, in all layers, or `"all"`, or `"none"`.
-        bias: The squared mean error of the gradient: `|E[h] - E[g]|²`, `g` being the gradient in full precision.
+        point: Point that rounds, in all layers, or `"all"`, or `"none"`.
+        bias: Squared mean error of the gradient: `|E[h] - E[g]|²`, `g` being the gradient in full precision.
         sampling: `T^s`: its variance from batch to batch.
         rounding: `T^Q`: its variance from draw to draw.
         gradient: `|E[g]|²`, to compare with.

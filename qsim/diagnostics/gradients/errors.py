@@ -39,7 +39,7 @@ class GradientErrors(Records[GradientError]):
         records: The errors.
         batches: Number of batches.
         draws: Number of draws per batch.
-        level: The confidence level of the intervals.
+        level: Confidence level of the intervals.
 
     Example:
         >>> import torch, qsim
@@ -61,11 +61,11 @@ class GradientErrors(Records[GradientError]):
     LOSSES: ClassVar[Values] = {name: _relative(name) for name in ("bias", "sampling", "rounding")}
 
     def of(self, point: str, layer: str = ALL_WEIGHTS) -> GradientError:
-        """The error at a point, of all weights or of a layer: `found[layer, point]`."""
+        """Error at a point, of all weights or of a layer: `found[layer, point]`."""
         return self[layer, point]
 
     def totals(self) -> GradientErrors:
-        """The errors of all weights together."""
+        """Errors of all weights together."""
         return self.filter(layer=ALL_WEIGHTS)
 
     def _below(self) -> list[str]:
@@ -105,7 +105,7 @@ def gradient_error(
         batches: At least 3 batches, of one size.
         draws: Number of draws per batch where rounding is stochastic.
         seed: The seed of all random bits.
-        level: The confidence level of the intervals.
+        level: Confidence level of the intervals.
 
     Returns:
         An error of each layer for each point that rounds, for `"all"` and for `"none"`; and the same for all weights together.

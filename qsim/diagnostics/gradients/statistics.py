@@ -29,8 +29,8 @@ class Estimate:
 
     Attributes:
         value: The estimate.
-        low: The interval's lower end.
-        high: Its upper end.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
 
     Example:
         >>> from qsim.diagnostics import Estimate

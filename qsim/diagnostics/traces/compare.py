@@ -50,7 +50,7 @@ def compare(
         optimizer: Makes an optimizer of a list of parameters, which takes one step.
         backward: Whether gradients are compared.
         seed: The seed of all random bits.
-        tolerance: The relative error up to which tensors count as equal.
+        tolerance: Relative error up to which tensors count as equal.
 
     Raises:
         FileError: If a file is no trace.

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """The difference of one tensor between two runs, a and b. All sizes are norms relative to that of run a's tensor.
+    """Difference of one tensor between two runs, a and b. All sizes are norms relative to that of run a's tensor.
 
     Attributes:
         layer: The layer, or the module that calls the function.
         operation: The class of the layer or the name of the function, with the number of the call if it is not the first.
         tensor: `output`, `grad_input`, or a parameter with `.grad` or `.updated`.
         error: The whole difference.
-        ulps: The largest difference of an element, in units in the last place.
-        own: The part that arises here: b's operation with a's inputs, compared with a's. NaN if it cannot be repeated.
+        ulps: Largest difference of an element, in units in the last place.
+        own: Part that arises here: b's operation with a's inputs, compared with a's. NaN if it cannot be repeated.
         operands: The part of it that comes from the roundings of operands and the values of parameters. NaN if it is not a product.
         accumulation: The rest of it: the formats and the order of sums, and the rounding of the result.
-        inherited: The part that comes from inputs that differ.
+        inherited: Part that comes from inputs that differ.
         cause: What differs: `settings`, `state` (parameters and buffers), `arithmetic` if neither, `inherited`, or nothing.
-        settings: The settings of the operation in both runs.
+        settings: Settings of the operation in both runs.
 
     Example:
         >>> import copy, torch, qsim
@@ -53,7 +53,7 @@ class TensorDifference:
 
     @property
     def title(self) -> str:
-        """The tensor in words."""
+        """Description of the tensor in words."""
         return f"{self.tensor} of {self.layer or '(the model)'} ({self.operation})"
 
 
@@ -70,11 +70,11 @@ _SIZES = ("error", "own", "operands", "accumulation", "inherited")
 
 @dataclass(frozen=True)
 class RunComparison(Records[TensorDifference]):
-    """The tensors of two runs compared, in causal order: what `qsim.compare` returns; prints as a table.
+    """Tensors of two runs compared, in causal order: what `qsim.compare` returns; prints as a table.
 
     Attributes:
         records: A record of each tensor that both runs computed.
-        tolerance: The relative error up to which tensors count as equal.
+        tolerance: Relative error up to which tensors count as equal.
         only_a: Operations that only run a has.
         only_b: Operations that only run b has.
 
@@ -110,7 +110,7 @@ class RunComparison(Records[TensorDifference]):
 
     @property
     def first(self) -> TensorDifference | None:
-        """The first tensor that differs, in causal order; `None` if all are equal."""
+        """First tensor that differs, in causal order; `None` if all are equal."""
         return next((record for record in self.records if record.error > self.tolerance), None)
 
     def plot(self, ax: Axes | None = None) -> Axes:

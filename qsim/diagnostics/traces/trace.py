@@ -28,12 +28,12 @@ class Operation:
     """An operation of a run: one call of a layer, or of a function of torch.
 
     Attributes:
-        layer: The name of the layer, or of the innermost module that called the function; empty for the model itself.
+        layer: Name of the layer, or of the innermost module that called the function; empty for the model itself.
         name: The class of the layer or the name of the function.
-        call: The number of the call, starting at 1: layers and functions may be called several times.
+        call: Number of the call, starting at 1: layers and functions may be called several times.
         settings: The layer as it prints, or the arguments of the function that are no tensors.
-        points: The points of a layer that has some, with all their options.
-        state: The names of the parameters and buffers that it uses.
+        points: Points of a layer that has some, with all their options.
+        state: Names of the parameters and buffers that it uses.
         is_module: Whether it is a layer.
 
     Example:
@@ -52,24 +52,24 @@ class Operation:
 
     @property
     def title(self) -> str:
-        """The key of its tensors in a trace."""
+        """Key of its tensors in a trace."""
         function = "" if self.is_module else f":{self.name}"
         return f"{self.layer}{function}{f'#{self.call}' if self.call > 1 else ''}"
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The operations of a training step in causal order, with their tensors: what `qsim.diagnostics.trace` records.
+    """Operations of a training step in causal order, with their tensors: what `qsim.diagnostics.trace` records.
 
     A tensor's name is the title of its operation and its role, `"blocks.0.up/output.0"`: roles are `input`, `output`, `grad_output` and
     `grad_input`, each with a number. Parameters have `"blocks.0.up.weight/grad"` and, after an optimizer's step, `"…/updated"`. A
     safetensors file whose tensors have such names is a trace, of whatever program: other frameworks need only write the outputs.
 
     Attributes:
-        operations: The operations by their titles, in the order of the forward pass.
-        order: The names of the tensors that operations computed, in causal order.
+        operations: Operations by their titles, in the order of the forward pass.
+        order: Names of the tensors that operations computed, in causal order.
         state: A checksum of each parameter and buffer before the run.
-        tensors: The tensors by name, in memory, or read when they are needed.
+        tensors: Tensors by name, in memory, or read when they are needed.
 
     Example:
         >>> import tempfile, torch, qsim
@@ -94,7 +94,7 @@ class Trace:
         return f"Trace({len(self.operations)} operations, {len(self.tensors)} tensors)"
 
     def numbered(self, title: str, role: str) -> dict[int, Tensor]:
-        """The tensors of an operation in a role, by their numbers."""
+        """Tensors of an operation in a role, by their numbers."""
         start = f"{title}/{role}."
         return {int(name[len(start) :]): self.tensors[name] for name in self._names.get(title, ()) if name.startswith(start)}
 

@@ -14,13 +14,13 @@ class CountedProduct:
     """A product of a program; calls that do not differ are counted together.
 
     Attributes:
-        module: The path of the module that called it; empty for the model itself.
+        module: Path of the module that called it; empty for the model itself.
         direction: `forward` or `backward`.
-        operator: The operator that computed it, such as `addmm`.
-        shapes: The shapes of its operands.
+        operator: Operator that computed it, such as `addmm`.
+        shapes: Shapes of its operands.
         calls: How often it was computed.
-        multiply_adds: The multiply-adds of all calls.
-        points: The points that rounded its operands, such as `act=e4m3`.
+        multiply_adds: Multiply-adds of all calls.
+        points: Points that rounded its operands, such as `act=e4m3`.
         reason: Why an operand was not rounded; empty if all were.
         by: Where a product with an accumulator was computed: `chip` or `emulator`; empty for others, and on the meta device.
 
@@ -48,8 +48,8 @@ class Coverage(Records[CountedProduct]):
     """All products that a model computed in one run; prints as a table.
 
     Attributes:
-        records: The products, in the order of their first calls.
-        never_called: The names of the layers that have points and were not called.
+        records: Products, in the order of their first calls.
+        never_called: Names of the layers that have points and were not called.
         opaque: Operators of other packages that ran. They may multiply inside, which is not counted.
 
     Example:
@@ -86,21 +86,21 @@ class Coverage(Records[CountedProduct]):
 
     @property
     def multiply_adds(self) -> int:
-        """The multiply-adds of all products."""
+        """Multiply-adds of all products."""
         return sum(product.multiply_adds for product in self)
 
     @property
     def share(self) -> float:
-        """The share of the multiply-adds whose operands were all rounded."""
+        """Share of the multiply-adds whose operands were all rounded."""
         return self.filter(reason="").multiply_adds / self.multiply_adds
 
     @property
     def partial_share(self) -> float:
-        """The share of the multiply-adds in products with a rounded and an unrounded operand."""
+        """Share of the multiply-adds in products with a rounded and an unrounded operand."""
         return self.filter(lambda product: bool(product.points and product.reason)).multiply_adds / self.multiply_adds
 
     def aggregates(self) -> dict[str, Any]:
-        """The multiply-adds, and both shares."""
+        """Multiply-adds, and both shares."""
         return {"multiply_adds": self.multiply_adds, "share": self.share, "partial_share": self.partial_share}
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Coverage(Records[CountedProduct]):
         return self.aggregates() | {"never_called": [], "opaque": []} | super().to_dict()
 
     def headline(self) -> str:
-        """The shares in one line."""
+        """Shares in one line."""
         shares = f"both operands rounded: {percent(self.share)}, one of them: {percent(self.partial_share)}"
         return f"{self.multiply_adds:,} multiply-adds; {shares}"
 

@@ -55,7 +55,7 @@ class Findings:
         return mean([math.log(coarse / fine, 4) / (more - fewer) for coarse, fine in pairs])
 
     def batch_factor(self, fewer: int, more: int) -> Interval:
-        """The factor by which the batch must grow per bit less, for gradients with the same total variance."""
+        """Factor by which the batch must grow per bit less, for gradients with the same total variance."""
         totals = [
             [a + b for a, b in zip(*(self.backward(what, bits, self.batch) for what in ("rounding", "sampling")), strict=True)]
             for bits in (fewer, more)

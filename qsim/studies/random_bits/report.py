@@ -48,7 +48,7 @@ class Findings:
         return mean([float(self._of[BIAS, name, bits, correction, seed]["bias"]) for seed in range(self.settings.seeds)])
 
     def losses(self, what: str, name: str, bits: int, *, correction: bool) -> list[float]:
-        """The test loss of each seed."""
+        """Test loss of each seed."""
         return [float(self._of[what, name, bits, correction, seed]["loss"]) for seed in range(self.settings.seeds)]
 
     def added(self, what: str, name: str, bits: int, *, correction: bool) -> Interval:

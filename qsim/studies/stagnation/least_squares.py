@@ -50,7 +50,7 @@ def problems(count: int, samples: int, dimensions: int, noise: float, format: st
     Without noise the optimum is rounded to the format, because only then can weights in it fit the data perfectly (assumption A1).
 
     Args:
-        count: The number of problems.
+        count: Number of problems.
         samples: The samples of each.
         dimensions: The dimensions of each.
         noise: The standard deviation of the noise in the labels.

@@ -43,11 +43,11 @@ class Run:
 
 
 class Sweep:
-    """The results of `sweep`: losses, differences from the reference with intervals, verdicts and figures.
+    """Results of `sweep`: losses, differences from the reference with intervals, verdicts and figures.
 
     Attributes:
         settings: The grid.
-        report: The report, as written to the folder.
+        report: Report, as written to the folder.
 
     Example:
         >>> import tempfile, torch
@@ -75,30 +75,30 @@ class Sweep:
         ]
 
     def frame(self) -> Any:
-        """The runs as a pandas frame, which needs pandas."""
+        """Runs as a pandas frame, which needs pandas."""
         import pandas  # type: ignore[import-untyped]
 
         return pandas.DataFrame(self.rows())
 
     def losses(self, label: str, batch: int, rate: float) -> list[float]:
-        """The test loss of each seed."""
+        """Test loss of each seed."""
         return [float(self._of[label, batch, rate, seed]["test_loss"]) for seed in range(self.settings.seeds)]
 
     def rate(self, label: str, batch: int) -> float:
-        """The learning rate with the smallest mean loss."""
+        """Learning rate with the smallest mean loss."""
         return min(self.settings.rates, key=lambda rate: mean(self.losses(label, batch, rate)).value)
 
     def best(self, label: str, batch: int) -> list[float]:
-        """The test losses of the seeds at the best learning rate."""
+        """Test losses of the seeds at the best learning rate."""
         return self.losses(label, batch, self.rate(label, batch))
 
     def added(self, label: str, batch: int) -> Interval:
-        """The loss that points add to the reference's at the same batch size, seed by seed, each at its best learning rate."""
+        """Loss that points add to the reference's at the same batch size, seed by seed, each at its best learning rate."""
         return difference(self.best(label, batch), self.best(self.reference, batch))
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """The labels other than the reference's."""
+        """Labels other than the reference's."""
         return self.settings.labels[1:]
 
     def _report(self) -> Report:

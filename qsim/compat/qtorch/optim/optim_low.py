@@ -91,7 +91,7 @@ class OptimLP(DrawsSeed, Wrapper):
 
     @property
     def optim(self) -> Optimizer:
-        """The wrapped optimizer, under QPyTorch's name."""
+        """Wrapped optimizer, under QPyTorch's name."""
         return self.optimizer
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
