@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,51 @@ class Pairs(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.x[index], self.y[index]
+
+
+class Lazy(Dataset[Any]):
+    """A data set that reads from a file of another library, which cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.file = open(__file__)  # noqa: SIM115
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index], Y[index]
+
+
+def closure(shift: float) -> Any:
+    """Data behind a function whose source does not say which."""
+    return lambda: (X[:64] + shift, Y[:64], X[64:], Y[64:])
+
+
+def layers(width: int) -> Any:
+    """Models behind a function whose source does not say how wide."""
+    return lambda: nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def wide(width: int) -> nn.Module:
+    return nn.Linear(6, width)
+
+
+def momentum(value: float) -> Any:
+    """Optimizers that differ in a default argument."""
+    return lambda parameters, rate, momentum=value: torch.optim.SGD(parameters, rate, momentum)
+
+
+def callable_point(by: float) -> FivePoint:
+    return FivePoint(act=lambda x: x * by, act_bwd=None)
+
+
+def halved(pairs: list[Any]) -> Any:
+    """A collation that changes the inputs."""
+    x, y = zip(*pairs, strict=True)
+    return torch.stack(x) / 2, torch.stack(y)
+
+
+PAIRS = (Pairs(*DATA[:2]), Pairs(*DATA[2:]))
 
 
 def swept(folder: Path, **options: Any) -> studies.Sweep:
@@ -108,6 +155,38 @@ def test_results_of_other_points_models_and_data_are_not_used(tmp_path: Path) ->
     assert len(lines(tmp_path)) == 10
     swept(tmp_path, points={"P": FivePoint(act="e5m2", act_bwd=None)}, batches=[8], data=(*DATA[:3], 1 - DATA[3]))
     assert len(lines(tmp_path)) == 14
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"data": PAIRS}, {"data": (Pairs(X[:64], 1 - Y[:64]), PAIRS[1])}),
+        ({"data": closure(0.0)}, {"data": closure(1.0)}),
+        ({"make_model": layers(4)}, {"make_model": layers(8)}),
+        ({"make_model": functools.partial(wide, 4)}, {"make_model": functools.partial(wide, 8)}),
+        ({"make_optimizer": momentum(0.0)}, {"make_optimizer": momentum(0.9)}),
+        ({"points": {"P": callable_point(2.0)}}, {"points": {"P": callable_point(1.0)}}),
+        ({"data": PAIRS}, {"data": (DataLoader(PAIRS[0], collate_fn=halved), PAIRS[1])}),
+    ],
+    ids=["datasets", "data of closures", "models of closures", "partials", "optimizers", "callable points", "collation"],
+)
+def test_results_of_other_contents_are_not_used(tmp_path: Path, first: dict[str, Any], second: dict[str, Any]) -> None:
+    options = {"points": {"P": None}, "batches": [8], "steps": 2, "seeds": 1}
+    results = [swept(tmp_path, **(options | chosen)) for chosen in (first, second, first)]
+    assert len({json.loads(line)["run"]["label"] + line for line in lines(tmp_path)}) == len(lines(tmp_path))
+    losses = [result.losses("P", 8, 1e-2) for result in results]
+    assert losses[0] == losses[2] != losses[1]
+
+
+def test_data_that_cannot_be_identified_needs_a_key(tmp_path: Path) -> None:
+    options = {"points": {"FP32": None}, "batches": [8], "steps": 1, "seeds": 1, "data": (Lazy(), Lazy())}
+    error = "sweep: data[0].file is a _io.TextIOWrapper, which cannot be told from another one, so results of other data could be reused"
+    with pytest.raises(TypeError, match=re.escape(error)):
+        swept(tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+    for key, count in (("first", 1), ("first", 1), ("second", 2)):
+        swept(tmp_path, **options, data_key=key)
+        assert len(lines(tmp_path)) == count
 
 
 def test_every_form_of_data_gives_the_same_losses(tmp_path: Path) -> None:

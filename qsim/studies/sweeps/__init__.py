@@ -24,6 +24,7 @@ from qsim.studies.plans import plan
 from qsim.studies.report import Report
 from qsim.studies.result import Result
 from qsim.studies.study import Study
+from qsim.studies.sweeps.fingerprints import fingerprint
 from qsim.studies.sweeps.results import Run, Settings, Sweep
 from qsim.studies.sweeps.sources import Loss, MakeOptimizer, Sources, name_of
 
@@ -49,6 +50,7 @@ def sweep(
     seeds: int = 4,
     make_optimizer: MakeOptimizer = torch.optim.AdamW,
     tolerance: float = TOLERANCE,
+    data_key: str | None = None,
     folder: str | Path = "studies/sweep",
     device: str | torch.device | None = None,
     workers: int | None = 1,
@@ -57,8 +59,9 @@ def sweep(
     """Train your own model with every combination of points, batch sizes and learning rates, and judge the differences.
 
     Formats, roundings, accumulators, random bits and recipes are all values of `points`. Results are stored as they are measured: an
-    interrupted sweep continues where it stopped, and a larger grid measures only what is new. Results of other points, of a function whose
-    source changed, and of other tensors are measured again.
+    interrupted sweep continues where it stopped, and a larger grid measures only what is new. Results of other points, of functions that do
+    something else, and of other data are measured again: functions count with their code and the variables that they read, data with their
+    contents. Another version of Python compiles functions to other code.
 
     Args:
         make_model: A function that makes a model, with weights that depend on torch's seed only.
@@ -73,6 +76,8 @@ def sweep(
         seeds: The number of seeds, at least two for intervals.
         make_optimizer: A function of parameters and a learning rate.
         tolerance: The share of the reference's loss that points may add and still count as equal.
+        data_key: A name of the data by which results are stored, for data that have no contents to compare, such as an open connection,
+            or too many. Change it when the data change.
         folder: The folder of results, figures and the report.
         device: The device to compute on; by default a CPU.
         workers: The number of processes; None: one for each core or GPU. With several, functions must be importable.
@@ -82,7 +87,7 @@ def sweep(
         The results, with `frame()`, `added(label, batch)` and `report`, which is also written to the folder.
 
     Raises:
-        TypeError: If the data or a function has the wrong type.
+        TypeError: If the data or a function has the wrong type, or contents that cannot be identified.
         ValueError: If the grid is empty or not positive, inputs and targets differ in number, or `make_model` returns the same
             parameters twice.
 
@@ -108,7 +113,7 @@ def sweep(
         if not values or min(values) <= 0:
             raise ValueError(f"sweep: {name} must be positive, got {values if name in ('batches', 'rates') else values[0]}")
     settings = Settings(tuple(labelled), tuple(sorted(set(batches))), tuple(rates), steps, seeds, tolerance)
-    sources = Sources(make_model, data, loss, make_optimizer)
+    sources = Sources(make_model, data, loss, make_optimizer, data_key)
     sources.datasets()
     sources.check_model()
     with torch.random.fork_rng(devices=[]):
@@ -223,4 +228,9 @@ def _moved(x: Any, device: torch.device) -> Any:
 
 def _text(points: Points) -> str:
     """Points as text, which is different for different ones."""
-    return json.dumps(points.to_dict(), sort_keys=True) if isinstance(points, FivePoint | Recipe) else str(points)
+    if isinstance(points, FivePoint | Recipe):
+        try:
+            return json.dumps(points.to_dict(), sort_keys=True)
+        except ValueError:  # callables, which plain values cannot express
+            return f"{points} ({fingerprint(points, 'points')})"
+    return str(points)
