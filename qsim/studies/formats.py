@@ -137,7 +137,8 @@ class _Written(Findings[Settings, Run]):
         ]
         if not pairs:
             return None
-        return mean(np.mean([np.subtract(*(self.accuracies(name, rounding) for name in pair[::-1])) for pair in pairs], 0).tolist())
+        gains = [np.subtract(self.accuracies(wider, rounding), self.accuracies(name, rounding)) for name, wider in pairs]
+        return mean(np.mean(gains, 0).tolist())
 
     @property
     def widths(self) -> list[int]:

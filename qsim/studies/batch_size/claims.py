@@ -65,9 +65,7 @@ def _degradation(found: BatchFindings, rounding: str, design: str, scale: str) -
 
 def _accumulates(found: BatchFindings) -> Claim:
     parts = (1, found.settings.micro_batches)
-    whole, summed = (
-        found.seeds("accuracy", found.coarse, "stochastic", found.most, IN_RANGE, micro_batches=count) for count in parts
-    )
+    whole, summed = (found.seeds("accuracy", found.coarse, "stochastic", found.most, IN_RANGE, micro_batches=count) for count in parts)
     ahead = difference(summed, whole)
     return found.claim("accumulates", within(ahead, -_SAME, _SAME), ahead=ahead, same=100 * _SAME)
 

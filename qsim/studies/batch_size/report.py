@@ -64,9 +64,7 @@ class Written(BatchFindings):
         for name in (FULL, *self.settings.formats):
             for rounding in self.settings.roundings if name != FULL else ("-",):
                 for scale in SCALES if name != FULL else (PLAIN,):
-                    of_all = [
-                        proportion(self.seeds("accuracy", name, rounding, batch, scale, design)) for batch in self.settings.batches
-                    ]
+                    of_all = [proportion(self.seeds("accuracy", name, rounding, batch, scale, design)) for batch in self.settings.batches]
                     rows.append([name, rounding, SCALES[scale] if name != FULL else "-", *(f"{found:.1%}" for found in of_all)])
         sizes = [f"b = {batch}, {self.settings.updates(design, batch)} steps" for batch in self.settings.batches]
         return Table.of(f"Accuracy on test {self.unit}, {self.equal[design]}", ["format", "rounding", "loss", *sizes], rows)

@@ -20,9 +20,7 @@ def claims(found: LanguageFindings) -> list[Claim]:
     costs = [*_speeds(found), *_memories(found)] if found.of_cost else []
     if not found.of_perplexity:
         return costs
-    stochastic, nearest, kahan = (
-        found.beside(*pair) for pair in ((STOCHASTIC, O1), (NEAREST, STOCHASTIC), (KAHAN, O1))
-    )
+    stochastic, nearest, kahan = (found.beside(*pair) for pair in ((STOCHASTIC, O1), (NEAREST, STOCHASTIC), (KAHAN, O1)))
     outperforms = below(stochastic, 1.0) if found.inside(STOCHASTIC, O1) else None
     worse = above(nearest, 1.0) if found.inside(NEAREST, STOCHASTIC) else None
     matches = _same([kahan], SAME) if found.inside(KAHAN, O1) else None
@@ -69,14 +67,14 @@ def _memories(found: LanguageFindings) -> list[Claim]:
     if not found.on_gpu:
         return [found.claim(name, None, shown="not measured on a processor", least="none") for name in names.values()]
     ratios = {name: found.ratio(STOCHASTIC, other, "peak_mib") for other, name in names.items()}
-    return [
-        found.claim(name, below(ratio, 1.0), shown=f"{ratio:.3f} times", least=f"{_by(ratio):.1%}") for name, ratio in ratios.items()
-    ]
+    return [found.claim(name, below(ratio, 1.0), shown=f"{ratio:.3f} times", least=f"{_by(ratio):.1%}") for name, ratio in ratios.items()]
 
 
 def _no_difference(found: LanguageFindings) -> Claim:
     ratios = {bits: found.more_bits(*bits) for bits in MORE_BITS}
-    shown = [f"moments {states.upper()}, gradients {gradients.upper()}: {excess_text(ratios[states, gradients])}" for states, gradients in ratios]
+    shown = [
+        f"moments {states.upper()}, gradients {gradients.upper()}: {excess_text(ratios[states, gradients])}" for states, gradients in ratios
+    ]
     least = max(map(_by, ratios.values()))
     return found.claim("more bits", _same([*ratios.values()], SAME), shown="; ".join(shown), least=least, same=SAME)
 

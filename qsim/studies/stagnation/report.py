@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-
 class Written(DescentFindings):
     """The report.
 
@@ -30,9 +29,9 @@ class Written(DescentFindings):
 
     def parts(self) -> list[str | Table | Picture]:
         """The setting, the table and figures."""
-        pictures = {"distance": self._distances, "rate": self._rates, "loss": self._losses}
         text = self.text("setting", count=self.settings.problems * self.settings.seeds)
-        return [text, self._table(), *(self.picture(name, draw) for name, draw in pictures.items())]
+        rates, losses = self.picture("rate", self._rates), self.picture("loss", self._losses)
+        return [text, self._table(), self.picture("distance", self._distances), rates, losses]
 
     def claims(self) -> list[Claim]:
         """All claims."""
