@@ -56,6 +56,7 @@ _STUDIES = {
     "points": "points.PointsStudy",
     "random-bits": "random_bits.RandomBitsStudy",
     "random-walk": "random_walk.RandomWalkStudy",
+    "recipes": "recipes.RecipesStudy",
     "stagnation": "stagnation.StagnationStudy",
 }
 _HOMES = {

@@ -119,6 +119,7 @@ class Report:
         claims: The paper's claims, and their verdicts.
         meaning: The result in one sentence.
         title: The heading; by default the study's question.
+        note: What the intervals say about several verdicts together.
 
     Example:
         >>> from qsim import studies
@@ -133,6 +134,7 @@ class Report:
     claims: Sequence[Claim]
     meaning: str
     title: str = ""
+    note: str = _EACH_BY_ITSELF
 
     @property
     def verdicts(self) -> Table:
@@ -175,7 +177,7 @@ class Report:
         for part in (*self.parts, self.tests):
             if isinstance(part, Table):
                 page += [f"## {part.heading}", part.markdown()]
-        page += [_EACH_BY_ITSELF if self.claims else "", "## How it was run", origin]
+        page += [self.note if self.claims else "", "## How it was run", origin]
         return "\n\n".join(part for part in page if part) + "\n"
 
     def write(self, folder: Path, origin: str) -> list[Path]:
