@@ -208,14 +208,14 @@ def provenance(command: str, results: Sequence[Result[Any]]) -> str:
     """The provenance of results as text.
 
     Args:
-        command: The command that reproduces them.
+        command: The command that reproduces them, or a sentence with code in it.
         results: All results.
     """
     machines: Counter[str] = Counter()
     for result in results:
         machines[described_machine(result.machine)] += 1
     seconds = sum(result.seconds for result in results)
-    lines = [f"`{command}`", ""]
+    lines = [command if "`" in command else f"`{command}`", ""]
     lines += [f"- {count} runs on {machine}" for machine, count in machines.most_common()]
     lines += [f"- {seconds:.0f} seconds in total over all runs", "- every result: [results.jsonl](results.jsonl)"]
     lines += [f"- {found}" for found in _outdated(results)]

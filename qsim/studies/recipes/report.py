@@ -141,7 +141,8 @@ class Written(Findings[Settings, Run]):
         if TRAINING not in self.settings.measures:
             return f"Times of {listed(self.settings.recipes)}."
         model = self.settings.models[0]
-        best, *_, worst = self._ranked(model) * 2
+        ranked = self._ranked(model)
+        best, worst = ranked[0], ranked[-1]
         ends = {"least": self.gap(model, best).value, "most": self.gap(model, worst).value}
         return self.text("meaning", best=best, worst=worst, model=_name(model), reference=mean(self.losses(model, BF16)).value, **ends)
 

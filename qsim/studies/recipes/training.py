@@ -25,7 +25,7 @@ def trained(run: Run, device: torch.device) -> dict[str, Any]:
 
     Returns:
         `loss`: in nats per byte of held-out text, in the recipe's own precision. `gradients`: for each look the step, and the squared bias
-        and the variance of the gradient relative to its square in full precision. `share`: of the multiply-adds, those with rounded operands.
+        and the variance of the gradient relative to its square in full precision. `share`: that of multiply-adds with rounded operands.
     """
     words, how = text(run.data, run.context, device), _training(run)
     held_out = words.validation(run.batch, run.context)

@@ -90,8 +90,3 @@ def _identified(part: Any, name: str, remedy: str) -> str:
         return fingerprint(part, name)
     except UnidentifiableError as error:
         raise TypeError(f"sweep: {error}, so results of other data could be reused; {remedy}") from error
-
-
-def name_of(part: Any) -> str:
-    """A function by its module and name, data by its type."""
-    return f"{part.__module__}.{part.__qualname__}" if hasattr(part, "__qualname__") else type(part).__name__
