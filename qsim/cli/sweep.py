@@ -19,8 +19,8 @@ examples:
   qsim study sweep --config study.json
 
 make() returns a model; data() returns inputs, targets, test inputs and test targets, or two datasets. In study.json, options have the same
-names, and lists are lists. Points may also be a dictionary from labels to names of recipes, to null for full precision, or to what to_dict()
-of a FivePoint or a recipe returns. Options of the command line come before those of the file.
+names, and lists are lists. Points may also be a dictionary from labels to names of recipes, to null for full precision, or to what
+to_dict() of a FivePoint or a recipe returns. Options of the command line come before those of the file.
 """
 _DEFAULTS = {"loss": "torch.nn.functional:cross_entropy", "optimizer": "torch.optim:AdamW"}
 

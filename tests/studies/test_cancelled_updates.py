@@ -60,8 +60,8 @@ def test_memory_grows_layer_by_layer(findings: Written) -> None:
     total = sum(layers)
     for count in range(LAYERS + 1):
         kahan = sum(layers[LAYERS - count :])
-        assert findings.values("memory", "bf16", STOCHASTIC, count) == [pytest.approx(2 + 2 * kahan / total)]
-    assert findings.values("memory", FULL, NEAREST) == [4.0]
+        assert findings.of("memory", "bf16", STOCHASTIC, count) == [pytest.approx(2 + 2 * kahan / total)]
+    assert findings.of("memory", FULL, NEAREST) == [4.0]
 
 
 def test_training_learns_where_updates_arrive(findings: Written) -> None:

@@ -40,7 +40,7 @@ def begun(chosen: Run) -> tuple[GPT, WeightUpdater]:
 @pytest.fixture(scope="module")
 def found(quick_study: Callable[..., studies.Plan]) -> tuple[studies.Report, Written]:
     plan = quick_study("llm", steps=8, context=8)
-    return plan.report(), Written(plan.settings, list(plan.store.results().values()))
+    return plan.report(), Written(plan.study, plan.settings, list(plan.store.results().values()))
 
 
 def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Written]) -> None:
