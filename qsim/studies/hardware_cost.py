@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 import qsim
 from qsim import FivePoint, rounding
-from qsim.diagnostics.gradients.batches import measured_factors
 from qsim.plot import figures
 from qsim.silicon import Circuit
 from qsim.silicon.graphs import routine, significand
@@ -21,8 +18,8 @@ from qsim.studies import formats
 from qsim.studies.choices import choice
 from qsim.studies.findings import Findings
 from qsim.studies.learners import nets
-from qsim.studies.learners.images import described, images
-from qsim.studies.learners.training import Training, full_precision, train
+from qsim.studies.learners.images import described
+from qsim.studies.learners.training import Training
 from qsim.studies.report import Asked, Claim, Picture, Report
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, difference, positive, proportion
@@ -142,21 +139,11 @@ def _cells(circuit: Routine) -> dict[str, int]:
 
 def _factor(run: Run, device: torch.device) -> dict[str, Any]:
     """The factor by which the batch must grow for gradients to vary as in full precision, after a tenth of the training."""
-    data, points = images(run.data, device), _points(run)
+    points, how = _points(run), Training(run.steps // 10, run.batch)
     assert points is not None, "full precision has no factor"
-    torch.manual_seed(run.seed)
-    net = data.net().to(device)
-    with full_precision(device):
-        train(net, data, torch.optim.SGD(net.parameters(), lr=run.rate), Training(run.steps // 10, run.batch), run.seed)
-        order = torch.Generator().manual_seed(run.seed + 1)
-        batches = [torch.randint(len(data.y), (run.batch,), generator=order).to(device) for _ in range(_BATCHES)]
-
-        def loss(model: nn.Module, chosen: Tensor) -> Tensor:
-            return F.cross_entropy(model(data.x[chosen]), data.y[chosen])
-
-        qsim.convert(net, FivePoint())
-        backward = FivePoint(act_bwd=points.act_bwd, grad=points.grad)
-        return {"factor": float(measured_factors(net, loss, batches, backward, None, _DRAWS, run.seed).factor.value)}
+    backward = FivePoint(act_bwd=points.act_bwd, grad=points.grad)
+    factor = nets.batch_factor(run.data, backward, None, how, run.rate, run.seed, device, batches=_BATCHES, draws=_DRAWS)
+    return {"factor": float(factor.value)}
 
 
 class _Written(Findings[Settings, Run]):

@@ -8,16 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 import qsim
 from qsim import FivePoint, Quantizer
-from qsim.diagnostics.gradients.batches import measured_factors
 from qsim.studies.choices import choice
 from qsim.studies.learners import nets
-from qsim.studies.learners.examples import MODELS, OWN, examples, optimizer, predictions
-from qsim.studies.learners.training import Training, full_precision, train
+from qsim.studies.learners.examples import MODELS, OWN, predictions
+from qsim.studies.learners.training import Training
 from qsim.studies.study import WrittenStudy, run_of
 
 FULL = "fp32"
@@ -176,18 +173,7 @@ def _runs(settings: Settings, seed: int) -> list[Run]:
 
 def _factor(run: Run, device: torch.device) -> dict[str, Any]:
     """The factor by which the batch must grow, from the variances of a net's gradients after a tenth of its training."""
-    found = examples(run.data, run.model, device)
-    torch.manual_seed(run.seed)
-    model, how = found.net().to(device), replace(run.training, steps=run.steps // 10)
-    with full_precision(device):
-        train(model, found, optimizer(run.model, model, run.rate), how, run.seed)
-        order = torch.Generator().manual_seed(run.seed + 1)
-        batches = [torch.randint(len(found.y), (run.batch,), generator=order).to(device) for _ in range(_BATCHES)]
-
-        def loss(model: nn.Module, chosen: Tensor) -> Tensor:
-            return F.cross_entropy(model(found.x[chosen]), found.y[chosen]) * how.loss_scale
-
-        qsim.convert(model, FivePoint())
-        points, like = (_backward(name, run.rounding) for name in (run.format, run.like))
-        factor = measured_factors(model, loss, batches, points, like, _DRAWS, run.seed).factor
+    how = replace(run.training, steps=run.steps // 10)
+    points, like = (_backward(name, run.rounding) for name in (run.format, run.like))
+    factor = nets.batch_factor(run.data, points, like, how, run.rate, run.seed, device, model=run.model, batches=_BATCHES, draws=_DRAWS)
     return {"factor": float(factor.value), "low": float(factor.low), "high": float(factor.high)}
