@@ -69,6 +69,17 @@ def compare_formats(
         formats: The formats.
         rounding: The rounding of the backward pass.
         **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> found = studies.compare_formats(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss, formats=["e4m3"], steps=1, seeds=2,
+        ...     folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels
+        ('full precision', 'e4m3')
     """
 
     def points(name: str) -> FivePoint:
@@ -88,6 +99,17 @@ def compare_points(make_model: MakeModel, data: Any, loss: Loss, *, format: str,
         format: The format.
         rounding: The rounding.
         **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> found = studies.compare_points(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss, format="e4m3", steps=1, seeds=2,
+        ...     folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels
+        ('full precision', 'act', 'weight', 'act_bwd', 'weight_bwd', 'grad')
     """
     rounded = Quantizer(format, rounding, scale=scaling.PerTensor())
     unrounded: dict[str, Any] = {"act_bwd": None, "weight_bwd": None}
@@ -107,6 +129,17 @@ def compare_learning_rates(
         points: See `sweep`.
         rates: The learning rates.
         **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> found = studies.compare_learning_rates(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss, points=["mxfp8"], rates=[0.01, 0.001], steps=1, seeds=2,
+        ...     folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels
+        ('full precision', 'mxfp8')
     """
     return sweep(make_model, data, loss, points=points, rates=rates, **options)
 
@@ -123,6 +156,17 @@ def compare_random_bits(
         format: The format of inputs and gradients in the backward pass.
         bits: The numbers of random bits.
         **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> found = studies.compare_random_bits(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss, format="e4m3", bits=[1], steps=1, seeds=2,
+        ...     folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels
+        ('32 bits', '1 bit', 'full precision')
     """
 
     def points(count: int) -> FivePoint:
@@ -145,6 +189,17 @@ def compare_accumulators(
         accumulators: The accumulators; see `qsim.accumulators`.
         recipe: The recipe.
         **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> found = studies.compare_accumulators(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss, accumulators=["Rounded('fp16')"], steps=1, seeds=2,
+        ...     folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels
+        ('fp8_hybrid', "Rounded('fp16')", 'full precision')
     """
     points = {name: resolve(recipe).with_(accumulate=name) for name in accumulators}
     return sweep(make_model, data, loss, points={recipe: resolve(recipe).with_(accumulate=None), **points, FULL: None}, **options)
@@ -159,5 +214,16 @@ def compare_recipes(make_model: MakeModel, data: Any, loss: Loss, *, recipes: Se
         loss: See `sweep`.
         recipes: The names of recipes, or the calls that make them.
         **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> found = studies.compare_recipes(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss, recipes=["mxfp8"], steps=1, seeds=2,
+        ...     folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels
+        ('full precision', 'mxfp8')
     """
     return sweep(make_model, data, loss, points=recipes, **options)
