@@ -61,10 +61,10 @@ def fingerprint(value: Any, name: str = "value") -> str:
         >>> fingerprint(scaled(2)) == fingerprint(scaled(2)), fingerprint(scaled(2)) == fingerprint(scaled(3))
         (True, False)
     """
-    return _Reader().digest(value, name).hex()[:16]
+    return _Fingerprinter().digest(value, name).hex()[:16]
 
 
-class _Reader:
+class _Fingerprinter:
     """Digests of objects; each is read once, and one that contains itself ends there."""
 
     def __init__(self) -> None:

@@ -135,7 +135,8 @@ def compare_learning_rates(
         >>> from qsim import studies
         >>> x = torch.linspace(-1, 1, 32)[:, None]
         >>> found = studies.compare_learning_rates(
-        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss, points=["mxfp8"], rates=[0.01, 0.001], steps=1, seeds=2,
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss,
+        ...     points=["mxfp8"], rates=[0.01, 0.001], steps=1, seeds=2,
         ...     folder=tempfile.mkdtemp(),
         ... )
         >>> found.settings.labels
@@ -195,7 +196,8 @@ def compare_accumulators(
         >>> from qsim import studies
         >>> x = torch.linspace(-1, 1, 32)[:, None]
         >>> found = studies.compare_accumulators(
-        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss, accumulators=["Rounded('fp16')"], steps=1, seeds=2,
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss,
+        ...     accumulators=["Rounded('fp16')"], steps=1, seeds=2,
         ...     folder=tempfile.mkdtemp(),
         ... )
         >>> found.settings.labels
