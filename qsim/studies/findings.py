@@ -1,4 +1,4 @@
-"""What a study finds: its results by run, and the claims, figures and report that are made of them.
+"""Findings of a study: its results by run, and the claims, figures and report that are made of them.
 
 The words are in `wording/NAME.ini`: the setting, the captions, and each claim with its test and its rule, which are registered there before
 results are committed. Code computes numbers and verdicts, and fills them in.

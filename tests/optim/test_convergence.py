@@ -1,4 +1,4 @@
-"""What *Stochastic Rounding for LLM Training* proves about updates, on quadratic losses: Lemma 2, Theorems 1 and 3, Corollary 1.
+"""Proofs of *Stochastic Rounding for LLM Training* about updates, on quadratic losses: Lemma 2, Theorems 1 and 3, Corollary 1.
 
 Our source of the paper lacks its formulas; those here are derived, and the docstrings say from what.
 """

@@ -135,7 +135,7 @@ def peers(settings: BenchSettings, names: Sequence[str]) -> Iterator[Row]:
 
 
 def loaded(load: Callable[[], Any], package: str, devices: Sequence[str], settings: BenchSettings) -> Any:
-    """What a peer's module has, or the reason why it is not timed, as text."""
+    """Load a peer, or return the reason why it is not timed, as text."""
     if settings.device.type not in devices:
         return f"runs on {', '.join(devices)} only"
     try:

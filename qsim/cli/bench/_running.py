@@ -1,4 +1,4 @@
-"""What every measurement does: read the options that several share, print a heading and tables, or JSON."""
+"""Options that several measurements share, and the output of all: a heading and tables, or JSON."""
 
 from __future__ import annotations
 

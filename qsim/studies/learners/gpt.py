@@ -60,7 +60,7 @@ class TransformerBlock(nn.Module):
         return x + self.perceptron(self.before_mlp(x))
 
     def perceptron(self, x: Tensor) -> Tensor:
-        """What the hidden layer adds to the residual stream."""
+        """The hidden layer's addition to the residual stream."""
         added: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
         return added
 

@@ -53,7 +53,7 @@ class _MixtureBlock(TransformerBlock):
         self.mixture = Mixture(size.width, experts, active)
 
     def perceptron(self, x: Tensor) -> Tensor:
-        """What the experts add to the residual stream."""
+        """The experts' addition to the residual stream."""
         added: Tensor = self.mixture(x)
         return added
 

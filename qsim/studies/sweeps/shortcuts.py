@@ -29,7 +29,7 @@ def compare_batch_sizes(
     designs: Sequence[str] = tuple(DESIGNS),
     **options: Any,
 ) -> Sweep:
-    """Whether a larger batch compensates for fewer bits in the backward pass, with equal steps and with equal examples.
+    """Test whether a larger batch compensates for fewer bits in the backward pass, with equal steps and with equal examples.
 
     Args:
         make_model: See `sweep`.
@@ -60,7 +60,7 @@ def compare_batch_sizes(
 def compare_formats(
     make_model: MakeModel, data: Any, loss: Loss, *, formats: Sequence[str], rounding: str = "nearest", **options: Any
 ) -> Sweep:
-    """What each format costs at all five points, with scales per tensor; `rounding` is that of the backward pass.
+    """Measure the cost of each format at all five points, with scales per tensor; `rounding` is that of the backward pass.
 
     Args:
         make_model: See `sweep`.
@@ -90,7 +90,7 @@ def compare_formats(
 
 
 def compare_points(make_model: MakeModel, data: Any, loss: Loss, *, format: str, rounding: str = "nearest", **options: Any) -> Sweep:
-    """What each of the five points costs by itself in one format, with scales per tensor.
+    """Measure the cost of each of the five points by itself in one format, with scales per tensor.
 
     Args:
         make_model: See `sweep`.
@@ -120,7 +120,7 @@ def compare_points(make_model: MakeModel, data: Any, loss: Loss, *, format: str,
 def compare_learning_rates(
     make_model: MakeModel, data: Any, loss: Loss, *, points: Mapping[str, Any] | Sequence[str], rates: Sequence[float], **options: Any
 ) -> Sweep:
-    """The loss at each learning rate, with and without rounding; points are judged at their best rates.
+    """Measure the loss at each learning rate, with and without rounding; points are judged at their best rates.
 
     Args:
         make_model: See `sweep`.
@@ -148,7 +148,7 @@ def compare_learning_rates(
 def compare_random_bits(
     make_model: MakeModel, data: Any, loss: Loss, *, format: str, bits: Sequence[int] = (1, 2, 4, 8), **options: Any
 ) -> Sweep:
-    """What few random bits cost where the backward pass rounds stochastically; the reference has 32.
+    """Measure the cost of few random bits where the backward pass rounds stochastically; the reference has 32.
 
     Args:
         make_model: See `sweep`.
@@ -181,7 +181,7 @@ def compare_random_bits(
 def compare_accumulators(
     make_model: MakeModel, data: Any, loss: Loss, *, accumulators: Sequence[str], recipe: str = "fp8_hybrid", **options: Any
 ) -> Sweep:
-    """What narrow sums cost in a recipe; the reference is the recipe with float32 sums.
+    """Measure the cost of narrow sums in a recipe; the reference is the recipe with float32 sums.
 
     Args:
         make_model: See `sweep`.
@@ -208,7 +208,7 @@ def compare_accumulators(
 
 
 def compare_recipes(make_model: MakeModel, data: Any, loss: Loss, *, recipes: Sequence[str], **options: Any) -> Sweep:
-    """What each recipe costs.
+    """Measure the cost of each recipe.
 
     Args:
         make_model: See `sweep`.
