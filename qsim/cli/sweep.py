@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from qsim import studies
+from qsim.recipes import Recipe
+from qsim.text.files import reading
 
 _EXAMPLE = """\
-example:
+examples:
   qsim study sweep --model mymodule:make --data mymodule:data --points mxfp8,mxfp4 --batches 16,64,256
+  qsim study sweep --config study.json
 
-make() returns a model; data() returns inputs, targets, test inputs and test targets, or two datasets. Points that have no name are for
-qsim.studies.sweep, the same in Python.
+make() returns a model; data() returns inputs, targets, test inputs and test targets, or two datasets. In study.json, options have the same
+names, and lists are lists. Points may also be a dictionary from labels to names of recipes, to null for full precision, or to what
+to_dict() of a FivePoint or a recipe returns. Options of the command line come before those of the file.
 """
+_DEFAULTS = {"loss": "torch.nn.functional:cross_entropy", "optimizer": "torch.optim:AdamW"}
 
 
 def sweep(words: list[str]) -> int:
@@ -27,37 +33,59 @@ def sweep(words: list[str]) -> int:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--model", required=True, metavar="MODULE:FUNCTION", help="a function that makes the model")
-    parser.add_argument("--data", required=True, metavar="MODULE:FUNCTION", help="a function that returns training and test data")
-    parser.add_argument("--loss", default="torch.nn.functional:cross_entropy", metavar="MODULE:FUNCTION", help="default: %(default)s")
-    parser.add_argument("--optimizer", default="torch.optim:AdamW", metavar="MODULE:FUNCTION", help="default: %(default)s")
-    parser.add_argument("--points", required=True, type=_words, metavar="A,B", help="recipes to compare with full precision")
-    parser.add_argument("--batches", default=(64,), type=_numbers(int), metavar="A,B", help="examples per update (default: 64)")
-    parser.add_argument("--rates", default=(1e-3,), type=_numbers(float), metavar="A,B", help="learning rates (default: 0.001)")
-    parser.add_argument("--steps", default=300, type=int, metavar="N", help="number of updates (default: 300)")
-    parser.add_argument("--seeds", default=4, type=int, metavar="N", help="number of seeds (default: 4)")
-    parser.add_argument("--out", default="studies/sweep", type=Path, metavar="DIR", help="folder of the results (default: studies/sweep)")
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cpu)")
-    parser.add_argument("--workers", default=1, type=int, metavar="N", help="number of processes (default: 1)")
-    chosen = parser.parse_args(words)
-    result = studies.sweep(
-        _imported("model", chosen.model),
-        _imported("data", chosen.data),
-        _imported("loss", chosen.loss),
-        points=chosen.points,
-        batches=chosen.batches,
-        rates=chosen.rates,
-        steps=chosen.steps,
-        seeds=chosen.seeds,
-        make_optimizer=_imported("optimizer", chosen.optimizer),
-        folder=chosen.out,
-        device=chosen.device,
-        workers=chosen.workers,
-    )
+    add = parser.add_argument
+    add("--config", type=Path, metavar="FILE", help="JSON with these options")
+    add("--model", metavar="MODULE:FUNCTION", help="a function that makes the model")
+    add("--data", metavar="MODULE:FUNCTION", help="a function that returns training and test data")
+    add("--loss", metavar="MODULE:FUNCTION", help=f"default: {_DEFAULTS['loss']}")
+    add("--optimizer", metavar="MODULE:FUNCTION", help=f"default: {_DEFAULTS['optimizer']}")
+    add("--points", type=_words, metavar="A,B", help="recipes to compare with full precision")
+    add("--batches", type=_numbers(int), metavar="A,B", help="examples per update (default: 64)")
+    add("--rates", type=_numbers(float), metavar="A,B", help="learning rates (default: 0.001)")
+    add("--steps", type=int, metavar="N", help="number of updates (default: 300)")
+    add("--designs", type=_words, metavar="A,B", help="what batch sizes have in common: steps, examples, or both (default: steps)")
+    add("--seeds", type=int, metavar="N", help="number of seeds (default: 4)")
+    add("--tolerance", type=float, metavar="X", help="share of the loss that counts as equal (default: 0.01)")
+    add("--data-key", metavar="NAME", help="a name of data that have no contents to compare")
+    add("--out", dest="folder", type=Path, metavar="DIR", help="folder of the results (default: studies/sweep)")
+    add("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cpu)")
+    add("--workers", type=int, metavar="N", help="number of processes (default: 1)")
+    given = vars(parser.parse_args(words))
+    known = {action.dest for action in parser._actions} - {"help", "config"}
+    chosen = _DEFAULTS | _configured(given.pop("config", None), known) | given
+    for name in ("model", "data", "points"):
+        if name not in chosen:
+            raise ValueError(f"sweep: --{name} is missing")
+    functions = {name: _imported(name, chosen.pop(name)) for name in ("model", "data", "loss", "optimizer")}
+    folder = Path(chosen.setdefault("folder", Path("studies/sweep")))
+    model, data, loss, optimizer = functions.values()
+    result = studies.sweep(model, data, loss, make_optimizer=optimizer, **chosen)
     print(result.report.meaning)
-    print(f"report: {chosen.out / 'report.md'}")
+    print(f"report: {folder / 'report.md'}")
     return 0
+
+
+def _configured(file: Path | None, known: set[str]) -> dict[str, Any]:
+    """The options of a configuration file."""
+    if file is None:
+        return {}
+    with reading("sweep", file):
+        found = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"sweep: {file} must be a JSON object, got {type(found).__name__}")
+    for name in found:
+        if name not in known:
+            raise ValueError(f"sweep: {file}: there is no option {name!r}. There are: {', '.join(sorted(known))}")
+    if isinstance(points := found.get("points"), dict):
+        found["points"] = {label: _read_points(own) for label, own in points.items()}
+    return found
+
+
+def _read_points(given: Any) -> Any:
+    """A recipe from its dictionary, which has a name for its points; `sweep` reads that of points itself."""
+    return Recipe.from_dict(given) if isinstance(given, dict) and "points" in given else given
 
 
 def _words(text: str) -> list[str]:

@@ -128,6 +128,12 @@ def legend(figure: Figure, axes: Axes, columns: int) -> None:
     figure.legend([handles[at] for at in order], [labels[at] for at in order], loc="outside lower center", ncols=columns, handlelength=3.2)
 
 
+def legends(figures: Sequence[Figure], axes: Sequence[Axes], columns: int) -> None:
+    """A legend below each of several panels."""
+    for figure, panel in zip(figures, axes, strict=True):
+        legend(figure, panel, columns)
+
+
 def row(count: int, *, width: float = 3.5, height: float = 2.8) -> tuple[list[Figure], list[Axes]]:
     """Panels that are figures of their own: a page puts them next to one another where there is room, and elsewhere below."""
     drawn = [panels(width=width, height=height) for _ in range(count)]

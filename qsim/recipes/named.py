@@ -75,7 +75,7 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
         return changed
     if name.lower() in NAMED:
         make = NAMED[name.lower()]
-        if not _needs_format(make):
+        if not needs_format(make):
             return make()
         if format is None:
             raise ValueError(f"the recipe {name} is for any format: say which, as in {name}('e4m3')")
@@ -147,13 +147,14 @@ def describe(name: str | Recipe | None = None) -> None:
         print((name if isinstance(name, Recipe) else resolve(name, SHOWN_IN)).describe())
 
 
-def _needs_format(make: Callable[..., Recipe]) -> bool:
+def needs_format(make: Callable[..., Recipe]) -> bool:
+    """Whether the function that makes a recipe needs a format."""
     return any(parameter.default is parameter.empty for parameter in inspect.signature(make).parameters.values())
 
 
 def _listed(name: str, make: Callable[..., Recipe]) -> Sequence[str]:
     """A recipe as a row of the list."""
-    is_open = _needs_format(make)
+    is_open = needs_format(make)
     points = (make(SHOWN_IN) if is_open else make()).points
     formats = {place: point.format for place, point in points.used.items() if isinstance(point, Quantizer)}
     shown = ["any" if is_open and place in formats else name_of(formats[place]) if place in formats else "-" for place in _LISTED]

@@ -4,7 +4,8 @@ On the command line, `qsim study` lists them and `qsim study NAME` runs one. Fro
 
     report = qsim.studies.run("gradient-variance", out="results")
 
-`sweep` compares points, batch sizes and learning rates on a model and data of your own.
+`sweep` compares points, batch sizes and learning rates on a model and data of your own, and functions such as `compare_formats` are
+sweeps with the points of one question.
 
 Needs the extra `study`: `pip install 'qsim-torch[study]'`.
 
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from qsim.studies.result import Result
     from qsim.studies.study import Study
     from qsim.studies.sweeps import Sweep, sweep
+    from qsim.studies.sweeps.shortcuts import (
+        compare_accumulators,
+        compare_batch_sizes,
+        compare_formats,
+        compare_learning_rates,
+        compare_points,
+        compare_random_bits,
+        compare_recipes,
+    )
     from qsim.text.tables import Table
 
 __all__ = [
@@ -37,6 +47,13 @@ __all__ = [
     "Study",
     "Sweep",
     "Table",
+    "compare_accumulators",
+    "compare_batch_sizes",
+    "compare_formats",
+    "compare_learning_rates",
+    "compare_points",
+    "compare_random_bits",
+    "compare_recipes",
     "named",
     "names",
     "plan",
@@ -56,6 +73,7 @@ _STUDIES = {
     "points": "points.PointsStudy",
     "random-bits": "random_bits.RandomBitsStudy",
     "random-walk": "random_walk.RandomWalkStudy",
+    "recipes": "recipes.RecipesStudy",
     "stagnation": "stagnation.StagnationStudy",
 }
 _HOMES = {
@@ -64,6 +82,15 @@ _HOMES = {
     "studies.result": ("Result",),
     "studies.study": ("Study",),
     "studies.sweeps": ("Sweep", "sweep"),
+    "studies.sweeps.shortcuts": (
+        "compare_accumulators",
+        "compare_batch_sizes",
+        "compare_formats",
+        "compare_learning_rates",
+        "compare_points",
+        "compare_random_bits",
+        "compare_recipes",
+    ),
     "text.tables": ("Table",),
 }
 

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +47,24 @@ class Cluster:
             offers = _offers(client, study, self.device, self.address)
             if not offers:
                 print(f"scheduler: {self.address} has no workers yet; runs begin when it has", file=sys.stderr)
-            yield _Remote(client, self.address, study, self.device, offers)
+            devices = frozenset(given.device for given in offers.values())
+            submit = _submitting(client, study, self.device)
+
+            def try_out(runs: Sequence[Any]) -> Result[Any]:
+                if not offers:
+                    raise ValueError(f"scheduler: {self.address} has no workers, so how long runs take cannot be measured")
+                found: Result[Any] = submit(_tried, runs, 0).result()
+                return found
+
+            yield Workers(
+                study,
+                self.device,
+                devices,
+                len(offers),
+                submit=lambda run, place: submit(_measured, run, place),
+                try_out=try_out,
+                errors=lambda: _clear_errors(self.address),
+            )
 
 
 @dataclass(frozen=True)
@@ -174,65 +191,33 @@ def _asks(module: str, device: torch.device) -> Callable[..., Offer | None]:
     return ask
 
 
-@dataclass(frozen=True)
-class _Remote:
-    client: Any
-    address: str
-    study: Study[Any, Any]
-    device: torch.device
-    offers: Mapping[str, Offer]
+def _submitting(client: Any, study: Study[Any, Any], device: torch.device) -> Callable[[Callable[..., Any], Any, int], Future[Any]]:
+    """A function that submits a call to Dask's own executor of `concurrent.futures`, those of lower places first."""
+    # Not pure: equal runs of another client, which may have another version, are others.
+    executor = client.get_executor(pure=False, resources={GPU: 1} if device.type == "cuda" else None)
 
-    @property
-    def count(self) -> int:
-        return len(self.offers)
+    def submit(function: Callable[..., Any], what: Any, place: int) -> Future[Any]:
+        future: Future[Any] = executor.submit(function, study, what, device, versions(), priority=-place)
+        return future
 
-    @property
-    def devices(self) -> frozenset[str]:
-        return frozenset(given.device for given in self.offers.values())
+    return submit
 
-    def results(self, runs: Sequence[Any]) -> Iterator[Result[Any]]:
-        from distributed import as_completed
 
-        last = len(runs)
-        with self._clear_errors():
-            # Finished runs are released: the scheduler would repeat those of a lost worker as long as anything refers to them.
-            submitted = [self._submit(_measured, run, priority=last - place) for place, run in enumerate(runs)]
-            futures = as_completed(submitted, loop=self.client.loop)
-            del submitted
-            for future in futures:
-                result = future.result()
-                future.release()
-                yield result
+@contextmanager
+def _clear_errors(address: str) -> Iterator[None]:
+    from distributed import KilledWorker
+    from distributed.comm import CommClosedError
 
-    def trial(self, runs: Sequence[Any]) -> Result[Any]:
-        if not self.offers:
-            raise ValueError(f"scheduler: {self.address} has no workers, so how long runs take cannot be measured")
-        with self._clear_errors():
-            found: Result[Any] = self._submit(_tried, runs, priority=0).result()
-        return found
-
-    def _submit(self, function: Callable[..., Any], what: Any, priority: int) -> Any:
-        needs = {GPU: 1} if self.device.type == "cuda" else None
-        # Not pure: equal runs of another client, which may have another version, are others.
-        return self.client.submit(function, self.study, what, self.device, versions(), priority=priority, resources=needs, pure=False)
-
-    @contextmanager
-    def _clear_errors(self) -> Iterator[None]:
-        from distributed import KilledWorker
-        from distributed.comm import CommClosedError
-
-        try:
-            yield
-        except ModuleNotFoundError as error:
-            raise ValueError(f"scheduler: a worker that joined later cannot import what this process does: {error}") from error
-        except KilledWorker as error:
-            raise ConnectionError(
-                f"{error.allowed_failures + 1} workers died during one run: see their logs, it may need more memory"
-            ) from error
-        except (CancelledError, CommClosedError) as error:
-            raise ConnectionError(
-                f"the scheduler {self.address} was lost; finished runs are stored, the others run when called again"
-            ) from error
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ValueError(f"scheduler: a worker that joined later cannot import what this process does: {error}") from error
+    except KilledWorker as error:
+        raise ConnectionError(
+            f"{error.allowed_failures + 1} workers died during one run: see their logs, it may need more memory"
+        ) from error
+    except (CancelledError, CommClosedError) as error:
+        raise ConnectionError(f"the scheduler {address} was lost; finished runs are stored, the others run when called again") from error
 
 
 def _measured(study: Study[Any, Any], run: Any, device: torch.device, expected: Mapping[str, str]) -> Result[Any]:

@@ -13,13 +13,14 @@ import qsim
 from qsim import FivePoint, Quantizer, scaling
 from qsim.plot import figures
 from qsim.studies.choices import choice
+from qsim.studies.findings import Findings
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
 from qsim.studies.report import Claim, Picture, Report, listed
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, in_points, mean, proportion
-from qsim.studies.study import Study
+from qsim.studies.statistics import Interval, above, below, difference, in_points, mean, proportion
+from qsim.studies.study import Study, run_of
 from qsim.text.tables import Table
 
 if TYPE_CHECKING:
@@ -91,9 +92,8 @@ class FormatsStudy(Study[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every format with every rounding, and full precision."""
-        rest = (settings.batch, settings.steps, settings.rate)
         return [
-            Run(settings.data, name, rounding, *rest, seed)
+            run_of(Run, settings, format=name, rounding=rounding, seed=seed)
             for seed in range(settings.seeds)
             for name, rounding in ((FULL, "nearest"), *((name, how) for name in settings.formats for how in settings.roundings))
         ]
@@ -108,30 +108,19 @@ class FormatsStudy(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """The grid, and the gain of each bit."""
-        return _Findings(self, settings, results).report()
+        return _Written(self, settings, results).report()
 
 
-class _Findings:
-    def __init__(self, study: FormatsStudy, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self.study, self.settings = study, settings
-        self._of = {(result.run.format, result.run.rounding, result.run.seed): result for result in results}
-
-    def report(self) -> Report:
-        chosen = self.settings
-        text = (
-            f"{described(chosen.data)}, in {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a learning rate of "
-            f"{chosen.rate:g}; there are {chosen.seeds} seeds. All five points of every layer use one format with per-tensor scales: with "
-            "round-to-nearest in the forward pass, and the table's rounding in the backward pass. Accuracy is that of the rounding net on "
-            f"test images; in full precision it is {proportion(self.accuracies(FULL, 'nearest')):.1%}. No format is chosen by its result: "
-            "verdicts are about formats that were named before, and about averages over the grid. Intervals are "
-            f"{confidence_text()}, over seeds; those of accuracies are computed in log odds, so that they stay within bounds."
-        )
-        picture = Picture("frontier", f"Accuracy lost by every format. {describe_bars()}", self._draw)
-        return Report(self.study, [text, picture, *map(self._grid, chosen.roundings), self._bits()], self._claims(), self._meaning())
+class _Written(Findings[Settings, Run]):
+    def parts(self) -> list[str | Table | Picture]:
+        full = proportion(self.accuracies(FULL, "nearest"))
+        text = self.text("setting", learner=described(self.settings.data), full=full)
+        return [text, self.picture("frontier", self._draw), *map(self._grid, self.settings.roundings), self._bits()]
 
     def accuracies(self, name: str, rounding: str) -> list[float]:
         """The accuracy of each seed."""
-        return [float(self._of[name, rounding, seed]["own_accuracy"]) for seed in range(self.settings.seeds)]
+        seeds = range(self.settings.seeds)
+        return self.values("own_accuracy", [run_of(Run, self.settings, format=name, rounding=rounding, seed=seed) for seed in seeds])
 
     def lost(self, name: str, rounding: str) -> Interval:
         """The accuracy lost to a format."""
@@ -148,9 +137,7 @@ class _Findings:
         ]
         if not pairs:
             return None
-        gains = [
-            [b - a for a, b in zip(self.accuracies(name, rounding), self.accuracies(wider, rounding), strict=True)] for name, wider in pairs
-        ]
+        gains = [np.subtract(self.accuracies(wider, rounding), self.accuracies(name, rounding)) for name, wider in pairs]
         return mean(np.mean(gains, 0).tolist())
 
     @property
@@ -166,71 +153,50 @@ class _Findings:
         return Table.of(f"Accuracy, {rounding}", ["exponent", *(f"M{mantissa}" for mantissa in self.settings.mantissas)], rows)
 
     def _bits(self) -> Table:
-        rows = []
-        for bits in self.widths[:-1]:
-            cells = [self.bit(kind, bits, rounding) for rounding in self.settings.roundings for kind in (EXPONENT, MANTISSA)]
-            rows.append([f"{bits} to {bits + 1}", *("-" if found is None else in_points(found) for found in cells)])
-        header = [f"{kind} bit, {rounding}" for rounding in self.settings.roundings for kind in (EXPONENT, MANTISSA)]
-        return Table.of("Points of accuracy gained by one more bit, averaged over formats of a width", ["bits", *header], rows)
+        columns = [(rounding, kind) for rounding in self.settings.roundings for kind in (EXPONENT, MANTISSA)]
+        rows = [
+            [f"{bits} to {bits + 1}", *(in_points(found) if (found := self.bit(kind, bits, how)) else "-" for how, kind in columns)]
+            for bits in self.widths[:-1]
+        ]
+        header = ["bits", *(f"{kind} bit, {rounding}" for rounding, kind in columns)]
+        return Table.of("Points of accuracy gained by one more bit, averaged over formats of a width", header, rows)
 
     def _draw(self) -> list[Figure]:
         drawn, axes = figures.row(len(self.settings.roundings), width=3.9)
         for panel, rounding in zip(axes, self.settings.roundings, strict=True):
             for place, (look, mantissa) in enumerate(zip(figures.LOOKS, self.settings.mantissas, strict=False)):
                 names = [f"e{exponent}m{mantissa}" for exponent in self.settings.exponents]
-                found = [self.lost(name, rounding) * 100 for name in names]
                 places = [qsim.format(name).bits + 0.1 * (place - 1.5) for name in names]
-                figures.band(panel, places, found, look, f"M{mantissa}, E{self.settings.exponents[0]} to E{self.settings.exponents[-1]}")
+                label = f"M{mantissa}, E{self.settings.exponents[0]} to E{self.settings.exponents[-1]}"
+                figures.band(panel, places, [self.lost(name, rounding).points for name in names], look, label)
             panel.axhline(0, **figures.REFERENCE())
             panel.set_yscale("symlog", linthresh=1.0)
             panel.set_ylim(-2, 100)
             panel.set_yticks([-1, 0, 1, 3, 10, 30, 90], ["−1", "0", "1", "3", "10", "30", "90"])
             panel.set_xticks(self.widths)
-            panel.set_xlabel("bits of the format")
-            panel.set_ylabel("points of accuracy lost")
-            panel.set_title(f"backward pass: {rounding}")
-        for figure, panel in zip(drawn, axes, strict=True):
-            figures.legend(figure, panel, columns=2)
+            panel.set(xlabel="bits of the format", ylabel="points of accuracy lost", title=f"backward pass: {rounding}")
+        figures.legends(drawn, axes, columns=2)
         return drawn
 
-    def _claims(self) -> list[Claim]:
+    def claims(self) -> list[Claim]:
         known = [name for name in _EIGHT if name in self.settings.formats]
         return [
-            *(self._more_bits(rounding) for rounding in self.settings.roundings),
+            *map(self._more_bits, self.settings.roundings),
             *(self._eight(name, rounding) for name in known for rounding in self.settings.roundings),
         ]
 
     def _more_bits(self, rounding: str) -> Claim:
         found = [each for bits in self.widths[:-1] for kind in (EXPONENT, MANTISSA) if (each := self.bit(kind, bits, rounding))]
-        narrowest, widest = (
-            [name for name in self.settings.formats if qsim.format(name).bits == bits] for bits in (self.widths[0], self.widths[-1])
-        )
-        ends = [np.mean([self.accuracies(name, rounding) for name in names], 0).tolist() for names in (widest, narrowest)]
-        gain = difference(*ends)
+        ends = [[name for name in self.settings.formats if qsim.format(name).bits == bits] for bits in (self.widths[-1], self.widths[0])]
+        gain = difference(*(np.mean([self.accuracies(name, rounding) for name in names], 0).tolist() for names in ends))
         least = f"; the smallest gain of a bit: {in_points(min(found, key=lambda each: each.high))}" if found else ""
-        return Claim(
-            "expected",
-            f"more bits, more accuracy ({rounding})",
-            f"from {self.widths[0]} to {self.widths[-1]} bits: {in_points(gain)} points{least}",
-            above(gain),
-            test="mean accuracy of the widest formats minus that of the narrowest",
-            rule="the sign of the interval: any gain is one",
-            power=f"{100 * gain.detects:.1f} points",
-        )
+        return self.claim("more bits", above(gain), rounding=rounding, gain=gain, least=least, widest=self.widths[-1])
 
     def _eight(self, name: str, rounding: str) -> Claim:
         lost = self.lost(name, rounding)
-        return Claim(
-            "expected",
-            f"FP8's {name.upper()} trains as well as full precision ({rounding})",
-            f"{in_points(lost)} points lost",
-            below(lost, _SAME),
-            test="accuracy in full precision minus that in the format, seed by seed",
-            rule=f"yes if less than {100 * _SAME:g} point is lost, about what another thousand test images would change, no if more",
-            power=f"{100 * lost.detects:.1f} points",
-        )
+        return self.claim("eight", below(lost, _SAME), name=name.upper(), rounding=rounding, lost=lost, same=100 * _SAME)
 
-    def _meaning(self) -> str:
+    def meaning(self) -> str:
         first = self.settings.roundings[0]
         eight = [name for name in _EIGHT if name in self.settings.formats]
         lost_by = listed([f"{in_points(self.lost(name, first))} points in {name.upper()}" for name in eight])

@@ -7,24 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 import qsim
 from qsim import FivePoint, rounding
-from qsim.diagnostics.gradients.batches import measured_factors
 from qsim.plot import figures
 from qsim.silicon import Circuit
 from qsim.silicon.graphs import routine, significand
 from qsim.silicon.synthesis import fpga
 from qsim.studies import formats
 from qsim.studies.choices import choice
+from qsim.studies.findings import Findings
 from qsim.studies.learners import nets
-from qsim.studies.learners.images import described, images
-from qsim.studies.learners.training import Training, full_precision, train
-from qsim.studies.report import Claim, Picture, Report
+from qsim.studies.learners.images import described
+from qsim.studies.learners.training import Training
+from qsim.studies.report import Asked, Claim, Picture, Report
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, confidence_text, describe_bars, difference, in_points, positive, proportion
+from qsim.studies.statistics import Interval, above, difference, positive, proportion
 from qsim.studies.study import Study
 from qsim.text.tables import Table
 from qsim_kernels.meanings import systemverilog
@@ -118,7 +116,7 @@ class HardwareCostStudy(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """The figure of both costs, and their table."""
-        return _Findings(self, settings, results).report()
+        return _Written(self, settings, results).report()
 
 
 def _trained(settings: Settings, seed: int) -> list[Run]:
@@ -141,37 +139,27 @@ def _cells(circuit: Routine) -> dict[str, int]:
 
 def _factor(run: Run, device: torch.device) -> dict[str, Any]:
     """The factor by which the batch must grow for gradients to vary as in full precision, after a tenth of the training."""
-    data, points = images(run.data, device), _points(run)
+    points, how = _points(run), Training(run.steps // 10, run.batch)
     assert points is not None, "full precision has no factor"
-    torch.manual_seed(run.seed)
-    net = data.net().to(device)
-    with full_precision(device):
-        train(net, data, torch.optim.SGD(net.parameters(), lr=run.rate), Training(run.steps // 10, run.batch), run.seed)
-        order = torch.Generator().manual_seed(run.seed + 1)
-        batches = [torch.randint(len(data.y), (run.batch,), generator=order).to(device) for _ in range(_BATCHES)]
-
-        def loss(model: nn.Module, chosen: Tensor) -> Tensor:
-            return F.cross_entropy(model(data.x[chosen]), data.y[chosen])
-
-        qsim.convert(net, FivePoint())
-        backward = FivePoint(act_bwd=points.act_bwd, grad=points.grad)
-        return {"factor": float(measured_factors(net, loss, batches, backward, None, _DRAWS, run.seed).factor.value)}
+    backward = FivePoint(act_bwd=points.act_bwd, grad=points.grad)
+    factor = nets.batch_factor(run.data, backward, None, how, run.rate, run.seed, device, batches=_BATCHES, draws=_DRAWS)
+    return {"factor": float(factor.value)}
 
 
-class _Findings:
-    def __init__(self, study: HardwareCostStudy, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self.study, self.settings = study, settings
-        self._of = {(r.run.what, r.run.format, r.run.rounding, r.run.seed): r for r in results}
+class _Written(Findings[Settings, Run]):
+    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        super().__init__(study, settings, results)
+        self._by = {(r.run.what, r.run.format, r.run.rounding, r.run.seed): r for r in results}
         self._step = {r.run.rounding: int(r["luts"]) for r in results if r.run.what == SIGNIFICAND}
 
     def cells(self, name: str, how: str) -> int:
         """The lookup tables of a rounding to a format."""
-        return int(self._of[CELLS, name, how, 0]["luts"])
+        return int(self._by[CELLS, name, how, 0]["luts"])
 
     def accuracies(self, name: str) -> list[float]:
         """The accuracy of each seed."""
         how = "nearest" if name == FULL else "stochastic"
-        return [float(self._of[ACCURACY, name, how, seed]["own_accuracy"]) for seed in range(self.settings.seeds)]
+        return [float(self._by[ACCURACY, name, how, seed]["own_accuracy"]) for seed in range(self.settings.seeds)]
 
     def lost(self, name: str) -> Interval:
         """The accuracy lost to a format."""
@@ -179,31 +167,17 @@ class _Findings:
 
     def factor(self, name: str) -> Interval:
         """The factor by which the batch must grow."""
-        return positive([float(self._of[FACTOR, name, "stochastic", seed]["factor"]) for seed in range(self.settings.seeds)])
+        return positive([float(self._by[FACTOR, name, "stochastic", seed]["factor"]) for seed in range(self.settings.seeds)])
 
     @property
     def ends(self) -> tuple[str, str]:
         """The narrowest and the widest format."""
         return self.settings.formats[0], self.settings.formats[-1]
 
-    def report(self) -> Report:
-        chosen = self.settings
-        text = (
-            f"Hardware: the modules of `qsim emit systemverilog` that round {chosen.source} numbers to codes of a format, synthesized by "
-            "Yosys for a Xilinx FPGA of the seventh series. They handle subnormal numbers, overflow, infinities and NaN; random bits come "
-            "from outside. Only the rounding is counted, not multipliers and memories, which also shrink with the bits. Section 6.2 counts "
-            f"the rounding logic of a multiply-add in E4M3: its closest part here is the rounding of a significand to {_KEPT} bits, with "
-            f"{_DROPPED} bits rounded away; that the paper's logic has these widths is an assumption. Training: {described(chosen.data)}, "
-            f"in {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a learning rate of {chosen.rate:g}; there are "
-            f"{chosen.seeds} seeds. All five points of every layer use the format with per-tensor scales, round-to-nearest in the forward "
-            "pass and stochastic rounding in the backward pass, as in the study `formats`. Accuracy is that of the rounding net on test "
-            f"images; in full precision it is {proportion(self.accuracies(FULL)):.1%}. The batch factor is how much larger batches must be "
-            "for gradients to vary as in full precision if only the backward pass rounds, as in the study `batch-size`. Intervals are "
-            f"{confidence_text()}, over seeds. Synthesis has none: the same module gives the same cells, but with its statements in "
-            "another order, it took about a tenth more or fewer."
-        )
-        picture = Picture("bits", f"What a bit costs in training, and what it saves in hardware. {describe_bars()}", self._draw)
-        return Report(self.study, [text, picture, self._table()], self._claims(), self._meaning())
+    def parts(self) -> list[str | Table | Picture]:
+        words = {"learner": described(self.settings.data), "kept": _KEPT, "dropped": _DROPPED}
+        text = self.text("setting", full=proportion(self.accuracies(FULL)), **words)
+        return [text, self.picture("bits", self._draw), self._table()]
 
     def _table(self) -> Table:
         rows = [
@@ -217,7 +191,7 @@ class _Findings:
     def _draw(self) -> Figure:
         figure, (accuracy, batch, luts) = figures.panels(3, 1, width=5.2, height=1.75, sharex=True)
         names, places = self.settings.formats, range(len(self.settings.formats))
-        figures.band(accuracy, places, [self.lost(name) * 100 for name in names], figures.LOOKS[0])
+        figures.band(accuracy, places, [self.lost(name).points for name in names], figures.LOOKS[0])
         accuracy.axhline(0, **figures.REFERENCE())
         accuracy.set_ylabel("points of\naccuracy lost")
         figures.band(batch, places, [self.factor(name) for name in names], figures.LOOKS[1])
@@ -231,57 +205,21 @@ class _Findings:
         luts.set_xticks(places, [f"{name.upper()}\n{qsim.format(name).bits} bits" for name in names])
         return figure
 
-    def _claims(self) -> list[Claim]:
+    def claims(self) -> list[Claim]:
         narrow, wide = self.ends
         nearest, stochastic = (self._step[how] for how in ROUNDINGS)
         factor, lost = self.factor(narrow), self.lost(narrow)
-        saved = {how: (self.cells(narrow, how), self.cells(wide, how)) for how in ROUNDINGS}
+        cells = {how.partition("(")[0].lower(): [self.cells(name, how) for name in self.ends] for how in ROUNDINGS}
+        saved = "; ".join(f"{few} and {many} LUTs, {how}" for how, (few, many) in cells.items())
         return [
-            Claim(
-                "Section 6.2",
-                "stochastic rounding with six random bits takes as many LUTs as round-to-nearest: 9 and 9",
-                f"{stochastic} and {nearest} for a significand of {_KEPT + _DROPPED} bits that is rounded to {_KEPT}",
-                None,
-                test="lookup tables of the step of the definition that rounds a significand, without exponents and a source of random bits",
-                rule="undecided: the paper does not give the widths of its rounding logic, and these are an assumption",
-                power="about a tenth of the LUTs, by which the order of statements changes them",
-            ),
-            Claim(
-                "expected",
-                f"fewer bits, less hardware ({narrow} and {wide})",
-                "; ".join(f"{few} and {many} LUTs, {how.partition('(')[0].lower()}" for how, (few, many) in saved.items()),
-                all(few < many for few, many in saved.values()),
-                test="lookup tables of the rounding to the narrowest and to the widest format",
-                rule="yes if the narrowest takes fewer with both roundings",
-                power="about a tenth of the LUTs, by which the order of statements changes them",
-            ),
-            Claim(
-                "expected",
-                f"fewer bits, larger batches ({narrow})",
-                f"{factor:.3f} times as large",
-                above(factor, 1.0),
-                test="ratio of the variances of gradients, of sampling and rounding together, in the format and in full precision",
-                rule="yes if the interval is above 1, the factor of full precision",
-                power=f"a factor of {factor.value / factor.low:.3f}",
-            ),
-            Claim(
-                "expected",
-                f"fewer bits, less accuracy ({narrow})",
-                f"{in_points(lost)} points lost",
-                above(lost),
-                test="accuracy in full precision minus that in the narrowest format, seed by seed",
-                rule="the sign of the interval: any loss is one",
-                power=f"{100 * lost.detects:.1f} points",
-            ),
+            self.claim("six", None, stochastic=stochastic, nearest=nearest, bits=_KEPT + _DROPPED, kept=_KEPT),
+            self.claim("hardware", all(few < many for few, many in cells.values()), narrow=narrow, wide=wide, saved=saved),
+            self.claim("batches", above(factor, 1.0), narrow=narrow, factor=factor, least=factor.value / factor.low),
+            self.claim("accuracy", above(lost), narrow=narrow, lost=lost),
         ]
 
-    def _meaning(self) -> str:
-        narrow, wide = self.ends
-        few, many = (self.cells(name, ROUNDINGS[0]) for name in self.ends)
-        return (
-            f"From {wide.upper()} to {narrow.upper()}, the rounding of a number shrinks from {many} to {few} LUTs with round-to-nearest "
-            f"and from {self.cells(wide, ROUNDINGS[1])} to {self.cells(narrow, ROUNDINGS[1])} with stochastic rounding. In training, "
-            f"{narrow.upper()} loses {in_points(self.lost(narrow))} points of accuracy relative to full precision, and its gradients need "
-            f"batches {self.factor(narrow):.2f} times as large to vary as little; in {wide.upper()} these are "
-            f"{in_points(self.lost(wide))} points and {self.factor(wide):.2f} times."
-        )
+    def meaning(self) -> str:
+        narrow, wide = map(str.upper, self.ends)
+        nearest, stochastic = ([self.cells(name, how) for name in self.ends] for how in ROUNDINGS)
+        costs = {"lost": [*map(self.lost, self.ends)], "factor": [*map(self.factor, self.ends)]}
+        return self.text("meaning", narrow=narrow, wide=wide, nearest=nearest, stochastic=stochastic, **costs)

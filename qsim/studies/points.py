@@ -11,13 +11,14 @@ import torch
 from qsim import FivePoint, Quantizer, scaling
 from qsim.plot import figures
 from qsim.studies.choices import choice
+from qsim.studies.findings import Findings
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
 from qsim.studies.report import Claim, Picture, Report
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, confidence_text, describe_bars, difference, mean
-from qsim.studies.study import Study
+from qsim.studies.statistics import Interval, above, difference, mean
+from qsim.studies.study import Study, run_of
 from qsim.text.tables import Table
 
 if TYPE_CHECKING:
@@ -90,14 +91,11 @@ class PointsStudy(Study[Settings, Run]):
         """Every point in every format and rounding, and full precision."""
         if not {"stochastic", "nearest"} <= set(settings.roundings) or not settings.formats:
             raise ValueError("roundings and formats: must be stochastic and nearest, and at least one format")
-        rest = (settings.batch, settings.steps, settings.rate)
+        ways = [(point, name, rounding) for point in POINTS for name in settings.formats for rounding in settings.roundings]
         return [
-            Run(settings.data, point, name, rounding, *rest, seed)
+            run_of(Run, settings, point=point, format=name, rounding=rounding, seed=seed)
             for seed in range(settings.seeds)
-            for point, name, rounding in (
-                (NONE, "fp32", "nearest"),
-                *((point, name, rounding) for point in POINTS for name in settings.formats for rounding in settings.roundings),
-            )
+            for point, name, rounding in ((NONE, "fp32", "nearest"), *ways)
         ]
 
     def work(self, run: Run) -> float:
@@ -110,31 +108,19 @@ class PointsStudy(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """The increase of the loss for each point."""
-        return _Findings(self, settings, results).report()
+        return _Written(self, settings, results).report()
 
 
-class _Findings:
-    def __init__(self, study: PointsStudy, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self.study, self.settings = study, settings
-        self._of = {(result.run.point, result.run.format, result.run.rounding, result.run.seed): result for result in results}
+class _Written(Findings[Settings, Run]):
+    def parts(self) -> list[str | Table | Picture]:
+        text = self.text("setting", learner=described(self.settings.data))
+        return [text, self.picture("points", self._draw), *map(self._table, self.settings.roundings)]
 
-    def report(self) -> Report:
-        chosen = self.settings
-        text = (
-            f"{described(chosen.data)}, in {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a learning rate of "
-            f"{chosen.rate:g}; there are {chosen.seeds} seeds. One point of every layer is rounded, with a scale per tensor. The "
-            "loss is that of the rounding net on test images; the increase that a point causes is computed seed by seed. Intervals are "
-            f"{confidence_text()}, over seeds. Sections 3.1 and 3.3 are about the bias of a gradient, which the study `gradient-variance` "
-            "measures; here are the consequences in training. Section 3.2, that SGD can converge near a stationary point if only weights "
-            "are rounded, is not graded: near has no number."
-        )
-        pictures = [Picture("points", f"Increase of the test loss by one rounding. {describe_bars()}", self._draw)]
-        return Report(
-            self.study, [text, *pictures, *(self._table(rounding) for rounding in chosen.roundings)], self._claims(), self._meaning()
-        )
-
-    def losses(self, point: str, name: str, rounding: str, what: str = "own_loss") -> list[float]:
-        return [float(self._of[point, name, rounding, seed][what]) for seed in range(self.settings.seeds)]
+    def losses(self, point: str, name: str, rounding: str) -> list[float]:
+        """The test loss of each seed."""
+        seeds = range(self.settings.seeds)
+        runs = [run_of(Run, self.settings, point=point, format=name, rounding=rounding, seed=seed) for seed in seeds]
+        return self.values("own_loss", runs)
 
     def added(self, point: str, name: str, rounding: str) -> Interval:
         """The increase of the test loss when a point is rounded."""
@@ -158,50 +144,27 @@ class _Findings:
             # Linear below a hundredth, logarithmic above: losses may fall as well.
             panel.set_yscale("symlog", linthresh=1e-2)
             panel.set_xticks(range(len(names)), [name.upper() for name in names])
-            panel.set_xlabel("format")
-            panel.set_ylabel("added to the test loss in nats")
-            panel.set_title(rounding)
+            panel.set(xlabel="format", ylabel="added to the test loss in nats", title=rounding)
         figures.share_y(axes)
-        for figure, panel in zip(drawn, axes, strict=True):
-            figures.legend(figure, panel, columns=2)
+        figures.legends(drawn, axes, columns=2)
         return drawn
 
-    def _claims(self) -> list[Claim]:
-        return [self._forward(), *map(self._outperforms, ("act_bwd", "grad"))]
-
-    def _forward(self) -> Claim:
+    def claims(self) -> list[Claim]:
         name = self.settings.formats[0]
-        forward, backward = (self.added(point, name, "stochastic") for point in ("act", "act_bwd"))
         more = difference(self.losses("act", name, "stochastic"), self.losses("act_bwd", name, "stochastic"))
-        return Claim(
-            "Section 3.3",
-            "inputs stay in high precision in the forward pass, to ensure convergence",
-            f"{name}, stochastic: forward {forward:+.3f}, backward {backward:+.3f}",
-            above(more),
-            test="test loss added by rounding inputs forward minus that by rounding them backward",
-            rule="the sign of the interval: the advice has a reason if forward costs more",
-            power=f"{more.detects:.3f} nats",
-        )
+        forward, backward = (self.added(point, name, "stochastic") for point in ("act", "act_bwd"))
+        ahead = {
+            point: difference(self.losses(point, name, "nearest"), self.losses(point, name, "stochastic")) for point in ("act_bwd", "grad")
+        }
+        return [
+            self.claim("forward", above(more), more=more, forward=forward, backward=backward),
+            *(self.claim("outperforms", above(lead), ahead=lead, point=POINTS[point]) for point, lead in ahead.items()),
+        ]
 
-    def _outperforms(self, point: str) -> Claim:
-        name = self.settings.formats[0]
-        ahead = difference(self.losses(point, name, "nearest"), self.losses(point, name, "stochastic"))
-        return Claim(
-            "Section 7",
-            f"stochastic rounding consistently outperforms round-to-nearest (here: {POINTS[point]})",
-            f"{name}: nearest adds {ahead:+.4f} to the test loss compared with stochastic",
-            above(ahead),
-            test="test loss with nearest minus that with stochastic rounding of the same point",
-            rule="the sign of the interval: any lead is one",
-            power=f"{ahead.detects:.4f} nats",
-        )
-
-    def _meaning(self) -> str:
+    def meaning(self) -> str:
         coarse = self.settings.formats[0]
         costs = {(point, rounding): self.added(point, coarse, rounding) for point in POINTS for rounding in self.settings.roundings}
         (worst, rounding), cost = max(costs.items(), key=lambda item: item[1].value)
         (least, other), best = min(costs.items(), key=lambda item: item[1].value)
-        return (
-            f"The rounding that hurts most is that of the {POINTS[worst]}, and the one that hurts least is that of the {POINTS[least]}. In "
-            f"{coarse.upper()}, they add {cost:+.3f} ({rounding} rounding) and {best:+.4f} ({other}) to the test loss."
-        )
+        names = {"worst": POINTS[worst], "least": POINTS[least], "format": coarse.upper()}
+        return self.text("meaning", **names, rounding=rounding, other=other, cost=cost, best=best)

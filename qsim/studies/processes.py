@@ -7,15 +7,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from qsim.studies.measuring import machine, measured, trial
+from qsim.studies.measuring import measured
 from qsim.studies.result import Result
 from qsim.studies.running import Workers
 from qsim.studies.study import Study
@@ -35,8 +35,18 @@ class Processes:
 
     @contextmanager
     def ready(self, study: Study[Any, Any]) -> Iterator[Workers]:
-        """Processes, which start with the first run."""
-        yield _Pool(study, self.device, self.count)
+        """Processes, each of which starts when there is a run for it."""
+        context = _context(study)
+        numbers = context.SimpleQueue()
+        for number in range(self.count):
+            numbers.put(number)
+        pool = ProcessPoolExecutor(self.count, context, _begin_worker, (numbers, str(self.device)))
+        try:
+            here = Workers.here(study, self.device)
+            yield replace(here, count=self.count, submit=lambda run, place: pool.submit(_measured_by_worker, study, run))
+        finally:
+            # Whatever ended this, do not start the remaining runs.
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def default_count(device: torch.device) -> int:
@@ -44,33 +54,6 @@ def default_count(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.device_count() if str(device) == "cuda" else 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@dataclass(frozen=True)
-class _Pool:
-    study: Study[Any, Any]
-    device: torch.device
-    count: int
-
-    @property
-    def devices(self) -> frozenset[str]:
-        return frozenset([machine(self.device)["device"]])
-
-    def results(self, runs: Sequence[Any]) -> Iterator[Result[Any]]:
-        context = _context(self.study)
-        numbers = context.SimpleQueue()
-        for number in range(self.count):
-            numbers.put(number)
-        pool = ProcessPoolExecutor(min(self.count, len(runs)), context, _begin_worker, (numbers, str(self.device)))
-        try:
-            for future in as_completed([pool.submit(_measured_by_worker, self.study, run) for run in runs]):
-                yield future.result()
-        finally:
-            # Whatever ended this, do not start the remaining runs.
-            pool.shutdown(wait=True, cancel_futures=True)
-
-    def trial(self, runs: Sequence[Any]) -> Result[Any]:
-        return trial(self.study, runs, self.device)
 
 
 def _context(study: Study[Any, Any]) -> Any:

@@ -39,7 +39,7 @@ class Asked(Protocol):
 
     @property
     def source(self) -> str:
-        """Paper, with the section or figure."""
+        """The paper, with the section or figure."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Claim:
     """A claim of a paper, its test and its verdict.
 
     Attributes:
-        source: Place in the paper.
-        paper: Claim, as the paper states it.
+        source: The place in the paper.
+        paper: The claim, as the paper states it.
         measured: The measurement.
         agrees: Whether they agree; None if the runs do not decide it.
-        test: Quantity that tests the claim.
-        rule: Rule from the quantity to the verdict, and its reason.
-        power: Smallest effect that these runs would have found.
+        test: The quantity that tests the claim.
+        rule: The rule from the quantity to the verdict, and its reason.
+        power: The smallest effect that these runs would have found.
 
     Example:
         >>> from qsim import studies
@@ -82,7 +82,7 @@ class Picture:
     """A figure, and the name of its files.
 
     Attributes:
-        name: Name of the files, without extension.
+        name: The name of the files, without extension.
         caption: The caption.
         draw: A function that draws it, in colours of the cycle `C0`, `C1`, …: it is drawn for light and for dark pages. Several figures
             are panels, next to one another where there is room.
@@ -105,7 +105,7 @@ class Picture:
         return drawn if isinstance(drawn, Sequence) else [drawn]
 
     def files(self, count: int) -> list[str]:
-        """Names of the files of its panels, without extension."""
+        """The names of the files of its panels, without extension."""
         return [self.name] if count == 1 else [f"{self.name}-{number}" for number in range(1, count + 1)]
 
 
@@ -116,9 +116,10 @@ class Report:
     Attributes:
         study: The study.
         parts: Paragraphs, tables and pictures, in order.
-        claims: Claims of the paper, and their verdicts.
-        meaning: Result in one sentence.
-        title: Heading; by default the study's question.
+        claims: The paper's claims, and their verdicts.
+        meaning: The result in one sentence.
+        title: The heading; by default the study's question.
+        note: What the intervals say about several verdicts together.
 
     Example:
         >>> from qsim import studies
@@ -133,10 +134,11 @@ class Report:
     claims: Sequence[Claim]
     meaning: str
     title: str = ""
+    note: str = _EACH_BY_ITSELF
 
     @property
     def verdicts(self) -> Table:
-        """Claims as a table."""
+        """The claims as a table."""
         rows = [
             [f"{number}. {claim.source}", claim.paper, claim.measured, claim.power, claim.verdict]
             for number, claim in enumerate(self.claims, 1)
@@ -145,7 +147,7 @@ class Report:
 
     @property
     def tests(self) -> Table:
-        """Tests of the claims as a table; claims that are judged alike share a row."""
+        """The tests of the claims as a table; claims that are judged alike share a row."""
         alike: dict[tuple[str, str, str], list[str]] = {}
         for number, claim in enumerate(self.claims, 1):
             alike.setdefault((claim.source, claim.test, claim.rule), []).append(str(number))
@@ -154,7 +156,7 @@ class Report:
 
     @property
     def pictures(self) -> list[Picture]:
-        """Pictures, in order."""
+        """The pictures, in order."""
         return [part for part in self.parts if isinstance(part, Picture)]
 
     def markdown(self, origin: str, panels: Mapping[str, int] | None = None) -> str:
@@ -175,7 +177,7 @@ class Report:
         for part in (*self.parts, self.tests):
             if isinstance(part, Table):
                 page += [f"## {part.heading}", part.markdown()]
-        page += [_EACH_BY_ITSELF if self.claims else "", "## How it was run", origin]
+        page += [self.note if self.claims else "", "## How it was run", origin]
         return "\n\n".join(part for part in page if part) + "\n"
 
     def write(self, folder: Path, origin: str) -> list[Path]:
@@ -206,14 +208,14 @@ def provenance(command: str, results: Sequence[Result[Any]]) -> str:
     """The provenance of results as text.
 
     Args:
-        command: The command that reproduces them.
+        command: The command that reproduces them, or a sentence with code in it.
         results: All results.
     """
     machines: Counter[str] = Counter()
     for result in results:
         machines[described_machine(result.machine)] += 1
     seconds = sum(result.seconds for result in results)
-    lines = [f"`{command}`", ""]
+    lines = [command if "`" in command else f"`{command}`", ""]
     lines += [f"- {count} runs on {machine}" for machine, count in machines.most_common()]
     lines += [f"- {seconds:.0f} seconds in total over all runs", "- every result: [results.jsonl](results.jsonl)"]
     lines += [f"- {found}" for found in _outdated(results)]

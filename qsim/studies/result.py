@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-SettingsT = TypeVar("SettingsT")
 RunT = TypeVar("RunT")
 
 
@@ -35,16 +34,3 @@ class Result(Generic[RunT]):
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
-
-
-class Results(Generic[SettingsT, RunT]):
-    """All results of a study, by their runs: the base of the findings that each study derives from them.
-
-    Args:
-        settings: The study's settings.
-        results: The results of all runs.
-    """
-
-    def __init__(self, settings: SettingsT, results: Sequence[Result[RunT]]) -> None:
-        self.settings = settings
-        self._of = {result.run: result for result in results}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,22 +17,49 @@ from qsim.studies.store import Store
 from qsim.studies.study import Study
 
 
-class Workers(Protocol):
-    """Processes that are ready to measure runs of one study."""
+@dataclass(frozen=True)
+class Workers:
+    """Processes that are ready to measure runs of one study, behind an executor of `concurrent.futures`.
 
-    @property
-    def count(self) -> int:
-        """The number of runs that they measure at a time."""
+    Attributes:
+        study: The study.
+        device: The device to compute on.
+        devices: The devices of all workers, as in a result's metadata.
+        count: The number of runs that they measure at a time.
+        submit: Submits a run, given its place in the order, to an executor; None: this process measures one run after the other.
+        try_out: Measures runs in turn, in one process, and returns the last result.
+        errors: A context that words the errors of the executor.
+    """
 
-    @property
-    def devices(self) -> frozenset[str]:
-        """The devices that they compute on, as in a result's metadata."""
+    study: Study[Any, Any]
+    device: torch.device
+    devices: frozenset[str]
+    count: int = 1
+    submit: Callable[[Any, int], Future[Result[Any]]] | None = None
+    try_out: Callable[[Sequence[Any]], Result[Any]] | None = None
+    errors: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @classmethod
+    def here(cls, study: Study[Any, Any], device: torch.device) -> Workers:
+        """This process."""
+        return cls(study, device, frozenset([machine(device)["device"]]))
 
     def results(self, runs: Sequence[Any]) -> Iterator[Result[Any]]:
         """Measure runs, which are begun in this order, and yield each result as soon as it is available."""
+        if self.submit is None:
+            yield from (measured(self.study, run, self.device) for run in runs)
+            return
+        with self.errors():
+            # Futures are dropped as they finish: Dask would repeat the runs of a lost worker as long as anything refers to them.
+            futures = as_completed([self.submit(run, place) for place, run in enumerate(runs)])
+            for future in futures:
+                yield future.result()
+                del future
 
     def trial(self, runs: Sequence[Any]) -> Result[Any]:
         """Measure runs in turn, in one process, and return the last result."""
+        with self.errors():
+            return trial(self.study, runs, self.device) if self.try_out is None else self.try_out(runs)
 
 
 class Engine(Protocol):
@@ -73,25 +101,7 @@ class ThisProcess:
     @contextmanager
     def ready(self, study: Study[Any, Any]) -> Iterator[Workers]:
         """This process, as a worker."""
-        yield _Here(study, self.device)
-
-
-@dataclass(frozen=True)
-class _Here:
-    study: Study[Any, Any]
-    device: torch.device
-    count: int = 1
-
-    @property
-    def devices(self) -> frozenset[str]:
-        return frozenset([machine(self.device)["device"]])
-
-    def results(self, runs: Sequence[Any]) -> Iterator[Result[Any]]:
-        for run in runs:
-            yield measured(self.study, run, self.device)
-
-    def trial(self, runs: Sequence[Any]) -> Result[Any]:
-        return trial(self.study, runs, self.device)
+        yield Workers.here(study, self.device)
 
 
 class _Bar:

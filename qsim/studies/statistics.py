@@ -98,6 +98,11 @@ class Interval:
         """The interval in another unit, by a factor above zero."""
         return Interval(*(factor * number for number in (self.value, self.low, self.high, self.detects)))
 
+    @property
+    def points(self) -> Interval:
+        """A share in percent, or a difference of shares in points."""
+        return self * 100
+
 
 def in_points(found: Interval) -> str:
     """A difference of accuracies in points.
@@ -192,6 +197,16 @@ def within(found: Interval, low: float, high: float) -> bool | None:
     if low <= found.low and found.high <= high:
         return True
     return False if found.high < low or found.low > high else None
+
+
+def both(*verdicts: bool | None) -> bool | None:
+    """Whether all verdicts are yes; no if one is, undecided otherwise.
+
+    Example:
+        >>> both(True, True), both(True, None), both(None, False)
+        (True, None, False)
+    """
+    return False if False in verdicts else None if None in verdicts else True
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval:

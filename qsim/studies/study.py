@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -96,3 +97,34 @@ class Study(ABC, Generic[SettingsT, RunT]):
     def read(self, fields: Mapping[str, Any]) -> RunT:
         """A run from its JSON fields."""
         return self.run(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+
+
+class WrittenStudy(Study[SettingsT, RunT]):
+    """A study whose report is written by the class `Written` of its module `report`, which is imported when it is needed."""
+
+    def report(self, settings: SettingsT, results: Sequence[Result[RunT]]) -> Report:
+        """The report of all runs' results."""
+        written = importlib.import_module(f"{type(self).__module__}.report").Written(self, settings, results)
+        report: Report = written.report()
+        return report
+
+
+def run_of(kind: type[RunT], settings: Any, **others: Any) -> RunT:
+    """A run whose fields have the values of the settings with the same names, unless others are given.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Settings:
+        ...     steps: int = 100
+        ...     seeds: int = 2
+        >>> @dataclass(frozen=True)
+        ... class Trained:
+        ...     format: str
+        ...     steps: int
+        ...     seed: int
+        >>> run_of(Trained, Settings(), format="e4m3", seed=1)
+        Trained(format='e4m3', steps=100, seed=1)
+    """
+    shared = {field.name: getattr(settings, field.name) for field in fields(kind) if hasattr(settings, field.name)}  # type: ignore[arg-type]
+    return kind(**(shared | others))

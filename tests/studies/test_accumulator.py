@@ -25,9 +25,8 @@ from qsim.studies.accumulator import (
     Settings,
     training_of,
 )  # fmt: skip
-from qsim.studies.accumulator.claims import claims
 from qsim.studies.accumulator.dot_products import EXACT, MEAN_ONE, NORMAL, POSITIVE, WANG, errors, in_chunks
-from qsim.studies.accumulator.findings import Findings
+from qsim.studies.accumulator.report import Written
 from qsim.studies.accumulator.training import begun, e4m3_points
 from qsim.studies.result import Result
 from support import made_up
@@ -36,9 +35,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def found(quick_study: Callable[..., studies.Plan]) -> tuple[studies.Report, Findings]:
+def found(quick_study: Callable[..., studies.Plan]) -> tuple[studies.Report, Written]:
     plan = quick_study("accumulator")
-    return plan.report(), Findings(plan.settings, list(plan.store.results().values()))
+    return plan.report(), Written(plan.study, plan.settings, list(plan.store.results().values()))
 
 
 def lost_to_truncation(length: int, mean: float, block: int = 32, fraction: int = 13) -> float:
@@ -56,7 +55,7 @@ def test_a_chain_loses_half_a_unit_of_the_sum_per_product() -> None:
     assert 0.75 < error / lost_to_truncation(4096, 224.0**2) < 1.0
 
 
-def test_errors_are_those_of_exact_arithmetic(found: tuple[studies.Report, Findings]) -> None:
+def test_errors_are_those_of_exact_arithmetic(found: tuple[studies.Report, Written]) -> None:
     findings = found[1]
     # A number is off by at most 2**-4 of its magnitude, and a sum of n of random sign by sqrt(n) of that, in units that grow as it does.
     for rounding in findings.sums("error", NORMAL, EXACT, -1):
@@ -94,7 +93,7 @@ def rounded(x: Fraction) -> Fraction:
     return round(x / unit) * unit
 
 
-def test_models_differ_in_their_sums_only(found: tuple[studies.Report, Findings]) -> None:
+def test_models_differ_in_their_sums_only(found: tuple[studies.Report, Written]) -> None:
     settings = AccumulatorStudy().quick()
     runs = [training_of(settings, name, 1) for name in (SINGLE, UNROUNDED, CHAIN)]
     models = [begun(run, CPU) for run in runs]
@@ -110,7 +109,7 @@ def test_models_differ_in_their_sums_only(found: tuple[studies.Report, Findings]
     assert gradients(PROMOTED).value < gradients(UNROUNDED).value
 
 
-def test_the_report_shows_the_measurements(found: tuple[studies.Report, Findings]) -> None:
+def test_the_report_shows_the_measurements(found: tuple[studies.Report, Written]) -> None:
     report, findings = found
     sums, training = (part for part in report.parts if isinstance(part, studies.Table))
     (row,) = sums.filter(sum="H100 FP8")
@@ -187,9 +186,9 @@ def test_a_model_that_diverged_is_one_that_knows_nothing() -> None:
         return {**found, "loss": math.inf} if run.accumulate == CHAIN and run.what != SUMS else found
 
     study = AccumulatorStudy()
-    findings = Findings(SETTINGS, [Result(run, of(run), 1.0, {}) for run in study.runs(SETTINGS)])
+    findings = Written(study, SETTINGS, [Result(run, of(run), 1.0, {}) for run in study.runs(SETTINGS)])
     assert findings.losses(CHAIN) == [math.log(256)] * 3
-    assert claims(findings)[5].agrees is True
+    assert findings.claims()[5].agrees is True
 
 
 @pytest.mark.parametrize(

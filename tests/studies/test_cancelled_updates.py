@@ -24,8 +24,7 @@ from qsim.studies.cancelled_updates import (
     made,
     net,
 )
-from qsim.studies.cancelled_updates.claims import claims
-from qsim.studies.cancelled_updates.findings import Findings
+from qsim.studies.cancelled_updates.report import Written
 from qsim.studies.learners.images import images
 from support import made_up
 
@@ -34,12 +33,12 @@ LAYERS = 5
 
 
 @pytest.fixture(scope="module")
-def findings(quick_study: Callable[..., studies.Plan]) -> Findings:
+def findings(quick_study: Callable[..., studies.Plan]) -> Written:
     plan = quick_study("cancelled-updates", looks=6)
-    return Findings(plan.settings, list(plan.store.results().values()))
+    return Written(plan.study, plan.settings, list(plan.store.results().values()))
 
 
-def test_coarser_formats_cancel_more_and_kahan_carries_what_nearest_loses(findings: Findings) -> None:
+def test_coarser_formats_cancel_more_and_kahan_carries_what_nearest_loses(findings: Written) -> None:
     fine, coarse = findings.settings.formats
     assert findings.shares(FULL, NEAREST).mean() < findings.shares(fine, NEAREST).mean() < findings.shares(coarse, NEAREST).mean()
     for name in (fine, coarse):
@@ -55,25 +54,25 @@ def test_coarser_formats_cancel_more_and_kahan_carries_what_nearest_loses(findin
                 assert (lost == cancelled).all()
 
 
-def test_memory_grows_layer_by_layer(findings: Findings) -> None:
+def test_memory_grows_layer_by_layer(findings: Written) -> None:
     assert findings.layers == LAYERS
     layers = [sum(weight.numel() for weight in layer) for layer in layers_of(net(images("digits", CPU)))]
     total = sum(layers)
     for count in range(LAYERS + 1):
         kahan = sum(layers[LAYERS - count :])
-        assert findings.values("memory", "bf16", STOCHASTIC, count) == [pytest.approx(2 + 2 * kahan / total)]
-    assert findings.values("memory", FULL, NEAREST) == [4.0]
+        assert findings.of("memory", "bf16", STOCHASTIC, count) == [pytest.approx(2 + 2 * kahan / total)]
+    assert findings.of("memory", FULL, NEAREST) == [4.0]
 
 
-def test_training_learns_where_updates_arrive(findings: Findings) -> None:
-    (full,) = findings.values("loss", FULL, NEAREST)
+def test_training_learns_where_updates_arrive(findings: Written) -> None:
+    (full,) = findings.of("loss", FULL, NEAREST)
     # Six standard deviations of the differences, over twelve seeds with the kernels of AVX-512 and plain SSE.
     for update in (STOCHASTIC, KAHAN):
-        (loss,) = findings.values("loss", "bf16", update)
+        (loss,) = findings.of("loss", "bf16", update)
         assert abs(loss - full) < 0.06, update
     # In E5M3 nearest rounding loses nearly all updates, and does not get below ten equal probabilities: 2.291 to 2.302.
-    assert abs(findings.values("loss", "e5m3", NEAREST)[0] - math.log(10)) < 0.03
-    assert findings.values("loss", "e5m3", KAHAN) < findings.values("loss", "e5m3", NEAREST)
+    assert abs(findings.of("loss", "e5m3", NEAREST)[0] - math.log(10)) < 0.03
+    assert findings.of("loss", "e5m3", KAHAN) < findings.of("loss", "e5m3", NEAREST)
 
 
 def test_runs_are_each_there_once_and_share_all_but_the_update() -> None:
@@ -128,9 +127,9 @@ def test_a_match_is_closer_to_full_precision_than_nearest_is() -> None:
     assert verdicts(counts, {**reached, NEAREST: 0.945})[7:9] == [False, True]
 
 
-def test_one_seed_decides_nothing_that_takes_several(findings: Findings) -> None:
-    assert {claim.source: claim for claim in claims(findings)}["Figure 5"].agrees is None
-    assert not math.isnan(findings.values("loss", "bf16", NEAREST)[0])
+def test_one_seed_decides_nothing_that_takes_several(findings: Written) -> None:
+    assert {claim.source: claim for claim in findings.claims()}["Figure 5"].agrees is None
+    assert not math.isnan(findings.of("loss", "bf16", NEAREST)[0])
 
 
 def test_a_run_is_the_same_again() -> None:

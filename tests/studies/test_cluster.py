@@ -22,7 +22,7 @@ from qsim.cli import main
 from qsim.studies import cluster, processes
 from qsim.studies.cluster import Offer, checked_offers
 from qsim.studies.measuring import versions
-from support.coins import Coins, Toss
+from support.coins import Coins
 from support.marked_coins import MarkedCoins, marks
 
 distributed = pytest.importorskip("distributed", reason="needs dask[distributed]")
@@ -150,11 +150,11 @@ def test_only_workers_with_a_gpu_are_asked_for_one() -> None:
     taken: list[dict[str, Any]] = []
 
     class Client:
-        def submit(self, *given: Any, **options: Any) -> None:
+        def get_executor(self, **options: Any) -> None:
             taken.append(options)
 
     for device in (CPU, CUDA):
-        cluster._Remote(Client(), "tcp://s:1", Coins(), device, {})._submit(print, Toss("heads", 0.5, 1), priority=0)
+        cluster._submitting(Client(), Coins(), device)
     assert [options["resources"] for options in taken] == [None, {"GPU": 1}]
 
 

@@ -17,7 +17,7 @@ from qsim.studies.learners.gpt_training import METHODS, MIXED, STOCHASTIC, GPTTr
 from qsim.studies.learners.text import Text, text
 from qsim.studies.learning_rate import TRAINING, LearningRateStudy, Run, Settings, frequencies_loss, toy, toy_correlations
 from qsim.studies.learning_rate.correlations import Correlations
-from qsim.studies.learning_rate.report import Findings, _formula, _lowest
+from qsim.studies.learning_rate.report import Written, _formula, _lowest
 from qsim.studies.result import Result
 from support.bounds import ERROR_PROBABILITY
 
@@ -25,12 +25,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def findings(quick_study: Callable[..., studies.Plan]) -> Findings:
+def findings(quick_study: Callable[..., studies.Plan]) -> Written:
     plan = quick_study("learning-rate", steps=20, context=16, lowest=2.0**-7)
-    return Findings(plan.study, plan.settings, list(plan.store.results().values()))
+    return Written(plan.study, plan.settings, list(plan.store.results().values()))
 
 
-def test_correlations_of_the_toy_are_those_of_the_formula(findings: Findings) -> None:
+def test_correlations_of_the_toy_are_those_of_the_formula(findings: Written) -> None:
     # A product of what two steps do is at most w**2, w being D or, unrounded, 2; its mean square is at most w**2 times E g g' = 5/4. So
     # Bernstein bounds by how much its mean is off, and a correlation by that through a variance, whose own error counts as much again.
     log = math.log(4 / ERROR_PROBABILITY)
@@ -60,7 +60,7 @@ def test_the_formula_is_what_enumeration_gives() -> None:
     assert covariance / variance == pytest.approx(_formula(STOCHASTIC, levels))
 
 
-def test_trainings_learn_and_claims_say_what_was_measured(findings: Findings) -> None:
+def test_trainings_learn_and_claims_say_what_was_measured(findings: Written) -> None:
     for method in findings.settings.methods:
         for rate in findings.rates:
             (loss,) = findings.losses(method, rate)
@@ -72,7 +72,7 @@ def test_trainings_learn_and_claims_say_what_was_measured(findings: Findings) ->
     assert claims["Table 2"].agrees is None
 
 
-def report_on(losses: dict[str, list[float]], seeds: int = 3) -> Findings:
+def report_on(losses: dict[str, list[float]], seeds: int = 3) -> Written:
     """A report on losses that are given by method and rate."""
     settings = Settings(lowest=2.0**-8, highest=2.0**-5, methods=tuple(losses), seeds=seeds)
     study = LearningRateStudy()
@@ -84,7 +84,7 @@ def report_on(losses: dict[str, list[float]], seeds: int = 3) -> Findings:
             found.append(Result(run, values | {"loss": loss}, 1.0, {}))
         else:
             found.append(Result(run, {"correlations": [0.5, 0.51]}, 1.0, {}))
-    return Findings(study, settings, found)
+    return Written(study, settings, found)
 
 
 def test_rates_are_stable_up_to_the_first_failure() -> None:

@@ -16,10 +16,8 @@ import torch
 from qsim import studies
 from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, rate_at
-from qsim.studies.llm import COST, METHODS, MORE_BITS, PERPLEXITY, LLMStudy, Settings, run_of, training
-from qsim.studies.llm.claims import claims
-from qsim.studies.llm.findings import Findings
-from qsim.studies.llm.report import ReportWriter
+from qsim.studies.llm import COST, METHODS, MORE_BITS, PERPLEXITY, LLMStudy, Settings, made, training
+from qsim.studies.llm.report import Written
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, WeightUpdater, outcome
 from qsim.studies.result import Result
 
@@ -30,7 +28,7 @@ CPU = torch.device("cpu")
 def run(method: str, states: str = BF16, gradients: str = BF16, **others: object) -> Run:
     if method in (O1, O2):
         states = gradients = FP32
-    return replace(run_of(LLMStudy().quick(), method, 2e-3, 0, states, gradients), **others)
+    return replace(made(LLMStudy().quick(), method, 2e-3, 0, states, gradients), **others)
 
 
 def begun(chosen: Run) -> tuple[GPT, WeightUpdater]:
@@ -40,12 +38,12 @@ def begun(chosen: Run) -> tuple[GPT, WeightUpdater]:
 
 
 @pytest.fixture(scope="module")
-def found(quick_study: Callable[..., studies.Plan]) -> tuple[studies.Report, Findings]:
+def found(quick_study: Callable[..., studies.Plan]) -> tuple[studies.Report, Written]:
     plan = quick_study("llm", steps=8, context=8)
-    return plan.report(), Findings(plan.settings, list(plan.store.results().values()))
+    return plan.report(), Written(plan.study, plan.settings, list(plan.store.results().values()))
 
 
-def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Findings]) -> None:
+def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Written]) -> None:
     findings = found[1]
     (rate,) = findings.settings.rates
     mixed = findings.losses(O1, rate)
@@ -64,7 +62,7 @@ def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Findi
             assert losses[-1] == result["loss"]
 
 
-def test_the_report_shows_the_measurements(found: tuple[studies.Report, Findings]) -> None:
+def test_the_report_shows_the_measurements(found: tuple[studies.Report, Written]) -> None:
     report, findings = found
     perplexities, speeds, more_bits = (part for part in report.parts if isinstance(part, studies.Table))
     for method, label in METHODS.items():
@@ -75,7 +73,7 @@ def test_the_report_shows_the_measurements(found: tuple[studies.Report, Findings
     assert [(row["moments in"], row["gradients summed in"]) for row in more_bits] == [*product(["BF16", "FP32"], repeat=2)]
 
 
-def test_a_processor_decides_nothing_about_speed_and_memory(found: tuple[studies.Report, Findings]) -> None:
+def test_a_processor_decides_nothing_about_speed_and_memory(found: tuple[studies.Report, Written]) -> None:
     report = found[0]
     assert not any("memory" in title for part in report.parts if isinstance(part, studies.Table) for title in part.columns)
     assert [picture.name for picture in report.parts if isinstance(picture, studies.Picture)] == ["perplexity", "more-bits"]
@@ -176,14 +174,14 @@ def test_more_tokens_than_bytes_only_cost() -> None:
     assert abs(found["curve"][0][1] - math.log(1000)) < 0.5
 
 
-def made_up(settings: Settings, values: Callable[[Run], dict[str, float]]) -> Findings:
-    """Findings from an invented GPU."""
+def made_up(settings: Settings, values: Callable[[Run], dict[str, float]]) -> Written:
+    """Written from an invented GPU."""
     own = {"tokens_per_second": 100.0, "peak_mib": 50.0, "loss": 1.0}
     results = []
     for chosen in LLMStudy().runs(settings):
         given = {**own, **values(chosen)}
         results.append(Result(chosen, {**given, "curve": [(1, 5.0), (settings.steps, given["loss"])]}, 1.0, {}))
-    return Findings(settings, results)
+    return Written(LLMStudy(), settings, results)
 
 
 SETTINGS = Settings(rates=(5e-4, 1e-3, 2e-3), seeds=3)
@@ -196,7 +194,7 @@ def verdicts(values: Callable[[Run], dict[str, float]], best: float = 1e-3) -> l
         found = values(chosen)
         return found | {"loss": found["loss"] + 0.5 * (chosen.rate != best)}
 
-    return [claim.agrees for claim in claims(made_up(SETTINGS, tuned))]
+    return [claim.agrees for claim in made_up(SETTINGS, tuned).claims()]
 
 
 def test_verdicts_can_come_out_either_way() -> None:
@@ -229,16 +227,16 @@ def test_verdicts_can_come_out_either_way() -> None:
 
 
 def test_perplexity_and_cost_are_measured_together_or_apart(tmp_path: Path) -> None:
-    both = claims(made_up(SETTINGS, lambda chosen: {}))
+    both = made_up(SETTINGS, lambda chosen: {}).claims()
     of_cost, of_perplexity = (replace(SETTINGS, measures=(what,)) for what in (COST, PERPLEXITY))
-    apart = [claims(made_up(settings, lambda chosen: {})) for settings in (of_perplexity, of_cost)]
+    apart = [made_up(settings, lambda chosen: {}).claims() for settings in (of_perplexity, of_cost)]
     assert [len(found) for found in apart] == [4, 5]
     assert sorted(claim.paper for claim in both) == sorted(claim.paper for found in apart for claim in found)
     # More bits are tried for perplexity.
     assert len(LLMStudy().runs(of_perplexity)) - len(LLMStudy().runs(of_cost)) == SETTINGS.seeds * len(MORE_BITS)
     assert [LLMStudy().timed(settings) for settings in (SETTINGS, of_cost, of_perplexity)] == [True, True, False]
     for settings, pictures in ((of_cost, ["cost"]), (of_perplexity, ["perplexity", "more-bits"])):
-        report = ReportWriter(LLMStudy(), made_up(settings, lambda chosen: {})).report()
+        report = made_up(settings, lambda chosen: {}).report()
         assert [part.name for part in report.parts if isinstance(part, studies.Picture)] == pictures
         assert ("tokens per second" in str(report.parts)) == (settings is of_cost)
         assert ("erplexity" in report.meaning) == (settings is of_perplexity)
@@ -260,7 +258,7 @@ def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
     settings = replace(SETTINGS, rates=(1e-3, 2e-3))
     findings = made_up(settings, lambda chosen: {"loss": math.inf if chosen.rate > 1e-3 else 1.0 + 0.01 * chosen.seed})
     assert findings.best(O1) == 1e-3
-    paths = ReportWriter(LLMStudy(), findings).report().write(tmp_path, "nowhere")
+    paths = findings.report().write(tmp_path, "nowhere")
     assert [path.name for path in paths] == [
         "report.md",
         "perplexity-1.svg",
@@ -269,7 +267,7 @@ def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
         "cost-2.svg",
         "more-bits.svg",
     ]
-    assert claims(findings)[-1].agrees is None
+    assert findings.claims()[-1].agrees is None
 
 
 @pytest.mark.parametrize(

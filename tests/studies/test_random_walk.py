@@ -12,7 +12,7 @@ import torch
 
 from qsim import studies
 from qsim.studies.random_walk import EXACT, STOCHASTIC, RandomWalkStudy, Run
-from qsim.studies.random_walk.report import Findings
+from qsim.studies.random_walk.report import Written
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, UpdateSchedule, exact_steps, late, step_moments
 from support.bounds import ERROR_PROBABILITY, bernstein
 
@@ -20,12 +20,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def findings(quick_study: Callable[..., studies.Plan]) -> Findings:
+def findings(quick_study: Callable[..., studies.Plan]) -> Written:
     plan = quick_study("random-walk")
-    return Findings(plan.study, plan.settings, list(plan.store.results().values()))
+    return Written(plan.study, plan.settings, list(plan.store.results().values()))
 
 
-def test_means_are_those_of_the_closed_form(findings: Findings) -> None:
+def test_means_are_those_of_the_closed_form(findings: Written) -> None:
     ways = findings.next_level + findings.stochastic
     assert len(ways) == 7
     for way in ways:
@@ -36,7 +36,7 @@ def test_means_are_those_of_the_closed_form(findings: Findings) -> None:
         assert way.measured.value == way.exact
 
 
-def test_decay_makes_walks_late_and_a_higher_floor_compensates(findings: Findings) -> None:
+def test_decay_makes_walks_late_and_a_higher_floor_compensates(findings: Written) -> None:
     slow, fast = (way.measured.value for way in findings.stochastic)
     exact = findings.exact[0].measured.value
     # The values of the closed form, which the test above compares with measured ones.

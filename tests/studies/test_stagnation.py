@@ -12,8 +12,6 @@ import torch
 import qsim
 from qsim import studies
 from qsim.studies.stagnation import StagnationStudy
-from qsim.studies.stagnation.claims import claims
-from qsim.studies.stagnation.findings import Findings
 from qsim.studies.stagnation.least_squares import (
     ALL,
     COMPUTE,
@@ -28,18 +26,19 @@ from qsim.studies.stagnation.least_squares import (
     Problems,
     problems,
 )
+from qsim.studies.stagnation.report import Written
 
 #: The relative error of rounding to bfloat16: the paper's machine epsilon.
 EPSILON = 2.0**-8
 
 
 @pytest.fixture(scope="module")
-def findings(quick_study: Callable[..., studies.Plan]) -> Findings:
+def findings(quick_study: Callable[..., studies.Plan]) -> Written:
     plan = quick_study("stagnation")
-    return Findings(plan.settings, list(plan.store.results().values()))
+    return Written(plan.study, plan.settings, list(plan.store.results().values()))
 
 
-def test_nearest_stays_above_theorem_1_and_the_others_go_a_hundred_times_below(findings: Findings) -> None:
+def test_nearest_stays_above_theorem_1_and_the_others_go_a_hundred_times_below(findings: Written) -> None:
     for rate in findings.settings.rates:
         nearest = findings.whole(NEAREST, rate)
         # The bound again, from its formula.
@@ -54,7 +53,7 @@ def test_nearest_stays_above_theorem_1_and_the_others_go_a_hundred_times_below(f
     assert (single.printed > 0).all()
 
 
-def test_for_a_single_weight_the_corrected_bound_holds_and_the_published_one_does_not(findings: Findings) -> None:
+def test_for_a_single_weight_the_corrected_bound_holds_and_the_published_one_does_not(findings: Written) -> None:
     below = 0
     for rate in findings.settings.rates:
         curves = findings.lone(rate)
@@ -73,7 +72,7 @@ def test_where_the_proof_of_theorem_1_assumes_too_many_lost_updates() -> None:
         assert torch.equal(qsim.quantize(weight - update, "bf16"), weight) == lost
 
 
-def test_theorem_2_holds_in_the_mean(findings: Findings) -> None:
+def test_theorem_2_holds_in_the_mean(findings: Written) -> None:
     for curves in [findings.single(COMPUTE), *(findings.whole(COMPUTE, rate) for rate in findings.settings.rates)]:
         beside = curves.beside_theorem_2()
         assert beside.shape == curves.distances.shape
@@ -83,12 +82,12 @@ def test_theorem_2_holds_in_the_mean(findings: Findings) -> None:
         assert beside[0] == pytest.approx((curves.distances[0] / curves.start) ** 2 / [math.exp(-x) for x in exponent])
 
 
-def test_claims_are_those_of_the_theorems(findings: Findings) -> None:
-    verdicts = [(claim.source, claim.agrees) for claim in claims(findings)]
+def test_claims_are_those_of_the_theorems(findings: Written) -> None:
+    verdicts = [(claim.source, claim.agrees) for claim in findings.claims()]
     assert [agrees for source, agrees in verdicts if source == "Theorem 1"] == [True, False]
     # Descents with one sample per step have hardly moved after one, where the interval of sixteen problems may include the bound.
     assert [agrees for source, agrees in verdicts if source == "Theorem 2"] in ([True], [None])
-    beyond = [claim for claim in claims(findings) if "beyond where nearest rounding stops" in claim.paper]
+    beyond = [claim for claim in findings.claims() if "beyond where nearest rounding stops" in claim.paper]
     assert [claim.agrees for claim in beyond] == [True] * 4
     # After so few steps nearest rounding is about a magnitude above, not several; the other is within a thousandth.
     assert [agrees for source, agrees in verdicts if source == "Figure 2"][1] is True

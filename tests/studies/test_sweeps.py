@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import qsim
 from qsim import FivePoint, studies
 from qsim.cli import main
+from qsim.cli.sweep import _configured
 from qsim.studies.statistics import difference
+from qsim.studies.sweeps.repeat import configuration, write_configuration
+from qsim.studies.sweeps.results import Settings
+from qsim.studies.sweeps.sources import Sources
 
 torch.manual_seed(0)
 X = torch.randn(96, 6)
@@ -42,6 +49,52 @@ class Pairs(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.x[index], self.y[index]
+
+
+class Lazy(Dataset[Any]):
+    """A data set that reads from a file of another library, which cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.file = open(__file__)  # noqa: SIM115
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index], Y[index]
+
+
+def closure(shift: float) -> Any:
+    """Data behind a function whose source does not say which."""
+    return lambda: (X[:64] + shift, Y[:64], X[64:], Y[64:])
+
+
+def layers(width: int) -> Any:
+    """Models behind a function whose source does not say how wide."""
+    return lambda: nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def wide(width: int) -> nn.Module:
+    return nn.Linear(6, width)
+
+
+def momentum(value: float) -> Any:
+    """Optimizers that differ in a default argument."""
+    return lambda parameters, rate, momentum=value: torch.optim.SGD(parameters, rate, momentum)
+
+
+def callable_point(by: float) -> FivePoint:
+    return FivePoint(act=lambda x: x * by, act_bwd=None)
+
+
+def halved(pairs: list[Any]) -> Any:
+    """A collation that changes the inputs."""
+    x, y = zip(*pairs, strict=True)
+    return torch.stack(x) / 2, torch.stack(y)
+
+
+SETTINGS = Settings(("P",), (8,), (1e-2,), 2, 2, 0.01)
+PAIRS = (Pairs(*DATA[:2]), Pairs(*DATA[2:]))
 
 
 def swept(folder: Path, **options: Any) -> studies.Sweep:
@@ -110,6 +163,38 @@ def test_results_of_other_points_models_and_data_are_not_used(tmp_path: Path) ->
     assert len(lines(tmp_path)) == 14
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"data": PAIRS}, {"data": (Pairs(X[:64], 1 - Y[:64]), PAIRS[1])}),
+        ({"data": closure(0.0)}, {"data": closure(1.0)}),
+        ({"make_model": layers(4)}, {"make_model": layers(8)}),
+        ({"make_model": functools.partial(wide, 4)}, {"make_model": functools.partial(wide, 8)}),
+        ({"make_optimizer": momentum(0.0)}, {"make_optimizer": momentum(0.9)}),
+        ({"points": {"P": callable_point(2.0)}}, {"points": {"P": callable_point(1.0)}}),
+        ({"data": PAIRS}, {"data": (DataLoader(PAIRS[0], collate_fn=halved), PAIRS[1])}),
+    ],
+    ids=["datasets", "data of closures", "models of closures", "partials", "optimizers", "callable points", "collation"],
+)
+def test_results_of_other_contents_are_not_used(tmp_path: Path, first: dict[str, Any], second: dict[str, Any]) -> None:
+    options = {"points": {"P": None}, "batches": [8], "steps": 2, "seeds": 1}
+    results = [swept(tmp_path, **(options | chosen)) for chosen in (first, second, first)]
+    assert len({json.loads(line)["run"]["label"] + line for line in lines(tmp_path)}) == len(lines(tmp_path))
+    losses = [result.losses("P", 8, 1e-2) for result in results]
+    assert losses[0] == losses[2] != losses[1]
+
+
+def test_data_that_cannot_be_identified_needs_a_key(tmp_path: Path) -> None:
+    options = {"points": {"FP32": None}, "batches": [8], "steps": 1, "seeds": 1, "data": (Lazy(), Lazy())}
+    error = "sweep: data[0].file is a _io.TextIOWrapper, which cannot be told from another one, so results of other data could be reused"
+    with pytest.raises(TypeError, match=re.escape(error)):
+        swept(tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+    for key, count in (("first", 1), ("first", 1), ("second", 2)):
+        swept(tmp_path, **options, data_key=key)
+        assert len(lines(tmp_path)) == count
+
+
 def test_every_form_of_data_gives_the_same_losses(tmp_path: Path) -> None:
     train, test = (TensorDataset(*DATA[:2]), TensorDataset(*DATA[2:]))
     forms = [DATA, data, (train, test), (DataLoader(train, 3), DataLoader(test, 5)), (Pairs(*DATA[:2]), Pairs(*DATA[2:]))]
@@ -154,6 +239,7 @@ def test_verdicts(tmp_path: Path) -> None:
         ({"steps": 0}, "sweep: steps must be positive, got 0"),
         ({"rates": [-1.0]}, "sweep: rates must be positive, got [-1.0]"),
         ({"seeds": 0}, "sweep: seeds must be positive, got 0"),
+        ({"designs": ["images"]}, "sweep: designs must be of steps, examples, got ['images']"),
         ({"make_model": nn.Linear(6, 2).weight}, "sweep: make_model must be a function, got Parameter"),
         ({"points": ["mxfp8", "mxfp99"]}, "unknown recipe 'mxfp99': there are fp8_hybrid, "),
         ({"data": X}, "sweep: data must be four tensors"),
@@ -184,7 +270,75 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert main(["study", "sweep", "--model", "made_here:make", "--data", "made_here:data", *words]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"report: {Path('here') / 'report.md'}"
     assert {json.loads(line)["run"]["label"] for line in lines(tmp_path / "here")} == {"full precision", "mxfp8"}
-    assert "qsim.studies.sweep(made_here.make, made_here.data" in (tmp_path / "here" / "report.md").read_text()
+    # The report's command repeats the sweep, from the configuration that is stored with it, and finds every result.
+    (command,) = re.findall(r"`qsim (study sweep --config .*)`", (tmp_path / "here" / "report.md").read_text())
+    before = lines(tmp_path / "here")
+    assert main([*shlex.split(command), "--batches", "4"]) == 0
+    assert lines(tmp_path / "here") == before
+
+
+def test_a_configuration_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for content, error in (
+        ("[]", "must be a JSON object, got list"),
+        ('{"batch": 4}', "there is no option 'batch'. There are: batches, data, data_key, designs, device,"),
+        ("{", "is malformed: "),
+    ):
+        (tmp_path / "study.json").write_text(content)
+        assert main(["study", "sweep", "--config", str(tmp_path / "study.json")]) == 2
+        assert error in capsys.readouterr().err
+    assert main(["study", "sweep", "--model", "math:pi"]) == 2
+    assert "sweep: --data is missing" in capsys.readouterr().err
+
+
+def test_points_of_a_configuration_are_those_of_the_objects(tmp_path: Path) -> None:
+    points = {"P": FivePoint(act="e4m3", act_bwd=None), "R": qsim.recipes.mxfp8(), "FP32": None}
+    config = configuration(Sources(make, data, nn.functional.cross_entropy, torch.optim.AdamW), points, SETTINGS)
+    (tmp_path / "study.json").write_text(json.dumps(config))
+    read = _configured(tmp_path / "study.json", set(config))
+    assert read["points"]["R"] == points["R"]
+    assert FivePoint.from_dict(read["points"]["P"]) == points["P"]
+    assert read["model"] == f"{__name__}:make"
+    with pytest.raises(ValueError, match=r"model is .*layers.<locals>.<lambda>, which cannot be imported by this name"):
+        configuration(Sources(layers(3), data, nn.functional.cross_entropy, torch.optim.AdamW), points, SETTINGS)
+    said = write_configuration(tmp_path, Sources(make, DATA, nn.functional.cross_entropy, torch.optim.AdamW), points, SETTINGS)
+    assert said.endswith("no command repeats it, because data is not a function of a module")
+
+
+def test_designs(tmp_path: Path) -> None:
+    result = swept(tmp_path, batches=[8, 16, 32], steps=4, seeds=1, designs=["steps", "examples"])
+    assert sorted({(row["batch"], row["steps"]) for row in result.rows()}) == [(8, 4), (8, 8), (16, 4), (32, 2), (32, 4)]
+    assert result.losses("mxfp4", 16, 1e-2, "steps") == result.losses("mxfp4", 16, 1e-2, "examples")
+    assert result.losses("mxfp4", 8, 1e-2) != result.losses("mxfp4", 8, 1e-2, "examples")
+    page = (tmp_path / "report.md").read_text()
+    assert "## Test loss, equal steps" in page
+    assert "## Test loss, equal examples" in page
+    assert [path.name for path in sorted(tmp_path.glob("*[12].svg"))] == ["losses-1.svg", "losses-2.svg"]
+
+
+@pytest.mark.parametrize(
+    ("compare", "options", "labels"),
+    [
+        (studies.compare_batch_sizes, {"batches": [8]}, ["full precision", "e4m1, stochastic", "e4m1, nearest"]),
+        (studies.compare_formats, {"formats": ["e4m3", "e2m1"]}, ["full precision", "e4m3", "e2m1"]),
+        (studies.compare_points, {"format": "e4m3"}, ["full precision", "act", "weight", "act_bwd", "weight_bwd", "grad"]),
+        (studies.compare_learning_rates, {"points": ["mxfp8"], "rates": [1e-2, 1e-3]}, ["full precision", "mxfp8"]),
+        (studies.compare_random_bits, {"format": "e4m3", "bits": [1, 4]}, ["32 bits", "1 bit", "4 bits", "full precision"]),
+        (studies.compare_accumulators, {"accumulators": ["h100_fp8"]}, ["fp8_hybrid", "h100_fp8", "full precision"]),
+        (studies.compare_recipes, {"recipes": ["mxfp8"]}, ["full precision", "mxfp8"]),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_shortcuts_are_sweeps(compare: Any, options: dict[str, Any], labels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each makes points that convert a model, without a training here."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("qsim.studies.sweeps.shortcuts.sweep", lambda *parts, **chosen: given.update(chosen, parts=parts))
+    compare(make, DATA, nn.functional.cross_entropy, steps=1, **options)
+    points = given["points"] if isinstance(given["points"], dict) else {"full precision": None, **{name: name for name in given["points"]}}
+    assert list(points) == labels
+    assert given["steps"] == 1
+    for chosen in points.values():
+        if chosen is not None:
+            qsim.convert(make(), chosen)
 
 
 @pytest.mark.parametrize(

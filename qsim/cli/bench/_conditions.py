@@ -9,7 +9,7 @@ import torch
 
 import qsim
 from qsim import FivePoint, Quantizer, recipes
-from qsim.cli.bench import _settings
+from qsim.cli.bench import _running, _settings
 from qsim.cli.bench._settings import DTYPES
 
 
@@ -40,13 +40,11 @@ class Conditions:
 
     def machine(self) -> str:
         """A line about the machine and the versions."""
-        name = torch.cuda.get_device_name(self.device) if self.is_cuda else f"CPU, {torch.get_num_threads()} threads"
-        return f"{name}; torch {torch.__version__}, qsim {qsim.__version__}"
+        return f"{_running.machine(self.device)}; torch {torch.__version__}, qsim {qsim.__version__}"
 
 
 def add_arguments(parser: argparse.ArgumentParser, seconds: float) -> None:
     """Add the options for these conditions."""
-    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda if available)")
     parser.add_argument("--dtype", metavar="NAME", help=f"dtype of the model: {', '.join(DTYPES)} (default: bf16; on the CPU fp32)")
     parser.add_argument("--format", default="e4m3", metavar="NAME", help="the format of all five points (default: %(default)s)")
     parser.add_argument(
@@ -62,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser, seconds: float) -> None:
         "--seconds", type=float, default=seconds, metavar="S", help="duration of each of three turns in seconds (default: %(default)s)"
     )
     parser.add_argument("--peers", action="store_true", help="also time QPyTorch's kernels")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    _running.add_options(parser)
 
 
 def chosen(args: argparse.Namespace) -> Conditions:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from qsim.cli.bench._optim_work import LEARNING_RATE, MakeOptimizer, ParameterSet, adamw, moved, started
+from qsim.cli.bench._peers import loaded, raced
 from qsim.cli.bench._settings import BenchSettings
 from qsim.cli.bench._timing import interleaved
 from qsim.text.records import Values
@@ -104,13 +105,9 @@ def peers(settings: BenchSettings, sets: Sequence[ParameterSet], names: Sequence
     """Time qsim alternating with each of the peers; missing ones are listed with the package to install."""
     for peer in [PEERS[name] for name in names]:
         row = {"part": "peers", "peer": peer.label}
-        if settings.device.type not in peer.devices:
-            yield {**row, "note": f"runs on {', '.join(peer.devices)} only"}
-            continue
-        try:
-            make = peer.load()
-        except ImportError as error:
-            yield {**row, "note": f"not installed (pip install {peer.package}): {error}"}
+        make = loaded(peer.load, peer.package, peer.devices, settings)
+        if isinstance(make, str):
+            yield {**row, "note": make}
             continue
         for tensors in sets:
             for mode in peer.modes:
@@ -120,9 +117,7 @@ def peers(settings: BenchSettings, sets: Sequence[ParameterSet], names: Sequence
 def _duel(make: MakeOptimizer, mode: PeerMode, tensors: ParameterSet, settings: BenchSettings) -> Row:
     ours = adamw(mode.update, mode.states, state_rounding=mode.state_rounding)
     their, our = started(make, tensors, settings), started(ours, tensors, settings)
-    their_time, our_time = interleaved((their.step, our.step), settings.clock, settings.repeats)
-    bytes_moved = moved(our)
+    times = interleaved((their.step, our.step), settings.clock, settings.repeats)
     row = {"tensors": tensors.label, "count": len(tensors.shapes), "elements": tensors.elements}
-    row |= {"update": mode.update, "states": mode.states, "state_rounding": mode.state_rounding, "bytes": bytes_moved}
-    times = {"peer_milliseconds": their_time * 1e3, "milliseconds": our_time * 1e3, "gb_per_s": bytes_moved / our_time / 1e9}
-    return {**row, **times, "ratio": their_time / our_time}
+    row |= {"update": mode.update, "states": mode.states, "state_rounding": mode.state_rounding, "bytes": moved(our)}
+    return {**row, **raced(times, moved(our))}

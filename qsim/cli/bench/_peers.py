@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -124,21 +125,27 @@ def peers(settings: BenchSettings, names: Sequence[str]) -> Iterator[Row]:
     """Time qsim alternating with each of the peers; missing ones are listed with the package to install."""
     for name in names:
         peer = PEERS[name]
-        row = {"part": "peers", "peer": name}
-        if settings.device.type not in peer.devices:
-            yield {**row, "note": f"runs on {', '.join(peer.devices)} only"}
-            continue
-        try:
-            function = peer.load()
-        except ImportError as error:
-            yield {**row, "note": f"not installed (pip install {peer.package}): {error}"}
+        function = loaded(peer.load, peer.package, peer.devices, settings)
+        if isinstance(function, str):
+            yield {"part": "peers", "peer": name, "note": function}
             continue
         for duel in peer.duels(function, settings):
-            yield _row(duel, settings)
+            row = {"part": "peers", "peer": duel.label, "format": duel.format, "rounding": duel.rounding, "dtypes": duel.dtypes}
+            yield {**row, **raced(interleaved((duel.theirs, duel.ours), settings.clock, settings.repeats), duel.bytes)}
 
 
-def _row(duel: Duel, settings: BenchSettings) -> Row:
-    theirs, ours = interleaved((duel.theirs, duel.ours), settings.clock, settings.repeats)
-    row = {"part": "peers", "peer": duel.label, "format": duel.format, "rounding": duel.rounding, "dtypes": duel.dtypes}
-    times = {"peer_milliseconds": theirs * 1e3, "milliseconds": ours * 1e3, "gb_per_s": duel.bytes / ours / 1e9}
-    return {**row, **times, "ratio": theirs / ours}
+def loaded(load: Callable[[], Any], package: str, devices: Sequence[str], settings: BenchSettings) -> Any:
+    """Load a peer, or return the reason why it is not timed, as text."""
+    if settings.device.type not in devices:
+        return f"runs on {', '.join(devices)} only"
+    try:
+        return load()
+    except ImportError as error:
+        return f"not installed (pip install {package}): {error}"
+
+
+def raced(times: Sequence[float], moved: int) -> Row:
+    """The times of a peer and of qsim, and qsim's bandwidth."""
+    theirs, ours = times
+    milliseconds = {"peer_milliseconds": theirs * 1e3, "milliseconds": ours * 1e3}
+    return {**milliseconds, "gb_per_s": moved / ours / 1e9, "ratio": theirs / ours}

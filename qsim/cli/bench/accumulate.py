@@ -15,13 +15,13 @@ from torch import Tensor
 
 from qsim import accumulators
 from qsim.accumulators import Accumulator, BlockScaled
-from qsim.cli.bench import _settings
+from qsim.cli.bench import _running, _settings
 from qsim.cli.bench._timing import Call, clock_of, interleaved
 from qsim.formats import format as resolve_format
 from qsim.functional import quantize
 from qsim.functional.matmul import accumulated
 from qsim.text.records import Values
-from qsim.text.tables import Quantity, Row, Table
+from qsim.text.tables import Quantity, Row
 from qsim_kernels.ops.direct import DISPATCHED
 
 #: What is measured by default.
@@ -42,11 +42,9 @@ _DTYPES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `qsim bench accumulate`."""
-    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
     parser.add_argument("--size", metavar="N", help="rows, columns and length of the sums (default: 4096; on the CPU 256)")
     parser.add_argument("--accumulators", default=_DEFAULT, metavar="NAME,…", help=f"names or calls (default: {_DEFAULT})")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="how often each product is timed (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    _running.add_options(parser, repeats=5)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -55,14 +53,10 @@ def main(args: argparse.Namespace) -> int:
     size = _settings.count(args.size or ("4096" if device.type == "cuda" else "256"), "--size")
     repeats = _settings.count(str(args.repeats), "--repeats")
     chosen = _accumulators(args.accumulators)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    heading = f"{name}; torch {torch.__version__}, triton {_settings.triton_version()}; {size} × {size} × {size}"
-    if not args.json:
-        print(heading)
-    rows = [row for accumulator in chosen for row in measure(accumulator, size, device, repeats)]
-    table = Table(tuple(rows), columns(device), heading)
-    print(table.to_json(indent=2) if args.json else table)
-    return 0
+    versions = f"torch {torch.__version__}, triton {_settings.triton_version()}"
+    heading = f"{_running.machine(device)}; {versions}; {size} × {size} × {size}"
+    rows = (row for accumulator in chosen for row in measure(accumulator, size, device, repeats))
+    return _running.show(args, heading, columns(device), rows)
 
 
 def columns(device: torch.device) -> Values:

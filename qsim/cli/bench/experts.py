@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import qsim
-from qsim.cli.bench import _conditions, _settings
+from qsim.cli.bench import _conditions, _running, _settings
 from qsim.cli.bench._conditions import Conditions
 from qsim.cli.bench._timing import Call, clock_of, sustained
 from qsim.text.records import Values
-from qsim.text.tables import Quantity, Row, Table
+from qsim.text.tables import Quantity, Row
 
 COLUMNS: Values = {
     "experts × rows × width → inner": "size",
@@ -81,12 +81,8 @@ def main(args: argparse.Namespace) -> int:
     if args.compile and conditions.dtype != torch.bfloat16:
         raise ValueError("--compile: torch compiles grouped products of bfloat16 only; add --dtype bf16")
     sizes = _sizes(args.sizes or (args.default_sizes if conditions.is_cuda else "4x256x128x256"))
-    if not args.json:
-        print(conditions.heading())
-    rows = [row for size in sizes for row in measure(size, conditions, compiles=args.compile)]
-    table = Table(tuple(rows), COLUMNS, conditions.heading())
-    print(table.to_json(indent=2) if args.json else table)
-    return 0
+    rows = (row for size in sizes for row in measure(size, conditions, compiles=args.compile))
+    return _running.show(args, conditions.heading(), COLUMNS, rows)
 
 
 def measure(size: ExpertsSize, conditions: Conditions, *, compiles: bool) -> Iterator[Row]:

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 import qsim
 from qsim import FivePoint, Quantizer, recipes
-from qsim.cli.bench import _settings
+from qsim.cli.bench import _running, _settings
 from qsim.cli.bench._launches import launches
 from qsim.cli.bench._timing import Call, clock_of, host_time
 from qsim.cli.bench._trace import calls_between_files
 from qsim.text.records import Values
-from qsim.text.tables import Quantity, Row, Table
+from qsim.text.tables import Quantity, Row
 
 TOKENS, INPUTS, OUTPUTS = 128, 256, 256
 ELEMENTS = 2**10
@@ -62,13 +62,11 @@ class HostSettings:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `qsim bench host`."""
-    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda if available)")
     parser.add_argument("--compile", action="store_true", help="also measure a stack of layers with torch.compile")
     parser.add_argument("--layers", type=int, default=24, metavar="N", help="number of layers in that stack (default: %(default)s)")
     parser.add_argument("--points", default=",".join(_points()), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--trace", action="store_true", help="count calls between files instead")
-    parser.add_argument("--repeats", type=int, default=20, metavar="N", help="batches of calls that are timed (default: 20)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    _running.add_options(parser, repeats=20)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -85,11 +83,8 @@ def main(args: argparse.Namespace) -> int:
     rows = list(traced(work, points)) if args.trace else [*layer_calls(work, points), *quantize_calls(work)]
     if args.compile:
         rows += layer_calls(replace(work, layers=args.layers, compiled=True), points)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    heading = f"{name}; torch {torch.__version__}, qsim {qsim.__version__}"
-    table = Table(tuple(rows), CALLS if args.trace else TIMES, heading)
-    print(table.to_json(indent=2) if args.json else f"{heading}\n{table}")
-    return 0
+    heading = f"{_running.machine(device)}; torch {torch.__version__}, qsim {qsim.__version__}"
+    return _running.show(args, heading, CALLS if args.trace else TIMES, rows)
 
 
 def _points() -> dict[str, FivePoint]:

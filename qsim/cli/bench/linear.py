@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 import qsim
-from qsim.cli.bench import _conditions, _peers, _settings
+from qsim.cli.bench import _conditions, _peers, _running, _settings
 from qsim.cli.bench._conditions import Conditions
 from qsim.cli.bench._graphs import replay
 from qsim.cli.bench._qpytorch_way import QPyTorchLinear
 from qsim.cli.bench._timing import Call, clock_of, sustained
 from qsim.text.records import Values
-from qsim.text.tables import Quantity, Row, Table
+from qsim.text.tables import Quantity, Row
 
 COLUMNS: Values = {
     "tokens × in → out": "shape",
@@ -59,14 +59,8 @@ def main(args: argparse.Namespace) -> int:
     """Run the measurement."""
     conditions = _conditions.chosen(args)
     shapes = _shapes(args.shapes or (args.default_shapes if conditions.is_cuda else "1024x256x256"))
-    if not args.json:
-        print(conditions.heading())
-    rows: list[Row] = []
-    for shape in shapes:
-        rows += measure(shape, conditions, not args.no_bias, args.peers)
-    table = Table(tuple(rows), COLUMNS, conditions.heading())
-    print(table.to_json(indent=2) if args.json else table)
-    return 0
+    rows = (row for shape in shapes for row in measure(shape, conditions, not args.no_bias, args.peers))
+    return _running.show(args, conditions.heading(), COLUMNS, rows)
 
 
 def measure(shape: LayerShape, conditions: Conditions, bias: bool, peers: bool) -> Iterator[Row]:

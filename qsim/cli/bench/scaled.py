@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 import qsim
-from qsim.cli.bench import _settings
+from qsim.cli.bench import _running, _settings
 from qsim.cli.bench._bandwidth import beside_copy
 from qsim.cli.bench._settings import DTYPES, BenchSettings
 from qsim.scaling.block_formats import NAMED, Block
@@ -36,32 +36,18 @@ _COLUMNS = 8192
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `qsim bench scaled`."""
-    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda if available)")
-    parser.add_argument("--elements", metavar="N", help="such as 4096 or 2^27 (default: 2^27 on a GPU, 2^20 on the CPU)")
-    formats = "mxfp8,mxfp4,fp8_1x128,fp8_128x128,nvfp4"
-    parser.add_argument("--formats", default=formats, metavar="A,B", help="names of block formats (default: %(default)s)")
-    parser.add_argument("--roundings", default="nearest,stochastic", metavar="A,B", help="default: %(default)s")
-    parser.add_argument("--dtypes", default="fp32:fp32,bf16:bf16", metavar="FROM:TO,…", help="default: %(default)s")
-    parser.add_argument("--repeats", default="20", metavar="N", help="number of times each call is timed (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    formats, elements = "mxfp8,mxfp4,fp8_1x128,fp8_128x128,nvfp4", ("2^27", "2^20")
+    dtypes, roundings = "fp32:fp32,bf16:bf16", "nearest,stochastic"
+    _running.add_options(parser, elements=elements, formats=formats, roundings=roundings, dtypes=dtypes, repeats="20")
+    parser.set_defaults(read_formats=False)  # they are names of blocks
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the measurement."""
-    device = _settings.device(args.device)
-    settings = BenchSettings(
-        device=device,
-        elements=_settings.count(args.elements or ("2^27" if device.type == "cuda" else "2^20"), "--elements"),
-        formats={},
-        roundings=_settings.roundings(args.roundings),
-        dtypes=_settings.dtypes(args.dtypes),
-        repeats=_settings.count(args.repeats, "--repeats"),
-    )
-    formats = blocks(args.formats)
+    settings, formats = _running.read(args), blocks(args.formats)
     if not args.json:
         print(settings.heading())
-    rows = list(measure(formats, settings))
-    table = Table(tuple(rows), COLUMNS)
+    table = Table(tuple(measure(formats, settings)), COLUMNS)
     print(json.dumps({**settings.facts(), **table.to_dict()}, indent=2) if args.json else table)
     return 0
 

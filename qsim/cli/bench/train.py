@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import qsim
-from qsim.cli.bench import _blocks, _conditions, _models, _peers, _settings
+from qsim.cli.bench import _blocks, _conditions, _models, _peers, _running, _settings
 from qsim.cli.bench._conditions import Conditions
 from qsim.cli.bench._graphs import peak_growth
 from qsim.cli.bench._models import Subject
@@ -26,7 +26,7 @@ from qsim.cli.bench._qpytorch_way import QPyTorchLinear
 from qsim.cli.bench._timing import Call, clock_of, duration, excess, sustained
 from qsim.diagnostics import Monitor
 from qsim.text.records import Values
-from qsim.text.tables import Quantity, Row, Table
+from qsim.text.tables import Quantity, Row
 
 MODELS = ("gpt", "conv")
 COMPILE_MODES = ("default", "reduce-overhead")
@@ -82,19 +82,18 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError("--monitor: compiled code is not watched; omit --compile or --monitor")
     if args.blocks:
         return _by_blocks(args, Subject("gpt", size, args.layers), conditions)
-    if not args.json:
-        print(conditions.heading())
-    rows: list[Row] = []
-    for subject in (Subject(name, size, args.layers) for name in names):
-        own = list(measure(subject, conditions, args.compile))
-        rows += own
-        if args.monitor is not None:
-            rows.append(monitored(subject, conditions, own, args.monitor))
-        if args.peers:
-            rows += peer(subject, conditions, own)
-    table = Table(tuple(rows), COLUMNS, conditions.heading())
-    print(table.to_json(indent=2) if args.json else table)
-    return 0
+    subjects = [Subject(name, size, args.layers) for name in names]
+    return _running.show(args, conditions.heading(), COLUMNS, (row for subject in subjects for row in _rows(subject, conditions, args)))
+
+
+def _rows(subject: Subject, conditions: Conditions, args: argparse.Namespace) -> Iterator[Row]:
+    """All rows of a model."""
+    own = list(measure(subject, conditions, args.compile))
+    yield from own
+    if args.monitor is not None:
+        yield monitored(subject, conditions, own, args.monitor)
+    if args.peers:
+        yield from peer(subject, conditions, own)
 
 
 def _by_blocks(args: argparse.Namespace, subject: Subject, conditions: Conditions) -> int:
@@ -102,12 +101,7 @@ def _by_blocks(args: argparse.Namespace, subject: Subject, conditions: Condition
     if args.compile is not None or args.monitor is not None or args.peers:
         raise ValueError("--blocks compiles by itself and measures recipes; omit --compile, --monitor and --peers")
     chosen = _blocks.names(args.recipes)
-    if not args.json:
-        print(conditions.machine())
-    rows = list(_blocks.measure(subject, chosen, conditions))
-    table = Table(tuple(rows), _blocks.COLUMNS, conditions.machine())
-    print(table.to_json(indent=2) if args.json else table)
-    return 0
+    return _running.show(args, conditions.machine(), _blocks.COLUMNS, _blocks.measure(subject, chosen, conditions))
 
 
 def measure(subject: Subject, conditions: Conditions, mode: str | None) -> Iterator[Row]:

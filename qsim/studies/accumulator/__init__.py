@@ -12,9 +12,7 @@ from qsim import accumulators
 from qsim.accumulators import Aligned, Promoted
 from qsim.studies.accumulator.dot_products import EXACT, MEAN_ONE, NORMAL, POSITIVE, WANG, errors
 from qsim.studies.choices import choice
-from qsim.studies.report import Report
-from qsim.studies.result import Result
-from qsim.studies.study import Study
+from qsim.studies.study import WrittenStudy, run_of
 
 #: The kinds of runs.
 SUMS, TRAINING = "sums", "training"
@@ -67,7 +65,7 @@ class Run:
     seed: int
 
 
-class AccumulatorStudy(Study[Settings, Run]):
+class AccumulatorStudy(WrittenStudy[Settings, Run]):
     """Measure sums of E4M3 products in every named unit and in 16-bit sums, and train a GPT in FP8 with them."""
 
     name = "accumulator"
@@ -114,13 +112,6 @@ class AccumulatorStudy(Study[Settings, Run]):
 
         return outcome(run, device)
 
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Errors against length, and the loss with each accumulator."""
-        from qsim.studies.accumulator.findings import Findings
-        from qsim.studies.accumulator.report import ReportWriter
-
-        return ReportWriter(self, Findings(settings, results)).report()
-
 
 def adders(settings: Settings) -> list[str]:
     """The accumulators whose sums of E4M3 products are measured, each once."""
@@ -134,9 +125,7 @@ def sums_of(settings: Settings, operands: str, accumulate: str, seed: int) -> Ru
 
 def training_of(settings: Settings, accumulate: str, seed: int) -> Run:
     """The run that trains a GPT."""
-    chosen = settings
-    shape = (chosen.layers, chosen.width, chosen.heads, chosen.context, chosen.batch)
-    return Run(TRAINING, chosen.data, accumulate, (), *shape, chosen.steps, chosen.rate, seed)
+    return run_of(Run, settings, what=TRAINING, operands=settings.data, accumulate=accumulate, lengths=(), seed=seed)
 
 
 def _check(settings: Settings) -> None:

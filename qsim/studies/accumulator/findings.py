@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 
 from qsim.studies.accumulator import SINGLE, Run, Settings, sums_of, training_of
+from qsim.studies.findings import Findings
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.result import Result, Results
+from qsim.studies.report import Asked
+from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, difference, exponential, mean
 
 #: DeepSeek-V3, Section 3.3: differences of the loss below 0.25 % are within the randomness of training.
@@ -16,16 +18,11 @@ SAME = 0.0025
 LENGTH = 4096
 
 
-class Findings(Results[Settings, Run]):
-    """The results of the study.
+class SumFindings(Findings[Settings, Run]):
+    """The results of the study."""
 
-    Args:
-        settings: Its settings.
-        results: The results of all runs.
-    """
-
-    def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        super().__init__(settings, results)
+    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        super().__init__(study, settings, results)
         #: The number of products in the longest sums of the training: those of weight gradients, over all tokens.
         self.longest = settings.batch * settings.context
         #: The index of the length that is closest to the papers'.
@@ -54,8 +51,3 @@ class Findings(Results[Settings, Run]):
         """The relative change of gradients against float32 sums."""
         runs = [training_of(self.settings, SINGLE, seed) for seed in range(self.settings.seeds)]
         return mean([float(self._of[run]["gradients"][accumulate]) for run in runs])
-
-
-def percent_text(found: Interval) -> str:
-    """A share in percent, as text."""
-    return f"{Interval(100 * found.value, 100 * found.low, 100 * found.high):+.2f} %"

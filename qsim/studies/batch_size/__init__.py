@@ -8,19 +8,14 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 import qsim
 from qsim import FivePoint, Quantizer
-from qsim.diagnostics.gradients.batches import measured_factors
 from qsim.studies.choices import choice
 from qsim.studies.learners import nets
-from qsim.studies.learners.examples import MODELS, OWN, examples, optimizer, predictions
-from qsim.studies.learners.training import Training, full_precision, train
-from qsim.studies.report import Report
-from qsim.studies.result import Result
-from qsim.studies.study import Study
+from qsim.studies.learners.examples import MODELS, OWN, predictions
+from qsim.studies.learners.training import Training
+from qsim.studies.study import WrittenStudy, run_of
 
 FULL = "fp32"
 PLAIN, IN_RANGE = "none", "in range"
@@ -97,7 +92,7 @@ def _backward(format: str, rounding: str) -> FivePoint:
     return FivePoint(act_bwd=rounds, grad=rounds)
 
 
-class BatchSizeStudy(Study[Settings, Run]):
+class BatchSizeStudy(WrittenStudy[Settings, Run]):
     """Train a net at several batch sizes with a low-precision backward pass."""
 
     name = "batch-size"
@@ -147,21 +142,13 @@ class BatchSizeStudy(Study[Settings, Run]):
             return _factor(run, device)
         return nets.outcome(run.data, run.points, run.training, run.rate, run.seed, device, model=run.model, looks=run.looks)
 
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Curves over the batch size, and the batch that compensates for one bit."""
-        from qsim.studies.batch_size.findings import Findings
-        from qsim.studies.batch_size.report import ReportWriter
-
-        return ReportWriter(self, Findings(settings, results)).report()
-
 
 def trained(settings: Settings, format: str, rounding: str, batch: int, scale: str, design: str, seed: int, micro_batches: int = 1) -> Run:
     """The run of a net that is trained. Full precision is the same with every rounding and loss scale."""
     if format == FULL:
         rounding, scale = "nearest", PLAIN
-    steps = settings.updates(design, batch)
-    own = settings.rate, seed, settings.model, settings.looks
-    return Run(settings.data, "", format, rounding, batch, micro_batches, scale, steps, *own)
+    way = {"like": "", "format": format, "rounding": rounding, "batch": batch, "loss_scale": scale, "micro_batches": micro_batches}
+    return run_of(Run, settings, **way, steps=settings.updates(design, batch), seed=seed)
 
 
 def _runs(settings: Settings, seed: int) -> list[Run]:
@@ -176,8 +163,9 @@ def _runs(settings: Settings, seed: int) -> list[Run]:
     if settings.micro_batches > 1:
         most, design = settings.batches[-1], settings.designs[0]
         found.append(trained(settings, settings.formats[0], "stochastic", most, IN_RANGE, design, seed, settings.micro_batches))
+    shared = {"rounding": "stochastic", "batch": settings.middle, "micro_batches": 1, "looks": 10, "seed": seed}
     return found + [
-        Run(settings.data, fine, few, "stochastic", settings.middle, 1, scale, settings.steps, settings.rate, seed, settings.model)
+        run_of(Run, settings, like=fine, format=few, loss_scale=scale, **shared)
         for few, fine in pairwise(settings.formats)
         for scale in (PLAIN, IN_RANGE)
     ]
@@ -185,18 +173,7 @@ def _runs(settings: Settings, seed: int) -> list[Run]:
 
 def _factor(run: Run, device: torch.device) -> dict[str, Any]:
     """The factor by which the batch must grow, from the variances of a net's gradients after a tenth of its training."""
-    found = examples(run.data, run.model, device)
-    torch.manual_seed(run.seed)
-    model, how = found.net().to(device), replace(run.training, steps=run.steps // 10)
-    with full_precision(device):
-        train(model, found, optimizer(run.model, model, run.rate), how, run.seed)
-        order = torch.Generator().manual_seed(run.seed + 1)
-        batches = [torch.randint(len(found.y), (run.batch,), generator=order).to(device) for _ in range(_BATCHES)]
-
-        def loss(model: nn.Module, chosen: Tensor) -> Tensor:
-            return F.cross_entropy(model(found.x[chosen]), found.y[chosen]) * how.loss_scale
-
-        qsim.convert(model, FivePoint())
-        points, like = (_backward(name, run.rounding) for name in (run.format, run.like))
-        factor = measured_factors(model, loss, batches, points, like, _DRAWS, run.seed).factor
+    how = replace(run.training, steps=run.steps // 10)
+    points, like = (_backward(name, run.rounding) for name in (run.format, run.like))
+    factor = nets.batch_factor(run.data, points, like, how, run.rate, run.seed, device, model=run.model, batches=_BATCHES, draws=_DRAWS)
     return {"factor": float(factor.value), "low": float(factor.low), "high": float(factor.high)}

@@ -8,29 +8,32 @@ from collections.abc import Sequence
 import numpy as np
 
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, Run, Settings, trained
+from qsim.studies.findings import Findings
 from qsim.studies.learners.examples import unit
-from qsim.studies.result import Result, Results
+from qsim.studies.report import Asked
+from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, difference, exponential, mean
 
 SCALES = {PLAIN: "unscaled loss", IN_RANGE: "loss scaled into range"}
 
 
-class Findings(Results[Settings, Run]):
-    """The results of a study, grouped by format, rounding, batch, loss scale and design.
+class BatchFindings(Findings[Settings, Run]):
+    """The results of a study, grouped by format, rounding, batch, loss scale and design."""
 
-    Args:
-        settings: The study's settings.
-        results: The results of all runs.
-    """
-
-    def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        super().__init__(settings, results)
+    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        super().__init__(study, settings, results)
         self.coarse, self.fine = settings.formats[0], settings.formats[-1]
         self.least, self.most = settings.batches[0], settings.batches[-1]
         #: The word for examples, and for the designs in which all batch sizes have equally many.
         self.unit = unit(settings.model)
+        self.one = self.unit[:-1]
         self.equal = {STEPS: "equal steps", IMAGES: f"equal {self.unit}"}
         self.middle, self.design = settings.middle, settings.designs[0]
+        self.span = f"{self.coarse}, {self.least} to {self.most} {self.unit}"
+
+    def how(self, design: str, scale: str) -> str:
+        """A design and a loss scale in words."""
+        return f"{self.equal[design]}, {SCALES[scale]}"
 
     def seeds(
         self, what: str, format: str, rounding: str, batch: int, scale: str, design: str = "", *, micro_batches: int = 1

@@ -16,10 +16,8 @@ from qsim.diagnostics import cancelled_updates
 from qsim.studies.choices import choice
 from qsim.studies.learners.images import DIGITS, Images, images
 from qsim.studies.learners.training import accuracy, full_precision
-from qsim.studies.report import Report
-from qsim.studies.result import Result
 from qsim.studies.stagnation.least_squares import weight_dtype
-from qsim.studies.study import Study
+from qsim.studies.study import WrittenStudy, run_of
 
 FULL = "fp32"
 NEAREST, STOCHASTIC, KAHAN = "nearest", "stochastic", "kahan"
@@ -59,7 +57,7 @@ class Run:
     seed: int
 
 
-class CancelledUpdatesStudy(Study[Settings, Run]):
+class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
     """Train a net whose weights are rounded after each update, and count the updates that are lost."""
 
     name = "cancelled-updates"
@@ -114,18 +112,10 @@ class CancelledUpdatesStudy(Study[Settings, Run]):
         totals = [[entry.step, entry.updates, entry.cancelled, entry.carried] for entry in counted.totals]
         return {"accuracy": told, "loss": loss, "counts": totals, "memory": _memory(optimizer)}
 
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Shares over time, and accuracy against memory."""
-        from qsim.studies.cancelled_updates.findings import Findings
-        from qsim.studies.cancelled_updates.report import ReportWriter
-
-        return ReportWriter(self, Findings(settings, results)).report()
-
 
 def made(settings: Settings, format: str, update: str, kahan_layers: int, seed: int) -> Run:
     """The run of a net with these settings."""
-    s = settings
-    return Run(s.data, format, update, kahan_layers, s.rate, s.momentum, s.steps, s.batch, s.looks, seed)
+    return run_of(Run, settings, format=format, update=update, kahan_layers=kahan_layers, seed=seed)
 
 
 def net(found: Images) -> nn.Module:

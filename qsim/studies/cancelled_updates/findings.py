@@ -8,15 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC, Run, Settings, made
-from qsim.studies.result import Result, Results
+from qsim.studies.findings import Findings
+from qsim.studies.report import Asked
+from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, exponential, mean
 
 
-class Findings(Results[Settings, Run]):
+class UpdateFindings(Findings[Settings, Run]):
     """The results of a study, grouped by format, update and layers."""
 
-    def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        super().__init__(settings, results)
+    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        super().__init__(study, settings, results)
         self.coarse = settings.formats[-1]
         self.layers = 1 + max(run.kahan_layers for run in self._of)
 
@@ -26,7 +28,7 @@ class Findings(Results[Settings, Run]):
             update, kahan_layers = KAHAN, 0
         return [self._of[made(self.settings, format, update, kahan_layers, seed)] for seed in range(self.settings.seeds)]
 
-    def values(self, what: str, format: str, update: str, kahan_layers: int = 0) -> list[float]:
+    def of(self, what: str, format: str, update: str, kahan_layers: int = 0) -> list[float]:
         """One value for each seed."""
         return [float(result[what]) for result in self.seeds(format, update, kahan_layers)]
 
@@ -43,7 +45,7 @@ class Findings(Results[Settings, Run]):
 
     def memory(self, kahan_layers: int) -> float:
         """Mean bytes per weight with Kahan updates in some layers."""
-        return self.values("memory", self.settings.mixed, STOCHASTIC, kahan_layers)[0]
+        return self.of("memory", self.settings.mixed, STOCHASTIC, kahan_layers)[0]
 
     def quarter(self, format: str, update: str, which: int) -> list[float]:
         """The share in the first or the last quarter of training, for each seed."""
@@ -51,4 +53,4 @@ class Findings(Results[Settings, Run]):
 
     def loss(self, format: str, update: str, kahan_layers: int = 0) -> Interval:
         """The training loss at the end, a geometric mean."""
-        return exponential(mean(np.log(self.values("loss", format, update, kahan_layers)).tolist()), most=10.0)
+        return exponential(mean(np.log(self.of("loss", format, update, kahan_layers)).tolist()), most=10.0)

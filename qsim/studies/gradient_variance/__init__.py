@@ -18,9 +18,7 @@ from qsim.diagnostics.gradients.batches import measured_factors
 from qsim.studies.choices import choice
 from qsim.studies.learners.images import images
 from qsim.studies.learners.training import Training, full_precision, train
-from qsim.studies.report import Report
-from qsim.studies.result import Result
-from qsim.studies.study import Study
+from qsim.studies.study import WrittenStudy, run_of
 
 #: Which tensors are rounded: the operands of the backward products, or the weights in both passes.
 BACKWARD, WEIGHTS = "backward", "weights"
@@ -67,7 +65,7 @@ class Run:
         return FivePoint(act_bwd=spec, grad=spec)
 
 
-class GradientVarianceStudy(Study[Settings, Run]):
+class GradientVarianceStudy(WrittenStudy[Settings, Run]):
     """Measure bias and variance of the last layer's gradients."""
 
     name = "gradient-variance"
@@ -89,16 +87,19 @@ class GradientVarianceStudy(Study[Settings, Run]):
         _check(settings)
         chosen, found = settings, []
         for seed in range(chosen.seeds):
-            rest = (chosen.images, chosen.draws, chosen.steps, seed)
             for mantissa in chosen.mantissas:
+                backward = {"rounded": BACKWARD, "bits": mantissa, "seed": seed}
                 for batch in chosen.batches if mantissa in swept(chosen) else (middle(chosen),):
                     # Equally many gradients at every size: the time is the same, and so is the precision.
                     draws = chosen.draws * batch // chosen.batches[0]
-                    found.append(Run(chosen.data, BACKWARD, mantissa, "stochastic", batch, chosen.images, draws, *rest[2:]))
-                found.append(Run(chosen.data, BACKWARD, mantissa, "nearest", middle(chosen), chosen.images, 2, *rest[2:]))
-            for fraction in chosen.fractions:
-                for rounding in ("nearest", "stochastic"):
-                    found += [Run(chosen.data, WEIGHTS, fraction, rounding, batch, chosen.images, 2, *rest[2:]) for batch in ends(chosen)]
+                    found.append(run_of(Run, chosen, **backward, rounding="stochastic", batch=batch, draws=draws))
+                found.append(run_of(Run, chosen, **backward, rounding="nearest", batch=middle(chosen), draws=2))
+            found += [
+                run_of(Run, chosen, rounded=WEIGHTS, bits=fraction, rounding=rounding, batch=batch, draws=2, seed=seed)
+                for fraction in chosen.fractions
+                for rounding in ("nearest", "stochastic")
+                for batch in ends(chosen)
+            ]
         return found
 
     def work(self, run: Run) -> float:
@@ -116,13 +117,6 @@ class GradientVarianceStudy(Study[Settings, Run]):
             if run.rounded == BACKWARD:
                 return _of_backward(layer, batches, run)
             return _of_weights(layer, batches, run) | {"bound": bound_of_bias(layer.weight, inputs, run)}
-
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Variances over batch size and bits, and the bias of weights compared with its bound."""
-        from qsim.studies.gradient_variance.findings import Findings
-        from qsim.studies.gradient_variance.report import ReportWriter
-
-        return ReportWriter(self, Findings(settings, results)).report()
 
 
 def _check(settings: Settings) -> None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.plot import figures
-from qsim.studies.gradient_variance.findings import Findings
+from qsim.studies.gradient_variance.findings import VarianceFindings
 from qsim.studies.statistics import Interval, exponential, mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def by_batch(found: Findings) -> list[Figure]:
+def by_batch(found: VarianceFindings) -> list[Figure]:
     """The variances of both gradients against the batch size, and the lemmas' predictions."""
     drawn, axes = figures.row(2)
     batches = found.settings.batches
@@ -27,16 +27,14 @@ def by_batch(found: Findings) -> list[Figure]:
             panel.plot(batches, due, **figures.REFERENCE(label="1/b, and constant" if bits == found.swept[-1] else None))
         panel.set_xscale("log", base=2)
         panel.set_xticks(batches, [str(batch) for batch in batches])
-        panel.set_yscale("log")
-        panel.set_xlabel("batch size in images")
+        panel.set(yscale="log", xlabel="batch size in images")
     axes[0].set_ylabel("variance of rounding ∇W")
     axes[1].set_ylabel("variance of rounding ∇A\n÷ its squared norm")
-    for figure, panel in zip(drawn, axes, strict=True):
-        figures.legend(figure, panel, columns=2)
+    figures.legends(drawn, axes, columns=2)
     return drawn
 
 
-def by_bits(found: Findings) -> list[Figure]:
+def by_bits(found: VarianceFindings) -> list[Figure]:
     """The variance against bits, and the bias of rounded weights against their step."""
     drawn, (left, right) = figures.row(2)
     bits, fractions = found.settings.mantissas, found.settings.fractions
@@ -44,8 +42,7 @@ def by_bits(found: Findings) -> list[Figure]:
     figures.band(left, bits, points, figures.LOOKS[0], "measured")
     left.plot(bits, [points[0].value * 4.0 ** (bits[0] - own) for own in bits], **figures.REFERENCE(label="4 times per bit"))
     left.set_xticks(bits)
-    left.set_xlabel("mantissa bits")
-    left.set_ylabel("variance of rounding ∇W")
+    left.set(xlabel="mantissa bits", ylabel="variance of rounding ∇W", yscale="log")
     steps = [2.0**-fraction for fraction in fractions]
     for rounding, look in zip(("nearest", "stochastic"), figures.LOOKS[1:], strict=False):
         norms = [_middle([max(x, 1e-30) ** 0.5 for x in found.weights("squared_bias", own, rounding, found.batch)]) for own in fractions]
@@ -53,12 +50,8 @@ def by_bits(found: Findings) -> list[Figure]:
         bounds = [mean(found.weights("bound", own, rounding, found.batch)).value for own in fractions]
         right.plot(steps, bounds, **look.dashed()(label=f"bound, {rounding}"))
     right.set_xscale("log", base=2)
-    right.set_xlabel("step of the weights")
-    right.set_ylabel("norm of the bias of ∇W")
-    for panel in (left, right):
-        panel.set_yscale("log")
-    figures.legend(drawn[0], left, columns=2)
-    figures.legend(drawn[1], right, columns=2)
+    right.set(xlabel="step of the weights", ylabel="norm of the bias of ∇W", yscale="log")
+    figures.legends(drawn, (left, right), columns=2)
     return drawn
 
 

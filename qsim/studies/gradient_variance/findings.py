@@ -5,35 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from qsim.studies.findings import Findings
 from qsim.studies.gradient_variance import BACKWARD, WEIGHTS, Run, Settings, ends, middle, swept
+from qsim.studies.report import Asked
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, mean, positive, slope
 
 
-class Findings:
+class VarianceFindings(Findings[Settings, Run]):
     """The results of a study, grouped by run.
-
-    Args:
-        settings: The study's settings.
-        results: The results of all runs.
 
     Attributes:
         batch: The batch size at which numbers of bits are compared.
         swept: The mantissas that are measured at all batch sizes.
+        fewest: The fewest mantissa bits.
     """
 
-    def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self.settings, self.batch, self.swept = settings, middle(settings), swept(settings)
+    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        super().__init__(study, settings, results)
+        self.batch, self.swept = middle(settings), swept(settings)
+        self.fewest = self.swept[0]
         runs = ((result.run, result) for result in results)
-        self._of = {(run.rounded, run.bits, run.rounding, run.batch, run.seed): result for run, result in runs}
+        self._by = {(run.rounded, run.bits, run.rounding, run.batch, run.seed): result for run, result in runs}
 
     def backward(self, what: str, mantissa: int, batch: int, rounding: str = "stochastic") -> list[float]:
         """One value of the backward pass for each seed."""
-        return [float(self._of[BACKWARD, mantissa, rounding, batch, seed][what]) for seed in range(self.settings.seeds)]
+        return [float(self._by[BACKWARD, mantissa, rounding, batch, seed][what]) for seed in range(self.settings.seeds)]
 
     def weights(self, what: str, fraction: int, rounding: str, batch: int) -> list[float]:
         """One value of rounded weights for each seed."""
-        return [float(self._of[WEIGHTS, fraction, rounding, batch, seed][what]) for seed in range(self.settings.seeds)]
+        return [float(self._by[WEIGHTS, fraction, rounding, batch, seed][what]) for seed in range(self.settings.seeds)]
 
     def slope_in_batch(self, what: str, mantissa: int) -> Interval:
         """The power of the batch size with which a variance scales: least squares for each seed, then their mean."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -56,8 +57,12 @@ class TransformerBlock(nn.Module):
         query, key, value = self.qkv(self.before_attention(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.merge(seen.transpose(1, 2).flatten(-2))
-        added: Tensor = self.down(F.gelu(self.up(self.before_mlp(x)), approximate="tanh"))
-        return x + added
+        return x + self.perceptron(self.before_mlp(x))
+
+    def perceptron(self, x: Tensor) -> Tensor:
+        """The hidden layer's addition to the residual stream."""
+        added: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
+        return added
 
 
 class GPT(nn.Module):
@@ -67,6 +72,7 @@ class GPT(nn.Module):
         size: What it is made of.
         vocabulary: How many tokens there are.
         context: How long sequences may be.
+        block: A function that makes a block; None: `TransformerBlock`.
 
     Example:
         >>> import torch
@@ -75,11 +81,11 @@ class GPT(nn.Module):
         torch.Size([4, 32, 256])
     """
 
-    def __init__(self, size: GPTSize, vocabulary: int, context: int) -> None:
+    def __init__(self, size: GPTSize, vocabulary: int, context: int, block: Callable[[], nn.Module] | None = None) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, size.width)
         self.positions = nn.Embedding(context, size.width)
-        self.blocks = nn.ModuleList(TransformerBlock(size) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(size) if block is None else block() for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width)
         self.head = nn.Linear(size.width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight

@@ -6,9 +6,12 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import qsim
 from qsim import FivePoint
+from qsim.diagnostics.gradients.batches import measured_factors
 from qsim.studies.learners.examples import OWN, examples, optimizer
 from qsim.studies.learners.training import Training, accuracy, full_precision, loss_on_test, squared_gradient, train
 
@@ -78,3 +81,48 @@ def outcome(
             "guessing": float((found.test_y == found.test_y.flatten().mode().values).double().mean()),
             **({"squared_gradient": sum(norms) / len(norms)} if looks else {}),
         }
+
+
+def batch_factor(
+    data: str,
+    points: FivePoint | None,
+    like: FivePoint | None,
+    how: Training,
+    rate: float,
+    seed: int,
+    device: torch.device,
+    *,
+    model: str = OWN,
+    batches: int,
+    draws: int,
+) -> Any:
+    """The factor by which the batch must grow for gradients to vary as little with some points as with others, after some training.
+
+    Args:
+        data: The name of the data; see `examples`.
+        points: The points.
+        like: Those that they are compared with; None: full precision.
+        how: The training before the measurement, in full precision, and the size of batches and the loss scale.
+        rate: Its learning rate.
+        seed: The seed of weights, batches and random bits.
+        device: The device to compute on.
+        model: The name of the net; see `examples`.
+        batches: The number of batches over which variances are measured.
+        draws: The number of draws per batch.
+
+    Returns:
+        The factor, with its interval.
+    """
+    found = examples(data, model, device)
+    torch.manual_seed(seed)
+    net = found.net().to(device)
+    with full_precision(device):
+        train(net, found, optimizer(model, net, rate), how, seed)
+        order = torch.Generator().manual_seed(seed + 1)
+        chosen = [torch.randint(len(found.y), (how.batch,), generator=order).to(device) for _ in range(batches)]
+
+        def loss(net: nn.Module, batch: Tensor) -> Tensor:
+            return F.cross_entropy(net(found.x[batch]), found.y[batch]) * how.loss_scale
+
+        qsim.convert(net, FivePoint())
+        return measured_factors(net, loss, chosen, points, like, draws, seed).factor

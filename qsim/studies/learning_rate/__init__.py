@@ -18,9 +18,7 @@ from qsim.studies.choices import choice
 from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, GPTTraining, begin, train_gpt, validation_loss
 from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text, text
 from qsim.studies.learning_rate.correlations import Correlations
-from qsim.studies.report import Report
-from qsim.studies.result import Result
-from qsim.studies.study import Study
+from qsim.studies.study import WrittenStudy, run_of
 
 TRAINING, TOY = "training", "toy"
 #: The number of groups of weights over which the toy's correlation is computed, each separately.
@@ -81,7 +79,7 @@ class Run:
         return GPTTraining(self.size, self.method, self.rate, self.steps, self.batch, self.context, self.clip, self.seed)
 
 
-class LearningRateStudy(Study[Settings, Run]):
+class LearningRateStudy(WrittenStudy[Settings, Run]):
     """Train a small transformer at learning rates that double until it learns nothing."""
 
     name = "learning-rate"
@@ -136,17 +134,10 @@ class LearningRateStudy(Study[Settings, Run]):
             "updates": watch.updates,
         }
 
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Loss against learning rate, and the largest stable rates."""
-        from qsim.studies.learning_rate.report import Findings
-
-        return Findings(self, settings, results).report()
-
 
 def trained(settings: Settings, method: str, rate: float, seed: int) -> Run:
     """The run that trains a GPT."""
-    s = settings
-    return Run(TRAINING, method, rate, s.steps, s.data, s.size, s.batch, s.context, s.clip, s.validation, 0, seed)
+    return run_of(Run, settings, experiment=TRAINING, method=method, rate=rate, weights=0, seed=seed)
 
 
 def _check(settings: Settings) -> None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.plot import figures
+from qsim.studies.findings import Findings
 from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, described, variant
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.learning_rate import LearningRateStudy, Run, Settings, toy, trained
-from qsim.studies.report import Claim, Picture, Report
+from qsim.studies.learning_rate import Run, Settings, toy, trained
+from qsim.studies.report import Asked, Claim, Picture
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, exponential, mean, positive
+from qsim.studies.statistics import Interval, above, below, difference, exponential, mean, positive
 from qsim.text.tables import Table
 
 if TYPE_CHECKING:
@@ -25,22 +26,27 @@ if TYPE_CHECKING:
 _NOTHING = math.log(VOCABULARY)
 
 
-class Findings:
+class Written(Findings[Settings, Run]):
     """The results of a study, grouped by method and rate."""
 
-    def __init__(self, study: LearningRateStudy, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self.study, self.settings, self.rates = study, settings, settings.rates
-        self._of = {result.run: result for result in results}
-        self.frequencies = float(self._of[trained(settings, settings.methods[0], self.rates[0], 0)]["frequencies"])
+    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        super().__init__(study, settings, results)
+        self.rates = settings.rates
+        self.frequencies = self.values("frequencies", [trained(settings, settings.methods[0], self.rates[0], 0)])[0]
 
-    def report(self) -> Report:
-        """The complete report."""
-        title = f"{self.study.question} {variant(self.settings.size, VOCABULARY, self.settings.context)}".rstrip()
-        return Report(self.study, [self._setting(), *self._tables(), *self._pictures()], self._claims(), self._meaning(), title)
+    def title(self) -> str:
+        """The question, and the model if it is another one."""
+        return f"{self.study.question} {variant(self.settings.size, VOCABULARY, self.settings.context)}".rstrip()
+
+    def parts(self) -> list[str | Table | Picture]:
+        """The setting, tables and figures."""
+        chosen = self.settings
+        text = self.text("setting", learner=described(chosen.size, VOCABULARY, chosen.context, chosen.data))
+        return [text, *self._tables(), self.picture("loss", self._losses), self.picture("correlation", self._correlations)]
 
     def losses(self, method: str, rate: float) -> list[float]:
         """The validation loss of each seed."""
-        found = [float(self._of[trained(self.settings, method, rate, seed)]["loss"]) for seed in range(self.settings.seeds)]
+        found = self.values("loss", [trained(self.settings, method, rate, seed) for seed in range(self.settings.seeds)])
         return [min(loss, _NOTHING) for loss in found]
 
     def stable(self, method: str) -> float:
@@ -70,17 +76,6 @@ class Findings:
         runs = [toy(self.settings, method, levels, seed) for seed in range(self.settings.seeds)]
         return mean([value for run in runs for value in self._of[run]["correlations"]])
 
-    def _setting(self) -> str:
-        chosen = self.settings
-        return (
-            f"{described(chosen.size, VOCABULARY, chosen.context, chosen.data)} in {chosen.steps} updates of AdamW, each of {chosen.batch} "
-            f"sequences of {chosen.context}; {chosen.seeds} seeds. `mixed` has float32 weights and products in bfloat16 (autocast), the "
-            "others keep everything in bfloat16 and are named after their updates of weights. The learning rate rises for a tenth of "
-            "the steps and decays along half a cosine to a tenth. A rate counts as stable if, at it and all lower ones, every seed ends "
-            "with a lower loss on held-out text than the unigram baseline, which only knows the frequency of each byte "
-            f"({self.frequencies:.3f}). Intervals are {confidence_text()}, over seeds; for the toy, over groups of weights."
-        )
-
     def _tables(self) -> list[Table]:
         methods = self.settings.methods
         rows = [[_power(rate), *(f"{positive(self.losses(method, rate)):.3f}" for method in methods)] for rate in self.rates]
@@ -98,21 +93,6 @@ class Findings:
         if math.isnan(found):
             return "none of these"
         return f"{_power(found)} or more" if found == self.rates[-1] else _power(found)
-
-    def _pictures(self) -> list[Picture]:
-        return [
-            Picture(
-                "loss",
-                f"Validation loss against learning rate. {describe_bars()} Dotted: unigram baseline.",
-                self._losses,
-            ),
-            Picture(
-                "correlation",
-                "Proposition 1. First: the toy, measured (marks) and by the formula (lines). Second: gradients in training with those of "
-                f"the step before. Bars: {confidence_text()}.",
-                self._correlations,
-            ),
-        ]
 
     def _losses(self) -> Figure:
         (figure,), (panel,) = figures.row(1, width=3.9, height=2.9)
@@ -142,23 +122,18 @@ class Findings:
             points = figures.Look(look.color, look.marker, "")
             figures.band(left, levels, [self.toy(method, number) for number in levels], points, method)
         left.set_xscale("log", base=2)
-        left.set_xlabel("distance between levels / learning rate")
-        left.set_ylabel("correlation in time")
-        left.set_title("toy: with and without rounding")
+        left.set(xlabel="distance between levels / learning rate", ylabel="correlation in time", title="toy: with and without rounding")
         for method, look in zip(self.settings.methods, figures.LOOKS, strict=False):
             found = [mean(self.correlations(method, rate, "gradients")) for rate in self.rates]
             shown = [(rate, interval) for rate, interval in zip(self.rates, found, strict=True) if not math.isnan(interval.value)]
             figures.band(right, [rate for rate, _ in shown], [_finite(interval) for _, interval in shown], look, method)
         self._rate_axis(right)
-        right.set_ylabel("cosine with the step before")
-        right.set_title("training: gradients")
-        for figure, panel in zip(drawn, (left, right), strict=True):
-            figures.legend(figure, panel, columns=3)
+        right.set(ylabel="cosine with the step before", title="training: gradients")
+        figures.legends(drawn, (left, right), columns=3)
         return drawn
 
-    def _claims(self) -> list[Claim]:
-        if not {MIXED, STOCHASTIC} <= set(self.settings.methods):
-            return self._toys()
+    def claims(self) -> list[Claim]:
+        """All claims."""
         return [self._higher(), self._larger(), self._better_beyond(), self._lower(), *self._toys(), self._decorrelates()]
 
     def _inside(self) -> bool:
@@ -168,81 +143,38 @@ class Findings:
 
     def _higher(self) -> Claim:
         ahead = difference(self.best(STOCHASTIC), self.best(MIXED))
-        return Claim(
-            "Table 3",
-            "the tuned learning rate with stochastic rounding is higher than in mixed precision: 1 to 3.5 times",
-            f"{exponential(ahead * math.log(2)):.2f} times",
-            above(ahead) if self._inside() else None,
-            test="base-2 logarithm of the best rate, by a parabola through the lowest losses, minus that of mixed precision, seed by seed",
-            rule="the sign of the interval, if all best rates are inside of the grid: at its edge a method is not tuned",
-            power=f"{2**ahead.detects:.2f} times",
-        )
+        agrees = above(ahead) if self._inside() else None
+        return self.claim("higher", agrees, times=exponential(ahead * math.log(2)), least=2**ahead.detects)
 
     def _larger(self) -> Claim:
         stochastic, mixed = self.stable(STOCHASTIC), self.stable(MIXED)
-        beyond = {method: self._stable_rate(method) for method in (STOCHASTIC, MIXED)}
-        return Claim(
-            "Table 3, Section 5.1",
-            "at the rates that suit stochastic rounding, mixed precision diverges",
-            f"largest stable rate, in steps of a factor of two: {beyond[STOCHASTIC]}; mixed precision: {beyond[MIXED]}",
-            # Rates are a factor of two apart, so methods with the same largest stable rate may still differ by less.
-            True if stochastic > mixed else False if stochastic < mixed else None,
-            test="the largest rate up to which every seed ends below the unigram baseline",
-            rule="yes if it is larger, no if it is smaller; equal rates decide nothing",
-            power="a factor of 2, the grid's",
-        )
+        # Rates are a factor of two apart, so methods with the same largest stable rate may still differ by less.
+        agrees = True if stochastic > mixed else False if stochastic < mixed else None
+        return self.claim("larger", agrees, stochastic=self._stable_rate(STOCHASTIC), mixed=self._stable_rate(MIXED))
 
     def _better_beyond(self) -> Claim:
         beyond = [rate for rate in self.rates if math.log2(rate) > max(self.best(MIXED))] or [self.rates[-1]]
         per_seed = [np.mean([self.losses(method, rate) for rate in beyond], 0).tolist() for method in (STOCHASTIC, MIXED)]
         ahead = difference(*per_seed)
-        return Claim(
-            "Section 2.3",
-            "training with stochastic rounding is more robust towards higher learning rates",
-            f"loss {ahead:+.3f} relative to mixed precision, mean over {len(beyond)} rates",
-            below(ahead),
-            test="loss minus that of mixed precision, averaged over all rates above the best one of mixed precision",
-            rule="the sign of the interval: the claim names no size",
-            power=f"{ahead.detects:.3f} nats",
-        )
+        return self.claim("better beyond", below(ahead), ahead=ahead, count=len(beyond))
 
     def _lower(self) -> Claim:
         ahead = difference(self.lowest(STOCHASTIC), self.lowest(MIXED))
-        return Claim(
-            "Table 2",
-            "each at its tuned rate, stochastic rounding ends slightly below mixed precision: 0.2 to 2.6 % of perplexity",
-            f"{ahead:+.3f} nats relative to mixed precision",
-            below(ahead) if self._inside() else None,
-            test="lowest loss over all rates minus that of mixed precision, seed by seed",
-            rule="the sign of the interval, under the same condition",
-            power=f"{ahead.detects:.3f} nats, {math.expm1(ahead.detects):.1%} of perplexity",
-        )
+        return self.claim("lower", below(ahead) if self._inside() else None, ahead=ahead, perplexity=math.expm1(ahead.detects))
 
     def _toys(self) -> list[Claim]:
         levels = self.settings.levels
-        exact, rounded = ([self.toy(method, number) for number in levels] for method in (MIXED, STOCHASTIC))
+        exact, rounded = self.toy(MIXED, levels[0]), {number: self.toy(STOCHASTIC, number) for number in levels}
+        formula = _formula(MIXED, levels[0])
+        reduced = all(_near(found, _formula(STOCHASTIC, number)) and found.high < exact.low for number, found in rounded.items())
+        shown = [
+            f"levels {number:g} gradients apart: {found:.4f}, formula {_formula(STOCHASTIC, number):.4f}"
+            for number, found in rounded.items()
+        ]
         return [
-            Claim(
-                "Proposition 1",
-                "without rounding the correlation of gradients in time is var X / (var X + var Y)",
-                f"{exact[0]:.4f}, where the formula gives {_formula(MIXED, levels[0]):.4f}",
-                _near(exact[0], _formula(MIXED, levels[0])),
-                test="correlation over the weights of the proposition's toy",
-                rule="yes if it is within twice its interval of the formula, which chance exceeds about once in a thousand times",
-                power=f"{exact[0].detects:.4f}",
-            ),
-            Claim(
-                "Proposition 1",
-                "the variance that stochastic rounding adds reduces it",
-                "; ".join(f"levels {number:g} gradients apart: {found:.4f}, formula {_formula(STOCHASTIC, number):.4f}"
-                          for number, found in zip(levels, rounded, strict=True)),
-                all(_near(found, _formula(STOCHASTIC, number)) and found.high < exact[0].low
-                    for number, found in zip(levels, rounded, strict=True)),
-                test="the same, with updates rounded stochastically to levels of several distances",
-                rule="yes if all are below that without rounding and, as before, near the formula that the page Derivations has",
-                power=f"{max(found.detects for found in rounded):.4f}",
-            ),
-        ]  # fmt: skip
+            self.claim("exact", _near(exact, formula), exact=exact, formula=formula),
+            self.claim("rounded", reduced, shown="; ".join(shown), least=max(found.detects for found in rounded.values())),
+        ]
 
     def _decorrelates(self) -> Claim:
         def falls(what: str) -> Interval:
@@ -251,29 +183,21 @@ class Findings:
             kept = [float(np.mean(own)) for seed in (stochastic - mixed).T if len(own := seed[np.isfinite(seed)])]
             return mean(kept) if kept else Interval(math.nan, -math.inf, math.inf, math.inf)
 
-        gradients, updates = falls("gradients"), falls("updates")
-        return Claim(
-            "Section 2.3",
-            "additive noise of stochastic rounding decorrelates the gradients in training (a conjecture)",
-            f"{gradients:+.4f} for gradients, {updates:+.4f} for updates, relative to mixed precision",
-            below(gradients),
-            test="cosine between the gradients of consecutive steps, minus that in mixed precision, mean over rates",
-            rule="the sign of the interval for gradients; updates contain the noise itself",
-            power=f"{gradients.detects:.4f}",
-        )
+        gradients = falls("gradients")
+        return self.claim("decorrelates", below(gradients), gradients=gradients, updates=falls("updates"))
 
-    def _meaning(self) -> str:
+    def meaning(self) -> str:
+        """The ratio of the best rates, and the largest stable ones."""
         ahead = difference(self.best(STOCHASTIC), self.best(MIXED))
-        ratio = [2**number for number in (ahead.value, ahead.low, ahead.high)]
-        word = {True: "Higher ones", False: "Lower ones", None: "No difference shows"}[above(ahead)]
         stochastic, mixed = self._stable_rate(STOCHASTIC), self._stable_rate(MIXED)
-        stable = (
-            f"{stochastic} with both" if stochastic == mixed else f"{stochastic} with stochastic rounding and {mixed} in mixed precision"
-        )
-        return (
-            f"{word}: the best rate with stochastic rounding is {ratio[0]:.2f} times that of mixed precision [{ratio[1]:.2f}, "
-            f"{ratio[2]:.2f}]. A factor below {2**ahead.detects:.1f} would not have been found. The largest stable rate is {stable}, in "
-            "steps of a factor of two."
+        return self.text(
+            "meaning",
+            word={True: "Higher ones", False: "Lower ones", None: "No difference shows"}[above(ahead)],
+            ratio=Interval(*(2**number for number in (ahead.value, ahead.low, ahead.high))),
+            least=2**ahead.detects,
+            stable=f"{stochastic} with both"
+            if stochastic == mixed
+            else f"{stochastic} with stochastic rounding and {mixed} in mixed precision",
         )
 
 

@@ -13,9 +13,7 @@ from qsim.studies.learners.gpt import size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, outcome
-from qsim.studies.report import Report
-from qsim.studies.result import Result
-from qsim.studies.study import Study
+from qsim.studies.study import WrittenStudy, run_of
 
 #: The methods, and their names in the report.
 METHODS = {
@@ -53,7 +51,7 @@ class Settings:
         return self.rates[len(self.rates) // 2]
 
 
-class LLMStudy(Study[Settings, Run]):
+class LLMStudy(WrittenStudy[Settings, Run]):
     """Train a GPT in BF16 and in mixed precision.
 
     If time and memory are measured, runs must not overlap: nothing else should run on the GPU.
@@ -90,9 +88,9 @@ class LLMStudy(Study[Settings, Run]):
             for rate in settings.rates:
                 for method in METHODS:
                     bits = FP32 if method in (O1, O2) else BF16
-                    found.append(run_of(settings, method, rate, seed, bits, bits))
+                    found.append(made(settings, method, rate, seed, bits, bits))
             if PERPLEXITY in settings.measures:
-                found += [run_of(settings, STOCHASTIC, settings.middle, seed, *bits) for bits in MORE_BITS]
+                found += [made(settings, STOCHASTIC, settings.middle, seed, *bits) for bits in MORE_BITS]
         return found
 
     def work(self, run: Run) -> float:
@@ -103,31 +101,11 @@ class LLMStudy(Study[Settings, Run]):
         """The loss on the held-out text, tokens per second, and memory."""
         return outcome(run, device)
 
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Perplexity, time and memory of the methods, and the effect of more bits."""
-        from qsim.studies.llm.findings import Findings
-        from qsim.studies.llm.report import ReportWriter
 
-        return ReportWriter(self, Findings(settings, results)).report()
-
-
-def run_of(settings: Settings, method: str, rate: float, seed: int, states: str, gradients: str) -> Run:
+def made(settings: Settings, method: str, rate: float, seed: int, states: str, gradients: str) -> Run:
     """The run with these settings."""
-    return Run(
-        settings.data,
-        settings.size,
-        settings.vocabulary,
-        settings.context,
-        method,
-        states,
-        gradients,
-        settings.batch,
-        settings.micro_batches,
-        settings.steps,
-        rate,
-        seed,
-        COST in settings.measures,
-    )
+    own = {"method": method, "rate": rate, "seed": seed, "states": states, "gradients": gradients}
+    return run_of(Run, settings, **own, timed=COST in settings.measures)
 
 
 def _check(settings: Settings) -> None:

@@ -5,26 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from qsim.studies.findings import Findings
 from qsim.studies.learners.gpt_training import STOCHASTIC
-from qsim.studies.llm import MEASURES, Settings, run_of
+from qsim.studies.llm import MEASURES, Settings, made
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run
-from qsim.studies.result import Result, Results
+from qsim.studies.report import Asked
+from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, difference, exponential, mean
 
 #: Differences up to this count as none: one percent of perplexity.
 SAME = 0.01
 
 
-class Findings(Results[Settings, Run]):
-    """The results of a study, grouped by method.
+class LanguageFindings(Findings[Settings, Run]):
+    """The results of a study, grouped by method."""
 
-    Args:
-        settings: Its settings.
-        results: The results of all runs.
-    """
-
-    def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        super().__init__(settings, results)
+    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        super().__init__(study, settings, results)
         self.of_perplexity, self.of_cost = (what in settings.measures for what in MEASURES)
         self.on_gpu = self.of_cost and all(result["peak_mib"] is not None for result in results)
         self.tokens = settings.steps * settings.batch * settings.context
@@ -32,7 +29,7 @@ class Findings(Results[Settings, Run]):
     def results(self, method: str, rate: float, states: str = "", gradients: str = "") -> list[Result[Run]]:
         """The results of a method at a rate, one per seed; with its own states and gradients, unless others are named."""
         own = FP32 if method in (O1, O2) else BF16
-        runs = [run_of(self.settings, method, rate, seed, states or own, gradients or own) for seed in range(self.settings.seeds)]
+        runs = [made(self.settings, method, rate, seed, states or own, gradients or own) for seed in range(self.settings.seeds)]
         return [self._of[run] for run in runs]
 
     def losses(self, method: str, rate: float, states: str = "", gradients: str = "") -> list[float]:

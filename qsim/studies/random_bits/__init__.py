@@ -14,9 +14,7 @@ from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import images
 from qsim.studies.learners.training import Training, accuracy, full_precision, loss_on_test, train
-from qsim.studies.report import Report
-from qsim.studies.result import Result
-from qsim.studies.study import Study
+from qsim.studies.study import WrittenStudy
 
 #: What a run measures: the bias of the rounding itself, or a net whose backward pass or whose weight updates round.
 FULL, BIAS, BACKWARD, UPDATE = "fp32", "bias", "accuracy", "update"
@@ -63,7 +61,7 @@ class Run:
         return Stochastic(self.bits, correction=self.correction)
 
 
-class RandomBitsStudy(Study[Settings, Run]):
+class RandomBitsStudy(WrittenStudy[Settings, Run]):
     """Train with few random bits, and measure the bias of the rounding itself."""
 
     name = "random-bits"
@@ -109,12 +107,6 @@ class RandomBitsStudy(Study[Settings, Run]):
         points = FivePoint(act_bwd=rounds, grad=rounds) if rounds is not None else None
         how = Training(run.steps, run.batch, loss_scale=nets.in_range(run.format) * run.batch)
         return nets.outcome(run.data, points, how, run.rate, run.seed, device)
-
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Bias and loss against random bits."""
-        from qsim.studies.random_bits.report import Findings
-
-        return Findings(self, settings, results).report()
 
 
 def _bias_of(settings: Settings, rounding: Stochastic, seed: int) -> Run:

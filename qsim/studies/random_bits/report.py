@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qsim.plot import figures
+from qsim.studies.findings import Findings
 from qsim.studies.learners.images import described, variant
-from qsim.studies.random_bits import BACKWARD, BIAS, SAMPLES, UPDATE, RandomBitsStudy, Run, Settings
-from qsim.studies.report import Claim, Picture, Report, listed
+from qsim.studies.random_bits import BACKWARD, BIAS, SAMPLES, UPDATE, Run, Settings
+from qsim.studies.report import Asked, Claim, Picture, listed
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, confidence_text, describe_bars, difference, mean, positive, within
+from qsim.studies.statistics import Interval, above, difference, mean, positive, within
 from qsim.text.tables import Table
 
 if TYPE_CHECKING:
@@ -19,40 +20,40 @@ if TYPE_CHECKING:
 #: The bits of the paper's hardware, and the share of what the fewest bits cost up to which a loss counts as none.
 _SIX, _SHARE = 6, 0.1
 _WAYS = ((False, "truncated"), (True, "corrected"))
-_OF_CONTRACT = "this library's contract"
 
 
-class Findings:
+class Written(Findings[Settings, Run]):
     """The results of a study, grouped by the place of the rounding, its format and its bits."""
 
-    def __init__(self, study: RandomBitsStudy, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self.study, self.settings = study, settings
-        self._of = {(r.run.what, r.run.format, r.run.bits, r.run.correction, r.run.seed): r for r in results}
+    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        super().__init__(study, settings, results)
+        self._by = {(r.run.what, r.run.format, r.run.bits, r.run.correction, r.run.seed): r for r in results}
         self.places = [*((BACKWARD, name) for name in settings.formats), (UPDATE, settings.weights)]
         self.least = settings.bits[0]
+        self.few = f"{self.least} truncated bit"
         self.six = min(settings.bits, key=lambda bits: abs(bits - _SIX))
 
-    def report(self) -> Report:
-        """The complete report."""
-        pictures = [
-            Picture("loss", f"Test loss added by few random bits. {describe_bars()}", self._draw_loss),
-            Picture("bias", f"Mean error of one rounding, in gaps between neighbours. {describe_bars()}", self._draw_bias),
-        ]
-        parts: list[str | Table | Picture] = [*pictures, self._setting(), *(self._losses(*place) for place in self.places), self._biases()]
-        title = f"{self.study.question} {variant(self.settings.data)}".rstrip()
-        return Report(self.study, parts, self._claims(), self._meaning(), title)
+    def title(self) -> str:
+        """The question, and the data if they are other ones."""
+        return f"{self.study.question} {variant(self.settings.data)}".rstrip()
+
+    def parts(self) -> list[str | Table | Picture]:
+        """Figures, the setting and tables."""
+        words = {"samples": SAMPLES, "learner": described(self.settings.data), "weights": self.settings.weights.upper()}
+        pictures = [self.picture("loss", self._draw_loss), self.picture("bias", self._draw_bias)]
+        return [*pictures, self.text("setting", **words), *(self._losses(*place) for place in self.places), self._biases()]
 
     def bias(self, bits: int, *, correction: bool) -> Interval:
         """The mean error, in units of the gap."""
         name = self.settings.formats[0]
-        return mean([float(self._of[BIAS, name, bits, correction, seed]["bias"]) for seed in range(self.settings.seeds)])
+        return mean([float(self._by[BIAS, name, bits, correction, seed]["bias"]) for seed in range(self.settings.seeds)])
 
     def losses(self, what: str, name: str, bits: int, *, correction: bool) -> list[float]:
         """Test loss of each seed."""
-        return [float(self._of[what, name, bits, correction, seed]["loss"]) for seed in range(self.settings.seeds)]
+        return [float(self._by[what, name, bits, correction, seed]["loss"]) for seed in range(self.settings.seeds)]
 
     def added(self, what: str, name: str, bits: int, *, correction: bool) -> Interval:
-        """The test loss that few random bits add to that with 32."""
+        """Test loss that few random bits add to that with 32."""
         return difference(self.losses(what, name, bits, correction=correction), self.losses(what, name, 32, correction=False))
 
     def enough(self, what: str, name: str, bits: int, *, correction: bool) -> bool | None:
@@ -65,21 +66,6 @@ class Findings:
     def can_fail(self, what: str, name: str) -> bool:
         """Whether the fewest bits, truncated, add a loss that shows."""
         return above(self.added(what, name, self.least, correction=False)) is True
-
-    def _setting(self) -> str:
-        chosen = self.settings
-        return (
-            "With r random bits the probability of rounding up is truncated to a multiple of 2^-r, so that numbers between two neighbours "
-            "lose 2^-(r+1) of their gap on average; with correction, it is rounded to the nearest multiple, and they lose nothing. Both "
-            f"are measured on {SAMPLES:,} numbers per seed. {described(chosen.data)}, in {chosen.steps} steps of plain SGD with "
-            f"{chosen.batch} images each. Either the backward pass rounds inputs and gradients, at a learning rate of {chosen.rate:g}, "
-            f"with a loss scale that keeps them in range; or weights are values of {chosen.weights.upper()} and only their update rounds, "
-            f"at a rate of {chosen.update_rate:g}: updates are then small parts of the gap, and those below 2^-r of it never change a "
-            f"weight. There are {chosen.seeds} seeds; loss is compared with that of 32 bits, seed by seed. Intervals are "
-            f"{confidence_text()}. The paper estimates the cost of a six-bit generator in hardware and claims nothing about accuracy, so "
-            "the verdicts on it answer this "
-            "study's question."
-        )
 
     def _losses(self, what: str, name: str) -> Table:
         rows = []
@@ -116,8 +102,7 @@ class Findings:
         axes.plot(bits, [-(0.5 ** (count + 1)) for count in bits], label=r"$-2^{-(r+1)}$", **figures.REFERENCE())
         axes.set_yscale("symlog", linthresh=1e-3)
         axes.set_xticks(bits)
-        axes.set_xlabel("random bits r")
-        axes.set_ylabel("mean error in gaps")
+        axes.set(xlabel="random bits r", ylabel="mean error in gaps")
         figures.legend(figure, axes, columns=3)
         return figure
 
@@ -132,71 +117,41 @@ class Findings:
             panel.set_xscale("log", base=2)
             panel.set_xticks(bits, [str(count) for count in bits])
             panel.minorticks_off()
-            panel.set_xlabel("random bits")
-            panel.set_ylabel("test loss added to that of 32 bits")
-            panel.set_title(_where(what, name))
+            panel.set(xlabel="random bits", ylabel="test loss added to that of 32 bits", title=_where(what, name))
             figures.legend(figure, panel, columns=2)
         return drawn
 
-    def _claims(self) -> list[Claim]:
-        ways = [(*place, correction) for place in self.places for correction in (False, True)]
-        return [*(self._six_are_enough(*way) for way in ways), self._truncated(), self._corrected()]
+    def claims(self) -> list[Claim]:
+        """All claims."""
+        truncated, corrected = (self.bias(self.least, correction=correction) for correction in (False, True))
+        return [
+            *(self._six_are_enough(*place, way) for place in self.places for way in (False, True)),
+            self.claim("truncated", abs(truncated.value + 0.5 ** (self.least + 1)) < 1e-3, bias=truncated),
+            self.claim("corrected", abs(corrected.value) < 1e-3, bias=corrected),
+        ]
 
     def _six_are_enough(self, what: str, name: str, correction: bool) -> Claim:
-        fewest, found = self.added(what, name, self.least, correction=False), self.added(what, name, self.six, correction=correction)
-        few = f"{self.least} truncated bit"
-        scale = f", {found.detects / fewest.value:.0%} of what {few} adds" if self.can_fail(what, name) else f"; {few} adds none that shows"
-        return Claim(
-            "question of this study",
-            f"{self.six} random bits, {dict(_WAYS)[correction]}, are enough for {_where(what, name)}",
-            f"{found:+.4f} added to the test loss; {few} adds {fewest:+.4f}",
-            self.enough(what, name, self.six, correction=correction),
-            test="test loss added to that of 32 random bits, seed by seed",
-            rule=f"yes if the interval is within a tenth of what {few} adds, no if it is beyond: this is the scale of the cost of few "
-            f"bits; undecided if {few} adds no loss that shows, because then nothing can fail",
-            power=f"{found.detects:.4f} in loss{scale}",
-        )
+        fewest, added = self.added(what, name, self.least, correction=False), self.added(what, name, self.six, correction=correction)
+        can_fail = self.can_fail(what, name)
+        scale = f", {added.detects / fewest.value:.0%} of what {self.few} adds" if can_fail else f"; {self.few} adds none that shows"
+        words = {"way": dict(_WAYS)[correction], "where": _where(what, name), "scale": scale}
+        return self.claim("six", self.enough(what, name, self.six, correction=correction), added=added, fewest=fewest, **words)
 
-    def _truncated(self) -> Claim:
-        bias = self.bias(self.least, correction=False)
-        return Claim(
-            _OF_CONTRACT,
-            "truncated to r bits, a number loses 2^-(r+1) gaps on average",
-            f"{self.least} random bit(s): {bias:.4f}",
-            abs(bias.value + 0.5 ** (self.least + 1)) < 1e-3,
-            test="mean error over numbers anywhere between two neighbours",
-            rule="yes if it is within 0.001 of that: a million errors below one gap have a mean within it, at five standard deviations",
-            power="0.001 gaps",
-        )
-
-    def _corrected(self) -> Claim:
-        bias = self.bias(self.least, correction=True)
-        return Claim(
-            _OF_CONTRACT,
-            "with correction, it loses nothing on average",
-            f"{self.least} random bit(s): {bias:.1e}",
-            abs(bias.value) < 1e-3,
-            test="the same",
-            rule="the same, around zero",
-            power="0.001 gaps",
-        )
-
-    def _meaning(self) -> str:
-        few = f"{self.least} truncated bit"
+    def meaning(self) -> str:
+        """The number of bits that are enough."""
         shows = [place for place in self.places if self.can_fail(*place)]
         unharmed = listed([_where(*place) for place in self.places if place not in shows])
-        sentences = [f"For {unharmed}, even {few} adds no test loss that shows."] if unharmed else []
+        sentences = [f"For {unharmed}, even {self.few} adds no test loss that shows."] if unharmed else []
         if shows:
             needs = {place: [self._fewest(*place, correction) for correction, _ in _WAYS] for place in shows}
             truncated, corrected = (self._number(max(found, key=_none_last)) for found in zip(*needs.values(), strict=True))
             where = " in all cases tried" if len(shows) > 1 else f" for {_where(*shows[0])}"
             each = listed([f"{' or '.join(map(self._number, found))} for {_where(*place)}" for place, found in needs.items()])
             sentences = [
-                f"{truncated} random bits are enough{where} if probabilities are truncated, and {corrected} if they are rounded to the "
-                "nearest multiple (corrected).",
+                self.text("enough", truncated=truncated, corrected=corrected, where=where),
                 *([f"Truncated or corrected, it takes {each}."] if len(shows) > 1 else []),
                 *sentences,
-                f"Enough means at most a tenth of the test loss that {few} adds.",
+                f"Enough means at most a tenth of the test loss that {self.few} adds.",
             ]
         return " ".join(sentences)
 

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 import qsim
 from qsim.studies.choices import choice
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, UpdateSchedule, exact_steps
-from qsim.studies.report import Report
-from qsim.studies.result import Result
-from qsim.studies.study import Study
+from qsim.studies.study import WrittenStudy
 
 EXACT, STOCHASTIC = "exact", "stochastic"
 #: The distance between bfloat16's levels from 1 to 2; walks go down from 1.75, at most as far as 1.25.
@@ -63,7 +61,7 @@ class Run:
         return UpdateSchedule(self.updates, self.first, self.floor, self.length)
 
 
-class RandomWalkStudy(Study[Settings, Run]):
+class RandomWalkStudy(WrittenStudy[Settings, Run]):
     """Count the steps of weights to a level, with exact updates and with stochastic rounding."""
 
     name = "random-walk"
@@ -117,12 +115,6 @@ class RandomWalkStudy(Study[Settings, Run]):
         mean = (total + late * run.steps) / run.weights
         variance = (squares + late * run.steps**2) / run.weights - mean**2
         return {"mean": mean, "variance": variance, "late": late / run.weights, "curve": curve}
-
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Means compared with the closed form."""
-        from qsim.studies.random_walk.report import Findings
-
-        return Findings(self, settings, results).report()
 
 
 class _Walk:

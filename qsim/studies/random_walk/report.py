@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.plot import figures
-from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, RandomWalkStudy, Run, Settings
+from qsim.studies.findings import Findings
+from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, Run, Settings
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, Array, exact_steps, late, step_moments
-from qsim.studies.report import Claim, Picture, Report
+from qsim.studies.report import Asked, Claim, Picture
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, confidence_text, normal
+from qsim.studies.statistics import Interval, normal
 from qsim.text.tables import Table
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 #: What a mean exceeds once in a million times, in standard errors.
 _RARE = 4.9
-_WITHIN = "yes if all are within 4.9 standard errors of it, which chance exceeds once in a million times, no if not"
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class WalkGroup:
         return late(self.run.schedule(self.run.steps), self.run.levels)
 
 
-class Findings:
+class Written(Findings[Settings, Run]):
     """The results of a study, grouped by way."""
 
-    def __init__(self, study: RandomWalkStudy, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self.study, self.settings = study, settings
+    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        super().__init__(study, settings, results)
         ways: dict[tuple[object, ...], list[Result[Run]]] = {}
         for result in results:
             run = result.run
@@ -98,22 +98,12 @@ class Findings:
         """The ways to the next level with one kind of updates."""
         return [way for way in self.next_level if way.run.updates == updates]
 
-    def report(self) -> Report:
-        """The complete report."""
-        return Report(self.study, [self._setting(), *self._tables(), *self._pictures()], self._claims(), self._meaning())
-
-    def _setting(self) -> str:
+    def parts(self) -> list[str | Table | Picture]:
+        """The setting, tables and figures."""
         chosen = self.settings
-        return (
-            "To the next level: independent bfloat16 weights under plain SGD, with updates smaller than the distance between levels; "
-            f"{chosen.weights * chosen.seeds} of them or more for each kind of update. Down a linear loss: weights from 1.75 down by "
-            f"{chosen.levels} levels of 2^-7 each, under Adam, for which a constant gradient makes updates equal to the learning rate. "
-            f"It decays linearly from {chosen.first * _DISTANCE:.4g} towards zero at step {chosen.length}, but not below its minimum; "
-            f"{chosen.adam_weights * chosen.seeds} weights. The paper does not give its constants: these were fitted to the numbers of "
-            "steps that it reports, 4600, 7700 and 4600, so the claims show that such constants exist, and the effect of a minimum "
-            "rate, but do not confirm any number. In means, weights that have not arrived at the last step count as arriving there, "
-            f"also in the closed form (the page Derivations of qsim's site has it). Intervals are {confidence_text()}, over weights."
-        )
+        counts = {"weights": chosen.weights * chosen.seeds, "adam_weights": chosen.adam_weights * chosen.seeds}
+        text = self.text("setting", first=chosen.first * _DISTANCE, **counts)
+        return [text, *self._tables(), self.picture("levels", self._levels), self.picture("linear", self._linear)]
 
     def _tables(self) -> list[Table]:
         rows = [
@@ -130,21 +120,6 @@ class Findings:
         return [
             Table.of("Steps to the next level", header, rows),
             Table.of("Steps down the linear loss", ["minimum rate", *header[1:]], down),
-        ]
-
-    def _pictures(self) -> list[Picture]:
-        return [
-            Picture(
-                "levels",
-                "Share of weights that have not reached the next level. Lines: closed form; marks: measured; dotted: when exact weights "
-                "arrive.",
-                self._levels,
-            ),
-            Picture(
-                "linear",
-                "Down the linear loss: levels still to go, with exact and with stochastic updates (mean, and the middle 90 % of weights).",
-                self._linear,
-            ),
         ]
 
     def _levels(self) -> list[Figure]:
@@ -169,11 +144,8 @@ class Findings:
             panel.set_ylim(1e-3, 1.3)
             figures.plain_numbers(panel.xaxis)
             figures.plain_numbers(panel.yaxis)
-            panel.set_xlabel("step")
-            panel.set_title(title)
-            panel.set_ylabel("share not there yet")
-        for figure, panel in zip(drawn, axes, strict=True):
-            figures.legend(figure, panel, columns=2)
+            panel.set(xlabel="step", title=title, ylabel="share not there yet")
+        figures.legends(drawn, axes, columns=2)
         return drawn
 
     def _linear(self) -> list[Figure]:
@@ -186,85 +158,60 @@ class Findings:
             panel.axvline(exact.exact, label="exact weights arrive", **figures.REFERENCE())
             panel.axvline(way.measured.value, label="stochastic ones, on average", **figures.REFERENCE(linestyle=(0, (5, 2))))
             panel.set_xlim(0, min(way.run.steps, 3 * exact.exact))
-            panel.set_xlabel("step")
-            panel.set_title(f"minimum rate {way.run.floor * _DISTANCE:.2g}")
-            panel.set_ylabel("levels to go")
-        for figure, panel in zip(drawn, axes, strict=True):
-            figures.legend(figure, panel, columns=2)
+            panel.set(xlabel="step", title=f"minimum rate {way.run.floor * _DISTANCE:.2g}", ylabel="levels to go")
+        figures.legends(drawn, axes, columns=2)
         return drawn
 
-    def _claims(self) -> list[Claim]:
+    def claims(self) -> list[Claim]:
+        """All claims."""
         return [*self._claims_on_levels(), *self._claims_on_a_loss()]
 
     def _claims_on_levels(self) -> list[Claim]:
-        constant, late_ones = self.of(CONSTANT), self.of(HALVED) + self.of(HARMONIC)
+        constant, decaying = self.of(CONSTANT), self.of(HALVED) + self.of(HARMONIC)
         ways = self.next_level + self.stochastic
         return [
-            Claim(
-                "Section 2.2, first example",
-                "constant updates reach the next level after as many steps on average as exact ones: updates of 1/2, after 2",
-                "; ".join(f"{way.run.first:g}: {way.measured:.4g} against {way.exact}" for way in constant),
+            self.claim(
+                "constant",
                 all(abs(way.measured.value - way.exact) <= _RARE * _error(way) for way in constant),
-                test="mean number of steps over the weights",
-                rule=_WITHIN,
-                power=f"{max(_RARE * _error(way) / way.exact for way in constant):.2%} of the steps",
+                shown="; ".join(f"{way.run.first:g}: {way.measured:.4g} against {way.exact}" for way in constant),
+                least=max(_RARE * _error(way) / way.exact for way in constant),
             ),
-            Claim(
-                "Section 2.2, first example",
-                "decaying updates take longer than exact ones",
-                "; ".join(f"{way.label}: {way.measured:.4g} against {way.exact}" for way in late_ones),
-                all(way.measured.low > way.exact for way in late_ones),
-                test="the same",
-                rule="yes if all intervals are above the number of exact steps, no if not",
-                power=f"{max(2 * normal() * _error(way) / way.exact for way in late_ones):.1%} of the steps",
+            self.claim(
+                "decaying",
+                all(way.measured.low > way.exact for way in decaying),
+                shown="; ".join(f"{way.label}: {way.measured:.4g} against {way.exact}" for way in decaying),
+                least=max(2 * normal() * _error(way) / way.exact for way in decaying),
             ),
-            Claim(
-                "this library's derivation",
-                "the mean number of steps follows from the updates alone",
-                f"of {len(ways)} means, the largest deviation is {max(way.off for way in ways):.1f} standard errors, and the largest "
-                f"difference {max(abs(way.measured.value / way.expected - 1) for way in ways):.2%}",
+            self.claim(
+                "closed form",
                 all(way.off <= _RARE for way in ways),
-                test="the same, minus the mean of the closed form",
-                rule=_WITHIN,
-                power=f"{max(_RARE * _error(way) / way.expected for way in ways):.2%} of the steps",
+                count=len(ways),
+                off=max(way.off for way in ways),
+                difference=max(abs(way.measured.value / way.expected - 1) for way in ways),
+                least=max(_RARE * _error(way) / way.expected for way in ways),
             ),
         ]
 
     def _claims_on_a_loss(self) -> list[Claim]:
-        slow, fast = self.stochastic[0], self.stochastic[-1]
-        exact = self.exact[0]
+        slow, fast, exact = self.stochastic[0], self.stochastic[-1], self.exact[0].measured.value
+        later = None if slow.measured.low > exact else False
+        # Half of the delay with the low minimum.
+        as_fast = None if abs(fast.measured.value - exact) < 0.5 * (slow.measured.value - exact) else False
+
+        def values(way: WalkGroup) -> dict[str, float]:
+            times, least = way.measured.value / exact, normal() * _error(way)
+            return {"minimum": way.run.floor * _DISTANCE, "times": times, "exact": exact, "least": least}
+
         return [
-            Claim(
-                "Section 2.2, second example",
-                "with a decaying rate stochastic rounding converges later than FP32: after 7700 steps instead of 4600, 1.7 times",
-                f"minimum rate {slow.run.floor * _DISTANCE:.2g}: {slow.measured:.0f} instead of {exact.measured.value:.0f}, "
-                f"{slow.measured.value / exact.measured.value:.2f} times, with constants fitted to the paper's steps",
-                None if slow.measured.low > exact.measured.value else False,
-                test="the same, down the linear loss",
-                rule="no if it is not later; never yes, because the constants, which the paper does not give, were fitted to these numbers",
-                power=f"{normal() * _error(slow):.0f} steps",
-            ),
-            Claim(
-                "Section 2.2, second example",
-                "with a higher minimum rate it converges as fast as FP32 did: after 4600 steps",
-                f"minimum rate {fast.run.floor * _DISTANCE:.2g}: {fast.measured:.0f}, "
-                f"{fast.measured.value / exact.measured.value:.2f} times as many as FP32 with the low minimum; fitted as well",
-                # Half of the delay with the low minimum.
-                None if abs(fast.measured.value - exact.measured.value) < 0.5 * (slow.measured.value - exact.measured.value) else False,
-                test="the same",
-                rule="no if more than half of the delay remains; never yes, as before",
-                power=f"{normal() * _error(fast):.0f} steps",
-            ),
+            self.claim("slow", later, steps=slow.measured, **values(slow)),
+            self.claim("fast", as_fast, steps=fast.measured, **values(fast)),
         ]
 
-    def _meaning(self) -> str:
+    def meaning(self) -> str:
+        """The delay by a decaying rate."""
         slow, fast, exact = self.stochastic[0], self.stochastic[-1], self.exact[0]
-        return (
-            "With constant updates, stochastic rounding takes no longer on average than exact arithmetic, but with a decaying learning "
-            f"rate, weights that fall behind stay behind. Down a linear loss they take {slow.measured.value:.0f} steps instead of "
-            f"{exact.measured.value:.0f}, and {fast.measured.value:.0f} if the minimum rate is {fast.run.floor / slow.run.floor:.1f} times "
-            "as high."
-        )
+        steps = {"slow": slow.measured.value, "fast": fast.measured.value, "exact": exact.measured.value}
+        return self.text("meaning", times=fast.run.floor / slow.run.floor, **steps)
 
 
 def _error(way: WalkGroup) -> float:

@@ -10,10 +10,8 @@ import numpy as np
 import torch
 
 from qsim.studies.choices import choice
-from qsim.studies.report import Report
-from qsim.studies.result import Result
 from qsim.studies.stagnation.least_squares import ALL, METHODS, NEAREST, ONE, DescendingWeights, Descent, Problems, problems
-from qsim.studies.study import Study
+from qsim.studies.study import WrittenStudy, run_of
 
 #: The number of points of a curve, and the significant digits that are stored of every number.
 _POINTS, _DIGITS = 24, 6
@@ -56,7 +54,7 @@ class Run:
         return Descent(self.method, self.format, self.gradient, self.rate, self.seed)
 
 
-class StagnationStudy(Study[Settings, Run]):
+class StagnationStudy(WrittenStudy[Settings, Run]):
     """Measure how close weights come to the optimum, compared with the limit of Theorem 1 for round-to-nearest."""
 
     name = "stagnation"
@@ -121,13 +119,6 @@ class StagnationStudy(Study[Settings, Run]):
             "convexity": _stored(data.convexity()),
         }
 
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Distances compared with the theorems' bounds."""
-        from qsim.studies.stagnation.findings import Findings
-        from qsim.studies.stagnation.report import ReportWriter
-
-        return ReportWriter(self, Findings(settings, results)).report()
-
 
 def _stored(values: torch.Tensor) -> list[float]:
     """One number per problem, short enough for results that are small."""
@@ -137,10 +128,10 @@ def _stored(values: torch.Tensor) -> list[float]:
 def full_gradient(settings: Settings, method: str, rate: float, seed: int) -> Run:
     """The run with the gradient of all samples, which a model can fit perfectly."""
     steps = round(settings.length / rate)
-    return Run(method, settings.format, ALL, rate, steps, 0.0, settings.problems, settings.samples, settings.dimensions, seed)
+    return run_of(Run, settings, method=method, gradient=ALL, rate=rate, steps=steps, noise=0.0, seed=seed)
 
 
 def single(settings: Settings, method: str, noise: float, seed: int) -> Run:
     """The run with the gradient of one sample."""
     rate, steps = settings.sample_rate, settings.sample_steps
-    return Run(method, settings.format, ONE, rate, steps, noise, settings.problems, settings.samples, settings.dimensions, seed)
+    return run_of(Run, settings, method=method, gradient=ONE, rate=rate, steps=steps, noise=noise, seed=seed)

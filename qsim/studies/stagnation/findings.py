@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 import qsim
-from qsim.studies.result import Result, Results
+from qsim.studies.findings import Findings
+from qsim.studies.report import Asked
+from qsim.studies.result import Result
 from qsim.studies.stagnation import Run, Settings, full_gradient, single
 from qsim.studies.stagnation.bounds import Array, Curves
 from qsim.studies.stagnation.least_squares import NEAREST
 from qsim.studies.statistics import Interval, exponential, mean
 
 
-class Findings(Results[Settings, Run]):
+class DescentFindings(Findings[Settings, Run]):
     """The results of a study, grouped by method."""
 
-    def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        super().__init__(settings, results)
+    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        super().__init__(study, settings, results)
         # The epsilon of formats is the distance between 1 and the next number; the rounding error is at most half of it.
         self.epsilon = qsim.format(settings.format).epsilon / 2
 
@@ -33,7 +36,7 @@ class Findings(Results[Settings, Run]):
     def lone(self, rate: float) -> Curves:
         """Runs of single weights, rounded to nearest."""
         runs = [full_gradient(self.settings, NEAREST, rate, seed) for seed in range(self.settings.seeds)]
-        return self._curves([Run(**{**vars(run), "dimensions": 1}) for run in runs])
+        return self._curves([replace(run, dimensions=1) for run in runs])
 
     def _curves(self, runs: Sequence[Run]) -> Curves:
         return Curves([self._of[run] for run in runs], self.epsilon)

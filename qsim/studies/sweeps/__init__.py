@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from qsim.studies.plans import plan
 from qsim.studies.report import Report
 from qsim.studies.result import Result
 from qsim.studies.study import Study
-from qsim.studies.sweeps.results import Run, Settings, Sweep
-from qsim.studies.sweeps.sources import Loss, MakeOptimizer, Sources, name_of
+from qsim.studies.sweeps.fingerprints import fingerprint
+from qsim.studies.sweeps.repeat import write_configuration
+from qsim.studies.sweeps.results import DESIGNS, STEPS, Run, Settings, Sweep
+from qsim.studies.sweeps.sources import Loss, MakeOptimizer, Sources
 
 __all__ = ["Run", "Settings", "Sources", "Sweep", "SweepStudy", "sweep"]
 
@@ -47,8 +50,10 @@ def sweep(
     rates: Sequence[float] = (1e-3,),
     steps: int = 300,
     seeds: int = 4,
+    designs: Sequence[str] = (STEPS,),
     make_optimizer: MakeOptimizer = torch.optim.AdamW,
     tolerance: float = TOLERANCE,
+    data_key: str | None = None,
     folder: str | Path = "studies/sweep",
     device: str | torch.device | None = None,
     workers: int | None = 1,
@@ -57,8 +62,9 @@ def sweep(
     """Train your own model with every combination of points, batch sizes and learning rates, and judge the differences.
 
     Formats, roundings, accumulators, random bits and recipes are all values of `points`. Results are stored as they are measured: an
-    interrupted sweep continues where it stopped, and a larger grid measures only what is new. Results of other points, of a function whose
-    source changed, and of other tensors are measured again.
+    interrupted sweep continues where it stopped, and a larger grid measures only what is new. Results of other points, of functions that do
+    something else, and of other data are measured again: functions count with their code and the variables that they read, data with their
+    contents. Another version of Python compiles functions to other code.
 
     Args:
         make_model: A function that makes a model, with weights that depend on torch's seed only.
@@ -71,8 +77,12 @@ def sweep(
         rates: Learning rates; each combination is judged at its best.
         steps: The number of updates.
         seeds: The number of seeds, at least two for intervals.
+        designs: What all batch sizes have in common: `"steps"`, the number of updates; `"examples"`, the number of examples, so that a
+            batch twice as large has half as many updates, and the middle one `steps`; or both.
         make_optimizer: A function of parameters and a learning rate.
         tolerance: The share of the reference's loss that points may add and still count as equal.
+        data_key: A name of the data by which results are stored, for data that have no contents to compare, such as an open connection,
+            or too many. Change it when the data change.
         folder: The folder of results, figures and the report.
         device: The device to compute on; by default a CPU.
         workers: The number of processes; None: one for each core or GPU. With several, functions must be importable.
@@ -82,7 +92,7 @@ def sweep(
         The results, with `frame()`, `added(label, batch)` and `report`, which is also written to the folder.
 
     Raises:
-        TypeError: If the data or a function has the wrong type.
+        TypeError: If the data or a function has the wrong type, or contents that cannot be identified.
         ValueError: If the grid is empty or not positive, inputs and targets differ in number, or `make_model` returns the same
             parameters twice.
 
@@ -99,6 +109,7 @@ def sweep(
         (('full precision', 'mxfp4'), 8)
     """
     labelled: dict[str, Points] = dict(points) if isinstance(points, Mapping) else {name: name for name in points}
+    labelled = {name: FivePoint.from_dict(chosen) if isinstance(chosen, Mapping) else chosen for name, chosen in labelled.items()}
     if None not in labelled.values():
         labelled = {FULL: None, **labelled}
     for name, function in (("make_model", make_model), ("loss", loss), ("make_optimizer", make_optimizer)):
@@ -107,8 +118,11 @@ def sweep(
     for name, values in (("batches", batches), ("rates", rates), ("steps", [steps]), ("seeds", [seeds])):
         if not values or min(values) <= 0:
             raise ValueError(f"sweep: {name} must be positive, got {values if name in ('batches', 'rates') else values[0]}")
-    settings = Settings(tuple(labelled), tuple(sorted(set(batches))), tuple(rates), steps, seeds, tolerance)
-    sources = Sources(make_model, data, loss, make_optimizer)
+    if not designs or not set(designs) <= set(DESIGNS):
+        raise ValueError(f"sweep: designs must be of {', '.join(DESIGNS)}, got {list(designs)}")
+    grid = tuple(sorted(set(batches))), tuple(rates), steps, seeds, tolerance, tuple(dict.fromkeys(designs))
+    settings = Settings(tuple(labelled), *grid)
+    sources = Sources(make_model, data, loss, make_optimizer, data_key)
     sources.datasets()
     sources.check_model()
     with torch.random.fork_rng(devices=[]):
@@ -116,10 +130,9 @@ def sweep(
             if chosen is not None:
                 qsim.convert(make_model(), chosen)  # raises an error for an unknown name or points that do not suit the model
     study = SweepStudy(sources, labelled, settings)
-    origin = f"qsim.studies.sweep({name_of(make_model)}, {name_of(data)}, {name_of(loss)}, …) with the points above, called from Python"
-    prepared = plan(study, out=folder, device=device, workers=workers, scheduler=scheduler, command=origin)
+    prepared = plan(study, out=folder, device=device, workers=workers, scheduler=scheduler)
     prepared.carry_out()
-    prepared.write()
+    replace(prepared, command=write_configuration(Path(folder), sources, labelled, settings)).write()
     return Sweep(study, settings, prepared.results())
 
 
@@ -145,8 +158,12 @@ class SweepStudy(Study[Settings, Run]):
 
     def runs(self, settings: Settings) -> list[Run]:
         """All combinations."""
-        grid = product(range(settings.seeds), self._points.items(), settings.batches, settings.rates)
-        return [Run(label, batch, rate, settings.steps, seed, _text(points), self._digest) for seed, (label, points), batch, rate in grid]
+        grid = product(range(settings.seeds), self._points.items(), settings.batches, settings.rates, settings.designs)
+        found = [
+            Run(label, batch, rate, settings.updates(design, batch), seed, _text(points), self._digest)
+            for seed, (label, points), batch, rate, design in grid
+        ]
+        return list(dict.fromkeys(found))  # designs share the middle batch size
 
     def work(self, run: Run) -> float:
         """A constant per step, plus a term per example."""
@@ -223,4 +240,9 @@ def _moved(x: Any, device: torch.device) -> Any:
 
 def _text(points: Points) -> str:
     """Points as text, which is different for different ones."""
-    return json.dumps(points.to_dict(), sort_keys=True) if isinstance(points, FivePoint | Recipe) else str(points)
+    if isinstance(points, FivePoint | Recipe):
+        try:
+            return json.dumps(points.to_dict(), sort_keys=True)
+        except ValueError:  # callables, which plain values cannot express
+            return f"{points} ({fingerprint(points, 'points')})"
+    return str(points)

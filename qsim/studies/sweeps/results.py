@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: What all batch sizes have in common: the number of updates, or the number of examples.
+STEPS, EXAMPLES = "steps", "examples"
+DESIGNS = {STEPS: "equal steps", EXAMPLES: "equal examples"}
+
+
 @dataclass(frozen=True)
 class Settings:
     """The grid of a sweep, and the share of the reference's loss that points may add and still count as equal."""
@@ -27,6 +32,12 @@ class Settings:
     steps: int
     seeds: int
     tolerance: float
+    designs: tuple[str, ...] = (STEPS,)
+
+    def updates(self, design: str, batch: int) -> int:
+        """The number of updates with a batch size; with equal examples, those of the middle size see as many as with equal steps."""
+        middle = self.batches[len(self.batches) // 2]
+        return self.steps if design == STEPS else max(1, round(self.steps * middle / batch))
 
 
 @dataclass(frozen=True)
@@ -43,11 +54,11 @@ class Run:
 
 
 class Sweep:
-    """Results of `sweep`: losses, differences from the reference with intervals, verdicts and figures.
+    """The results of `sweep`: losses, differences from the reference with intervals, verdicts and figures.
 
     Attributes:
         settings: The grid.
-        report: Report, as written to the folder.
+        report: The report, as written to the folder.
 
     Example:
         >>> import tempfile, torch
@@ -63,81 +74,90 @@ class Sweep:
 
     def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
         self._study, self.settings, self._results = study, settings, results
-        self._of = {(r.run.label, r.run.batch, r.run.rate, r.run.seed): r for r in results}
-        self.reference = settings.labels[0]
+        self._of = {(r.run.label, r.run.batch, r.run.steps, r.run.rate, r.run.seed): r for r in results}
+        self.reference, self._first = settings.labels[0], settings.designs[0]
         self.report = self._report()
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dictionary for each run: label, batch, rate, seed, test_loss, training_loss and seconds."""
+        """One dictionary for each run: points, batch, steps, rate, seed, test_loss, training_loss and seconds."""
+        keys = ("batch", "steps", "rate", "seed")
         return [
-            {"points": r.run.label, "batch": r.run.batch, "rate": r.run.rate, "seed": r.run.seed, **r.values, "seconds": r.seconds}
-            for r in self._results
+            {"points": r.run.label, **{key: getattr(r.run, key) for key in keys}, **r.values, "seconds": r.seconds} for r in self._results
         ]
 
     def frame(self) -> Any:
-        """Runs as a pandas frame, which needs pandas."""
+        """The runs as a pandas frame, which needs pandas."""
         import pandas  # type: ignore[import-untyped]
 
         return pandas.DataFrame(self.rows())
 
-    def losses(self, label: str, batch: int, rate: float) -> list[float]:
-        """Test loss of each seed."""
-        return [float(self._of[label, batch, rate, seed]["test_loss"]) for seed in range(self.settings.seeds)]
+    def losses(self, label: str, batch: int, rate: float, design: str = "") -> list[float]:
+        """Test loss of each seed; without a design, in the first."""
+        steps = self.settings.updates(design or self._first, batch)
+        return [float(self._of[label, batch, steps, rate, seed]["test_loss"]) for seed in range(self.settings.seeds)]
 
-    def rate(self, label: str, batch: int) -> float:
+    def rate(self, label: str, batch: int, design: str = "") -> float:
         """Learning rate with the smallest mean loss."""
-        return min(self.settings.rates, key=lambda rate: mean(self.losses(label, batch, rate)).value)
+        return min(self.settings.rates, key=lambda rate: mean(self.losses(label, batch, rate, design)).value)
 
-    def best(self, label: str, batch: int) -> list[float]:
+    def best(self, label: str, batch: int, design: str = "") -> list[float]:
         """Test losses of the seeds at the best learning rate."""
-        return self.losses(label, batch, self.rate(label, batch))
+        return self.losses(label, batch, self.rate(label, batch, design), design)
 
-    def added(self, label: str, batch: int) -> Interval:
+    def added(self, label: str, batch: int, design: str = "") -> Interval:
         """Loss that points add to the reference's at the same batch size, seed by seed, each at its best learning rate."""
-        return difference(self.best(label, batch), self.best(self.reference, batch))
+        return difference(self.best(label, batch, design), self.best(self.reference, batch, design))
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """Labels other than the reference's."""
+        """The labels other than the reference's."""
         return self.settings.labels[1:]
 
     def _report(self) -> Report:
         grid = self.settings
         several = len(grid.rates) > 1
         rates = f"{'the best of the learning rates' if several else 'a learning rate of'} {listed([f'{rate:g}' for rate in grid.rates])}"
+        middle = grid.batches[len(grid.batches) // 2]
+        examples = f"With equal examples, {grid.steps} updates are those of batches of {middle}. " if EXAMPLES in grid.designs else ""
         text = (
-            f"{grid.steps} updates, {grid.seeds} seeds, {rates}. A seed sets the initial weights and the batches, which are the same for "
-            f"all points, so differences from {self.reference} are computed seed by seed. Losses are those of the rounding model on the "
-            f"test data. Intervals are {confidence_text()}, over seeds."
+            f"{grid.steps} updates, {grid.seeds} seeds, {rates}. {examples}A seed sets the initial weights and the batches, which are the "
+            f"same for all points, so differences from {self.reference} are computed seed by seed. Losses are those of the rounding model "
+            f"on the test data. Intervals are {confidence_text()}, over seeds."
         )
         if several:
             text += " The rate was chosen on the same seeds as are compared, which favours all points alike."
         picture = Picture("losses", f"Test loss by batch size. {describe_bars()}", self._draw)
-        claims = [self._as_good(label, batch) for label in self.compared for batch in grid.batches]
+        claims = [self._as_good(label, batch, design) for design in grid.designs for label in self.compared for batch in grid.batches]
         if len(grid.batches) > 1:
-            claims += [self._closes(label) for label in self.compared]
-        tables = [self._table("Test loss", self.settings.labels, self._loss)]
+            claims += [self._closes(label, design) for design in grid.designs for label in self.compared]
+        tables = [self._table("Test loss", self.settings.labels, design, self._loss) for design in grid.designs]
         if self.compared:
-            tables.append(self._table(f"Added to the loss of {self.reference}", self.compared, self._added))
+            tables += [self._table(f"Added to the loss of {self.reference}", self.compared, each, self._added) for each in grid.designs]
         return Report(self._study, [text, picture, *tables, *self._problems(), self._points()], claims, self._meaning())
 
-    def _loss(self, label: str, batch: int) -> str:
-        return f"{mean(self.best(label, batch)):.4g}"
+    def _where(self, text: str, design: str) -> str:
+        """A text, with the design if there are several."""
+        return f"{text}, {DESIGNS[design]}" if len(self.settings.designs) > 1 else text
 
-    def _added(self, label: str, batch: int) -> str:
-        return f"{self.added(label, batch):+.4g}"
+    def _loss(self, label: str, batch: int, design: str) -> str:
+        return f"{mean(self.best(label, batch, design)):.4g}"
 
-    def _table(self, title: str, labels: Sequence[str], cell: Callable[[str, int], str]) -> Table:
-        header = ["points", *(f"batch {batch}" for batch in self.settings.batches)]
-        return Table.of(title, header, [[label, *(cell(label, batch) for batch in self.settings.batches)] for label in labels])
+    def _added(self, label: str, batch: int, design: str) -> str:
+        return f"{self.added(label, batch, design):+.4g}"
+
+    def _table(self, title: str, labels: Sequence[str], design: str, cell: Callable[[str, int, str], str]) -> Table:
+        batches = self.settings.batches
+        rows = [[label, *(cell(label, batch, design) for batch in batches)] for label in labels]
+        return Table.of(self._where(title, design), ["points", *(f"batch {batch}" for batch in batches)], rows)
 
     def _problems(self) -> list[Table]:
         """The worst problem in the last step of the first seed, where there is one: a comparison of batch sizes must know of underflow."""
+        steps = {batch: self.settings.updates(self._first, batch) for batch in self.settings.batches}
         worst = [
             [label, str(batch), problem]
             for label in self.compared
             for batch in self.settings.batches
-            if (problem := self._of[label, batch, self.rate(label, batch), 0]["problem"])
+            if (problem := self._of[label, batch, steps[batch], self.rate(label, batch), 0]["problem"])
         ]
         return [Table.of("Problems in the last step of the first seed", ["points", "batch", "worst problem"], worst)] if worst else []
 
@@ -145,11 +165,11 @@ class Sweep:
         written = {result.run.label: result.run.points for result in self._results}
         return Table.of("Points", ["label", "points"], [[label, f"`{written[label]}`"] for label in self.settings.labels])
 
-    def _as_good(self, label: str, batch: int) -> Claim:
-        added, reference = self.added(label, batch), mean(self.best(self.reference, batch)).value
+    def _as_good(self, label: str, batch: int, design: str) -> Claim:
+        added, reference = self.added(label, batch, design), mean(self.best(self.reference, batch, design)).value
         bound = self.settings.tolerance * abs(reference)
         return Claim(
-            f"batch {batch}",
+            self._where(f"batch {batch}", design),
             f"{label} trains as well as {self.reference}",
             f"{added:+.4g} on {reference:.4g}",
             below(added, bound),
@@ -158,12 +178,12 @@ class Sweep:
             power=f"{added.detects:.2g}",
         )
 
-    def _closes(self, label: str) -> Claim:
+    def _closes(self, label: str, design: str) -> Claim:
         least, most = self.settings.batches[0], self.settings.batches[-1]
-        gaps = [[a - b for a, b in zip(self.best(label, batch), self.best(self.reference, batch), strict=True)] for batch in (least, most)]
-        closed = difference(*gaps)
+        pairs = [(self.best(label, batch, design), self.best(self.reference, batch, design)) for batch in (least, most)]
+        closed = difference(*([a - b for a, b in zip(*pair, strict=True)] for pair in pairs))
         return Claim(
-            f"batches {least} to {most}",
+            self._where(f"batches {least} to {most}", design),
             f"a larger batch closes the gap of {label}",
             f"{closed:+.4g}",
             above(closed),
@@ -178,13 +198,14 @@ class Sweep:
         added = [f"{label} {self.added(label, batch).value:+.3g}" for label in self.compared]
         return f"{reached}; to it {'add' if len(added) > 1 else 'adds'} {listed(added)}." if added else f"{reached}."
 
-    def _draw(self) -> Figure:
-        figure, (axes,) = figures.panels(width=4.5, height=3.0)
-        for look, label in zip(cycle([figures.REFERENCE, *figures.LOOKS]), self.settings.labels, strict=False):
-            figures.band(axes, self.settings.batches, [mean(self.best(label, batch)) for batch in self.settings.batches], look, label)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(self.settings.batches, [f"{batch}" for batch in self.settings.batches])
-        axes.set_xlabel("examples per update")
-        axes.set_ylabel("test loss")
-        figures.legend(figure, axes, columns=2)
-        return figure
+    def _draw(self) -> list[Figure]:
+        drawn, axes = figures.row(len(self.settings.designs), width=4.5, height=3.0)
+        batches = self.settings.batches
+        for panel, design in zip(axes, self.settings.designs, strict=True):
+            for look, label in zip(cycle([figures.REFERENCE, *figures.LOOKS]), self.settings.labels, strict=False):
+                figures.band(panel, batches, [mean(self.best(label, batch, design)) for batch in batches], look, label)
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(batches, [f"{batch}" for batch in batches])
+            panel.set(xlabel="examples per update", ylabel="test loss", title=self._where("", design).lstrip(", "))
+        figures.legends(drawn, axes, columns=2)
+        return drawn

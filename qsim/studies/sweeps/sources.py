@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from qsim.studies.sweeps.fingerprints import UnidentifiableError, fingerprint
 
 Loss = Callable[[Any, Any], Tensor]
 MakeOptimizer = Callable[[Any, float], torch.optim.Optimizer]
@@ -25,12 +26,14 @@ class Sources:
         data: Training and test data, or a function that returns them.
         loss: A function of a model's output and targets.
         make_optimizer: A function of parameters and a learning rate.
+        data_key: A name of the data by which results are stored, instead of the contents.
     """
 
     make_model: Callable[[], nn.Module]
     data: Any
     loss: Loss
     make_optimizer: MakeOptimizer
+    data_key: str | None = None
 
     def datasets(self) -> tuple[Dataset[Any], Dataset[Any], Callable[[list[Any]], Any]]:
         """Data for training and testing, and the function that makes a batch of examples."""
@@ -66,28 +69,24 @@ class Sources:
             )
 
     def digest(self) -> str:
-        """A digest of the functions' sources and of tensors: results of other ones are not used again."""
+        """A digest of what the functions do and what the data contain: results of others are not used again.
+
+        Raises:
+            TypeError: If a part cannot be identified by its contents.
+        """
         found = hashlib.sha256()
-        for part in (self.make_model, self.data, self.loss, self.make_optimizer):
-            found.update(_written(part))
+        for name in ("make_model", "loss", "make_optimizer"):
+            found.update(_identified(getattr(self, name), name, "make it a function of plain values").encode())
+        if self.data_key is not None:
+            found.update(repr(self.data_key).encode())
+        else:
+            kind, data = ("data()", self.data()) if callable(self.data) else ("data", self.data)
+            found.update(_identified(data, kind, "pass data_key=…, a name that changes with the data").encode())
         return found.hexdigest()[:16]
 
 
-def _written(part: Any) -> bytes:
-    """The bytes that identify a function or data."""
-    if isinstance(part, Tensor):
-        flat = part.detach().cpu().contiguous()
-        return str((flat.dtype, flat.shape)).encode() + (flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    if isinstance(part, Sequence) and not isinstance(part, str):
-        return b"".join(map(_written, part))
-    if isinstance(part, DataLoader):
-        return _written(part.dataset)
+def _identified(part: Any, name: str, remedy: str) -> str:
     try:
-        return inspect.getsource(part if callable(part) else type(part)).encode()
-    except (OSError, TypeError):
-        return getattr(part, "__qualname__", type(part).__qualname__).encode()
-
-
-def name_of(part: Any) -> str:
-    """A function by its module and name, data by its type."""
-    return f"{part.__module__}.{part.__qualname__}" if hasattr(part, "__qualname__") else type(part).__name__
+        return fingerprint(part, name)
+    except UnidentifiableError as error:
+        raise TypeError(f"sweep: {error}, so results of other data could be reused; {remedy}") from error

@@ -1,0 +1,96 @@
+"""Findings of a study: its results by run, and the claims, figures and report that are made of them.
+
+The words are in `wording/NAME.ini`: the setting, the captions, and each claim with its test and its rule, which are registered there before
+results are committed. Code computes numbers and verdicts, and fills them in.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from configparser import RawConfigParser
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from qsim.studies.report import Asked, Claim, Picture, Report
+from qsim.studies.result import Result
+from qsim.studies.statistics import confidence_text, describe_bars
+from qsim.text.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SettingsT = TypeVar("SettingsT")
+RunT = TypeVar("RunT")
+
+
+@cache
+def wording(study: str) -> RawConfigParser:
+    """The words of a study's report.
+
+    Example:
+        >>> wording("formats")["claim eight"]["test"]
+        'accuracy in full precision minus that in the format, seed by seed'
+    """
+    found = RawConfigParser(delimiters=("=",), comment_prefixes=("#",))
+    found.read_string((files("qsim.studies") / "wording" / f"{study}.ini").read_text(encoding="utf-8"))
+    return found
+
+
+class Findings(ABC, Generic[SettingsT, RunT]):
+    """All results of a study, by their runs: the base of the findings that each study derives from them.
+
+    Args:
+        study: The study.
+        settings: Its settings.
+        results: The results of all runs.
+    """
+
+    def __init__(self, study: Asked, settings: SettingsT, results: Sequence[Result[RunT]]) -> None:
+        self.study, self.settings, self._of = study, settings, {result.run: result for result in results}
+        self._words = wording(study.name)
+
+    @abstractmethod
+    def parts(self) -> Sequence[str | Table | Picture]:
+        """Paragraphs, tables and pictures, in order."""
+
+    @abstractmethod
+    def claims(self) -> list[Claim]:
+        """The claims, with their verdicts."""
+
+    @abstractmethod
+    def meaning(self) -> str:
+        """The result in one sentence."""
+
+    def title(self) -> str:
+        """The heading; if it is empty, the study's question."""
+        return ""
+
+    def report(self) -> Report:
+        """The complete report."""
+        return Report(self.study, self.parts(), self.claims(), self.meaning(), self.title())
+
+    def values(self, what: str, runs: Iterable[RunT]) -> list[float]:
+        """One measured value of each run."""
+        return [float(self._of[run][what]) for run in runs]
+
+    def text(self, name: str, /, **values: Any) -> str:
+        """A paragraph, filled with values, with the settings as `s` and the findings as `found`."""
+        return self._filled("text", name, values)
+
+    def picture(self, name: str, draw: Callable[[], Figure | Sequence[Figure]], /, **values: Any) -> Picture:
+        """A figure, with its caption."""
+        return Picture(name, self._filled("captions", name, values), draw)
+
+    def claim(self, name: str, agrees: bool | None, /, **values: Any) -> Claim:
+        """A claim, filled with measured values, and its verdict."""
+        section = f"claim {name}"
+        source, paper, measured, test, rule, power = (
+            self._filled(section, key, values) for key in ("source", "claim", "measured", "test", "rule", "power")
+        )
+        return Claim(source, paper, measured, agrees, test=test, rule=rule, power=power)
+
+    def _filled(self, section: str, name: str, values: dict[str, Any]) -> str:
+        template = " ".join(self._words[section][name].split("\n"))
+        return template.format(s=self.settings, found=self, bars=describe_bars(), confidence=confidence_text(), **values)

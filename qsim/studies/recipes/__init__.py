@@ -1,0 +1,170 @@
+"""A leaderboard of recipes: what each costs a language model and a mixture of experts, in loss, in gradients and in time."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qsim import FivePoint
+from qsim.recipes import NAMED, Recipe
+from qsim.recipes.named import needs_format, resolve
+from qsim.studies.choices import choice
+from qsim.studies.learners.gpt import size
+from qsim.studies.study import WrittenStudy, run_of
+
+#: The reference: products in bfloat16, and nothing else rounded.
+BF16 = "bf16"
+LANGUAGE, MIXTURE = "gpt", "mixture"
+MODELS = (LANGUAGE, MIXTURE)
+#: The kinds of runs: a model that is trained, and steps that are timed, which must not share a GPU.
+TRAINING, TIME = "training", "time"
+MEASURES = (TRAINING, TIME)
+#: Every recipe that needs no format.
+EVERY = tuple(name for name, make in NAMED.items() if not needs_format(make))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the study."""
+
+    data: str = choice("library", "library (the sources of Python's standard library), a text file, or a folder of text files")
+    recipes: tuple[str, ...] = choice(EVERY, "recipes: names, calls such as nvfp4.with_(last=4), or MODULE:FUNCTION for one of your own")
+    models: tuple[str, ...] = choice(MODELS, "models: gpt, mixture (of experts), or both")
+    size: str = choice("tiny", "size of both: tiny, mini, or GPT-2's small or medium")
+    experts: int = choice(4, "experts in each block of the mixture")
+    active: int = choice(2, "experts of a token")
+    context: int = choice(32, "length of sequences in bytes")
+    batch: int = choice(8, "sequences per update")
+    steps: int = choice(40, "number of updates")
+    rate: float = choice(4e-3, "peak learning rate of AdamW")
+    looks: int = choice(2, "how often gradients are compared with those in full precision, at equal distances")
+    draws: int = choice(4, "draws per gradient")
+    timed: int = choice(10, "updates that are timed")
+    seeds: int = choice(5, "number of seeds")
+    measures: tuple[str, ...] = choice(MEASURES, "training; time, in runs that must not share a GPU; or both")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model that is trained or timed; `points` is a digest of the recipe, so that a changed one is another run."""
+
+    what: str
+    model: str
+    recipe: str
+    points: str
+    data: str
+    size: str
+    experts: int
+    active: int
+    context: int
+    batch: int
+    steps: int
+    rate: float
+    looks: int
+    draws: int
+    seed: int
+
+
+class RecipesStudy(WrittenStudy[Settings, Run]):
+    """Train a GPT and a mixture of experts in BF16 and in every recipe, on the same data from the same weights."""
+
+    name = "recipes"
+    question = "What does each recipe cost a language model?"
+    source = "no claim of a paper; the recipes name theirs"
+    settings = Settings
+    run = Run
+
+    def timed(self, settings: Settings) -> bool:
+        """Whether steps are timed."""
+        return TIME in settings.measures
+
+    def quick(self) -> Settings:
+        """Two recipes, few steps."""
+        return Settings(recipes=("fp8_hybrid", "mxfp4"), context=16, batch=4, steps=6, looks=1, draws=2, timed=2, seeds=2)
+
+    def full(self) -> Settings:
+        """GPT-2 small's blocks, for a GPU."""
+        return Settings(size="small", experts=8, context=256, batch=16, steps=250, rate=6e-4, looks=3, draws=4, timed=20)
+
+    def runs(self, settings: Settings) -> Sequence[Run]:
+        """Every recipe and BF16 on every model: trained with every seed, and timed once."""
+        _check(settings)
+        names = (BF16, *settings.recipes)
+        digests = {name: digest(name) for name in names}
+        ways = [(model, name) for model in settings.models for name in names]
+        found = [
+            run_of(Run, settings, what=TRAINING, model=model, recipe=name, points=digests[name], seed=seed)
+            for seed in range(settings.seeds if TRAINING in settings.measures else 0)
+            for model, name in ways
+        ]
+        if TIME in settings.measures:
+            rest = {"steps": settings.timed, "looks": 0, "draws": 0, "seed": 0}
+            found += [run_of(Run, settings, what=TIME, model=model, recipe=name, points=digests[name], **rest) for model, name in ways]
+        return found
+
+    def work(self, run: Run) -> float:
+        """Updates, and the gradients that are compared."""
+        passes = run.steps + run.looks * (run.draws + 1)
+        return passes * (1 if run.recipe == BF16 else 3) * (2 if run.model == MIXTURE else 1)
+
+    def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
+        """The loss on the held-out text and the errors of gradients; or the time of a step."""
+        from qsim.studies.recipes.training import timing, trained
+
+        return trained(run, device) if run.what == TRAINING else timing(run, device)
+
+
+def recipe_of(name: str) -> Recipe | FivePoint:
+    """A recipe by its name, the call that creates it, or the function of a module that returns it.
+
+    Raises:
+        ValueError: If there is none.
+
+    Example:
+        >>> recipe_of("nvfp4.with_(last=4)").last
+        4
+    """
+    module, colon, function = name.partition(":")
+    if not colon:
+        return resolve(name)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        made = getattr(importlib.import_module(module), function)()
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ValueError(f"recipes: {name}: {error}") from error
+    if not isinstance(made, Recipe | FivePoint):
+        raise ValueError(f"recipes: {name} must return a recipe or a FivePoint, got {type(made).__name__}")
+    return made
+
+
+def digest(name: str) -> str:
+    """A digest of what a recipe rounds: results of another definition are not used again."""
+    if name == BF16:
+        return ""
+    return hashlib.sha256(json.dumps(recipe_of(name).to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _check(settings: Settings) -> None:
+    size(settings.size)
+    for option, allowed in (("models", MODELS), ("measures", MEASURES)):
+        given = getattr(settings, option)
+        if not given or not set(given) <= set(allowed):
+            raise ValueError(f"{option}: must be of {', '.join(allowed)}; got {','.join(given) or 'none'}")
+    if not settings.recipes or BF16 in settings.recipes:
+        raise ValueError(f"recipes: must be others than {BF16}, the reference; got {','.join(settings.recipes) or 'none'}")
+    if not 1 <= settings.active <= settings.experts:
+        raise ValueError(f"active: must be from 1 to the {settings.experts} experts; got {settings.active}")
+    if not 1 <= settings.looks <= settings.steps:
+        raise ValueError(f"looks: must be from 1 to the {settings.steps} steps; got {settings.looks}")
+    for option, least in (("draws", 2), ("timed", 2)):
+        if getattr(settings, option) < least:
+            raise ValueError(f"{option}: must be at least {least}; got {getattr(settings, option)}")

@@ -1,0 +1,165 @@
+"""The report of the study `recipes`: a table and a figure of every recipe, and whether each trains as well as BF16."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from qsim import FivePoint, Quantizer
+from qsim.plot import figures
+from qsim.studies.findings import Findings
+from qsim.studies.learners.gpt_training import described
+from qsim.studies.learners.text import VOCABULARY
+from qsim.studies.recipes import BF16, MIXTURE, TIME, TRAINING, Run, Settings, digest, recipe_of
+from qsim.studies.report import Claim, Picture, Report, listed
+from qsim.studies.statistics import CONFIDENCE, Interval, below, confidence, confidence_text, difference, mean, positive
+from qsim.studies.study import run_of
+from qsim.text.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: The share of BF16's loss that a recipe may add and still count as equal.
+_TOLERANCE = 0.01
+
+
+class Written(Findings[Settings, Run]):
+    """The results of the study, by recipe and model."""
+
+    @property
+    def _level(self) -> float:
+        """The confidence of each interval, with which all of one model's hold together with the usual one."""
+        return 1 - (1 - CONFIDENCE) / len(self.settings.recipes)
+
+    @property
+    def percent(self) -> str:
+        """The confidence as text."""
+        with confidence(self._level):
+            return confidence_text()
+
+    def report(self) -> Report:
+        """The complete report, with wider intervals."""
+        note = "Intervals are corrected for the number of recipes: with a probability of at least 95 %, all intervals of one model hold."
+        with confidence(self._level):
+            return replace(super().report(), note=note)
+
+    def _runs(self, what: str, model: str, recipe: str) -> list[Run]:
+        own = {"what": what, "model": model, "recipe": recipe, "points": digest(recipe)}
+        if what == TIME:
+            return [run_of(Run, self.settings, **own, steps=self.settings.timed, looks=0, draws=0, seed=0)]
+        return [run_of(Run, self.settings, **own, seed=seed) for seed in range(self.settings.seeds)]
+
+    def losses(self, model: str, recipe: str) -> list[float]:
+        """The loss of each seed; that of a model that diverged is the one of a model that knows nothing."""
+        return [min(loss, math.log(VOCABULARY)) for loss in self.values("loss", self._runs(TRAINING, model, recipe))]
+
+    def gap(self, model: str, recipe: str) -> Interval:
+        """The loss that a recipe adds to that of BF16, seed by seed."""
+        return difference(self.losses(model, recipe), self.losses(model, BF16))
+
+    def bias(self, model: str, recipe: str, look: int = -1) -> Interval:
+        """The bias of the gradient relative to its norm; estimates of a square that are below zero count as zero."""
+        return positive([math.sqrt(max(0.0, bias)) for bias, _ in self._errors(model, recipe, look)])
+
+    def spread(self, model: str, recipe: str, look: int = -1) -> Interval:
+        """The standard deviation of the gradient relative to its norm."""
+        return positive([math.sqrt(variance) for _, variance in self._errors(model, recipe, look)])
+
+    def _errors(self, model: str, recipe: str, look: int) -> list[tuple[float, float]]:
+        return [tuple(self._of[run]["gradients"][look][1:]) for run in self._runs(TRAINING, model, recipe)]
+
+    def title(self) -> str:
+        """The question, and the size if it is another one."""
+        return "" if self.settings.size == "tiny" else f"{self.study.question} At the size of GPT-2 {self.settings.size}"
+
+    def parts(self) -> list[str | Table | Picture]:
+        """The setting, the figure and a table for each model."""
+        trains, chosen = TRAINING in self.settings.measures, self.settings
+        mixture = f"the same with {chosen.experts} experts per block, {chosen.active} for each byte"
+        models = [
+            mixture if model == MIXTURE else described(chosen.size, VOCABULARY, chosen.context, chosen.data) for model in chosen.models
+        ]
+        text = [self.text("setting", models=", and ".join(models)), self.text("add", example=chosen.recipes[0])]
+        return [*text, *([self.picture("leaderboard", self._draw)] if trains else []), *map(self._table, chosen.models)]
+
+    def _table(self, model: str) -> Table:
+        looks = self.settings.looks
+        columns: dict[str, Callable[[str], str]] = {"bits": _bits}
+        if TRAINING in self.settings.measures:
+            columns |= {
+                "rounded": lambda recipe: f"{self.values('share', self._runs(TRAINING, model, recipe)[:1])[0]:.0%}",
+                "loss": lambda recipe: f"{mean(self.losses(model, recipe)).value:.4f}",
+                "added to BF16's": lambda recipe: "-" if recipe == BF16 else f"{self.gap(model, recipe):+.4f}",
+                "bias of gradients": lambda recipe: _looks([self.bias(model, recipe, look) for look in range(looks)]),
+                "standard deviation": lambda recipe: _looks([self.spread(model, recipe, look) for look in range(looks)]),
+            }
+        if TIME in self.settings.measures:
+            columns |= {"ms per step": lambda recipe: f"{self.values('milliseconds', self._runs(TIME, model, recipe))[0]:.1f}"}
+        rows = [[recipe, *(cell(recipe) for cell in columns.values())] for recipe in (BF16, *self._ranked(model))]
+        return Table.of(f"Recipes on the {_name(model)}", ["recipe", *columns], rows)
+
+    def _ranked(self, model: str) -> Sequence[str]:
+        """The recipes, from the smallest gap to the largest."""
+        if TRAINING not in self.settings.measures:
+            return self.settings.recipes
+        return sorted(self.settings.recipes, key=lambda recipe: self.gap(model, recipe).value)
+
+    def _draw(self) -> list[Figure]:
+        with confidence(self._level):
+            return [self._panel(model) for model in self.settings.models]
+
+    def _panel(self, model: str) -> Figure:
+        recipes = self._ranked(model)
+        figure, (loss, gradient) = figures.panels(2, 1, width=5.2, height=2.4, sharex=True)
+        places = range(len(recipes))
+        figures.band(loss, places, [self.gap(model, recipe) for recipe in recipes], figures.LOOKS[0].alone())
+        loss.axhline(0, **figures.REFERENCE())
+        loss.set(ylabel="added to the loss\nin nats per byte", title=_name(model))
+        for aside, look, of, label in ((-0.1, 1, self.bias, "bias"), (0.1, 2, self.spread, "standard deviation")):
+            at = [place + aside for place in places]
+            figures.band(gradient, at, [of(model, recipe) for recipe in recipes], figures.LOOKS[look].alone(), label)
+        gradient.set_xticks(places, recipes, rotation=40, ha="right")
+        gradient.set(ylabel="error of the gradient\n÷ its norm", yscale="symlog")
+        figures.legend(figure, gradient, columns=2)
+        return figure
+
+    def claims(self) -> list[Claim]:
+        """Whether each recipe trains each model as well as BF16."""
+        if TRAINING not in self.settings.measures:
+            return []
+        return [self._as_good(model, recipe) for model in self.settings.models for recipe in self._ranked(model)]
+
+    def _as_good(self, model: str, recipe: str) -> Claim:
+        gap, reference = self.gap(model, recipe), mean(self.losses(model, BF16)).value
+        words = {"recipe": recipe, "model": _name(model), "reference": reference, "tolerance": _TOLERANCE}
+        return self.claim("as good", below(gap, _TOLERANCE * reference), gap=gap, **words)
+
+    def meaning(self) -> str:
+        """The recipes that add least and most to the loss."""
+        if TRAINING not in self.settings.measures:
+            return f"Times of {listed(self.settings.recipes)}."
+        model = self.settings.models[0]
+        ranked = self._ranked(model)
+        best, worst = ranked[0], ranked[-1]
+        ends = {"least": self.gap(model, best).value, "most": self.gap(model, worst).value}
+        return self.text("meaning", best=best, worst=worst, model=_name(model), reference=mean(self.losses(model, BF16)).value, **ends)
+
+
+def _name(model: str) -> str:
+    return "mixture of experts" if model == MIXTURE else "GPT"
+
+
+def _bits(recipe: str) -> str:
+    """The bits of inputs, weights and gradients, without scales."""
+    if recipe == BF16:
+        return "16, 16, 16"
+    found = recipe_of(recipe)
+    points = found if isinstance(found, FivePoint) else found.points
+    used = (points.used[name] for name in ("act", "weight", "grad"))
+    return ", ".join(str(point.format.bits) if isinstance(point, Quantizer) else "-" for point in used)
+
+
+def _looks(found: Sequence[Interval]) -> str:
+    return ", ".join(f"{100 * each.value:.2g} %" for each in found)

@@ -1,0 +1,231 @@
+"""Sweeps by what they vary: each is `sweep` with points that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from qsim import FivePoint, Quantizer, Stochastic, scaling
+from qsim.recipes import resolve
+from qsim.studies.sweeps import FULL, sweep
+from qsim.studies.sweeps.results import DESIGNS, Sweep
+from qsim.studies.sweeps.sources import Loss
+
+#: What every shortcut takes first: a function that makes a model, data and a loss, as `sweep` does.
+MakeModel = Callable[[], nn.Module]
+_POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad")
+
+
+def compare_batch_sizes(
+    make_model: MakeModel,
+    data: Any,
+    loss: Loss,
+    *,
+    formats: Sequence[str] = ("e4m1",),
+    batches: Sequence[int] = (16, 64, 256),
+    roundings: Sequence[str] = ("stochastic", "nearest"),
+    designs: Sequence[str] = tuple(DESIGNS),
+    **options: Any,
+) -> Sweep:
+    """Test whether a larger batch compensates for fewer bits in the backward pass, with equal steps and with equal examples.
+
+    Args:
+        make_model: See `sweep`.
+        data: See `sweep`.
+        loss: See `sweep`.
+        formats: The formats of inputs and gradients in the backward pass.
+        batches: The numbers of examples per update.
+        roundings: The roundings of both.
+        designs: See `sweep`.
+        **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 64)[:, None]
+        >>> found = studies.compare_batch_sizes(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss,
+        ...     batches=[8, 32], roundings=["stochastic"], steps=2, seeds=2, folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels, found.settings.designs
+        (('full precision', 'e4m1, stochastic'), ('steps', 'examples'))
+    """
+    ways = {f"{name}, {how}": Quantizer(name, how) for name in formats for how in roundings}
+    points = {label: FivePoint(act_bwd=rounded, grad=rounded) for label, rounded in ways.items()}
+    return sweep(make_model, data, loss, points={FULL: None, **points}, batches=batches, designs=designs, **options)
+
+
+def compare_formats(
+    make_model: MakeModel, data: Any, loss: Loss, *, formats: Sequence[str], rounding: str = "nearest", **options: Any
+) -> Sweep:
+    """Measure the cost of each format at all five points, with scales per tensor; `rounding` is that of the backward pass.
+
+    Args:
+        make_model: See `sweep`.
+        data: See `sweep`.
+        loss: See `sweep`.
+        formats: The formats.
+        rounding: The rounding of the backward pass.
+        **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> found = studies.compare_formats(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss, formats=["e4m3"], steps=1, seeds=2,
+        ...     folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels
+        ('full precision', 'e4m3')
+    """
+
+    def points(name: str) -> FivePoint:
+        forward, backward = (Quantizer(name, how, scale=scaling.PerTensor()) for how in ("nearest", rounding))
+        return FivePoint(forward, forward, backward, act_bwd=backward, weight_bwd=backward)
+
+    return sweep(make_model, data, loss, points={FULL: None, **{name: points(name) for name in formats}}, **options)
+
+
+def compare_points(make_model: MakeModel, data: Any, loss: Loss, *, format: str, rounding: str = "nearest", **options: Any) -> Sweep:
+    """Measure the cost of each of the five points by itself in one format, with scales per tensor.
+
+    Args:
+        make_model: See `sweep`.
+        data: See `sweep`.
+        loss: See `sweep`.
+        format: The format.
+        rounding: The rounding.
+        **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> found = studies.compare_points(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss, format="e4m3", steps=1, seeds=2,
+        ...     folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels
+        ('full precision', 'act', 'weight', 'act_bwd', 'weight_bwd', 'grad')
+    """
+    rounded = Quantizer(format, rounding, scale=scaling.PerTensor())
+    unrounded: dict[str, Any] = {"act_bwd": None, "weight_bwd": None}
+    points = {name: FivePoint(**(unrounded | {name: rounded})) for name in _POINTS}
+    return sweep(make_model, data, loss, points={FULL: None, **points}, **options)
+
+
+def compare_learning_rates(
+    make_model: MakeModel, data: Any, loss: Loss, *, points: Mapping[str, Any] | Sequence[str], rates: Sequence[float], **options: Any
+) -> Sweep:
+    """Measure the loss at each learning rate, with and without rounding; points are judged at their best rates.
+
+    Args:
+        make_model: See `sweep`.
+        data: See `sweep`.
+        loss: See `sweep`.
+        points: See `sweep`.
+        rates: The learning rates.
+        **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> found = studies.compare_learning_rates(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss,
+        ...     points=["mxfp8"], rates=[0.01, 0.001], steps=1, seeds=2,
+        ...     folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels
+        ('full precision', 'mxfp8')
+    """
+    return sweep(make_model, data, loss, points=points, rates=rates, **options)
+
+
+def compare_random_bits(
+    make_model: MakeModel, data: Any, loss: Loss, *, format: str, bits: Sequence[int] = (1, 2, 4, 8), **options: Any
+) -> Sweep:
+    """Measure the cost of few random bits where the backward pass rounds stochastically; the reference has 32.
+
+    Args:
+        make_model: See `sweep`.
+        data: See `sweep`.
+        loss: See `sweep`.
+        format: The format of inputs and gradients in the backward pass.
+        bits: The numbers of random bits.
+        **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> found = studies.compare_random_bits(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss, format="e4m3", bits=[1], steps=1, seeds=2,
+        ...     folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels
+        ('32 bits', '1 bit', 'full precision')
+    """
+
+    def points(count: int) -> FivePoint:
+        rounded = Quantizer(format, Stochastic(count), scale=scaling.PerTensor())
+        return FivePoint(act_bwd=rounded, grad=rounded)
+
+    labelled = {"32 bits": points(32), **{f"{count} bit{'s' * (count > 1)}": points(count) for count in bits}, FULL: None}
+    return sweep(make_model, data, loss, points=labelled, **options)
+
+
+def compare_accumulators(
+    make_model: MakeModel, data: Any, loss: Loss, *, accumulators: Sequence[str], recipe: str = "fp8_hybrid", **options: Any
+) -> Sweep:
+    """Measure the cost of narrow sums in a recipe; the reference is the recipe with float32 sums.
+
+    Args:
+        make_model: See `sweep`.
+        data: See `sweep`.
+        loss: See `sweep`.
+        accumulators: The accumulators; see `qsim.accumulators`.
+        recipe: The recipe.
+        **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> found = studies.compare_accumulators(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss,
+        ...     accumulators=["Rounded('fp16')"], steps=1, seeds=2,
+        ...     folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels
+        ('fp8_hybrid', "Rounded('fp16')", 'full precision')
+    """
+    points = {name: resolve(recipe).with_(accumulate=name) for name in accumulators}
+    return sweep(make_model, data, loss, points={recipe: resolve(recipe).with_(accumulate=None), **points, FULL: None}, **options)
+
+
+def compare_recipes(make_model: MakeModel, data: Any, loss: Loss, *, recipes: Sequence[str], **options: Any) -> Sweep:
+    """Measure the cost of each recipe.
+
+    Args:
+        make_model: See `sweep`.
+        data: See `sweep`.
+        loss: See `sweep`.
+        recipes: The names of recipes, or the calls that make them.
+        **options: Others of `sweep`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from qsim import studies
+        >>> x = torch.linspace(-1, 1, 32)[:, None]
+        >>> found = studies.compare_recipes(
+        ...     lambda: torch.nn.Linear(1, 1), (x, x, x, x), torch.nn.functional.mse_loss, recipes=["mxfp8"], steps=1, seeds=2,
+        ...     folder=tempfile.mkdtemp(),
+        ... )
+        >>> found.settings.labels
+        ('full precision', 'mxfp8')
+    """
+    return sweep(make_model, data, loss, points=recipes, **options)
