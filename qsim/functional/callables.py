@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -38,9 +38,11 @@ class CallablePoint:
         (0.0, tensor([[1., 0.]]))
     """
 
-    function: Callable[[Tensor], Tensor]
+    function: Callable[[Tensor], Tensor] = field(compare=False)
     gradient: Gradient
     limits: tuple[float, float] | None
+    #: What makes two of them equal: the call of a ready-made point, whatever its parameters have learned, or the function itself.
+    identity: str | Callable[[Tensor], Tensor] = field(init=False, repr=False)
 
     def __init__(
         self, function: Callable[[Tensor], Tensor], gradient: Gradient | None = None, limits: tuple[float, float] | None = None
@@ -56,6 +58,15 @@ class CallablePoint:
         object.__setattr__(self, "function", function)
         object.__setattr__(self, "gradient", gradient)
         object.__setattr__(self, "limits", limits)
+        object.__setattr__(self, "identity", getattr(function, "call", None) or function)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        CallablePoint.__init__(self, state["function"], state["gradient"], state["limits"])
+
+    @property
+    def call(self) -> str | None:
+        """The call of a ready-made point whose gradient is the usual one, as text."""
+        return self.identity if isinstance(self.identity, str) and self == CallablePoint(self.function) else None
 
     @property
     def is_straight(self) -> bool:
@@ -72,6 +83,10 @@ class CallablePoint:
         """The name of the function or the class of the module."""
         own = self.function
         return getattr(own, "__name__", type(own).__name__) if self.module is None else type(own).__name__
+
+    def __str__(self) -> str:
+        """The call of a ready-made point, or the name."""
+        return self.identity if isinstance(self.identity, str) else self.name
 
     def rounded(self, name: str, x: Tensor) -> Tensor:
         """The rounded tensor, with whatever gradient autograd records; raise an error if it is none.

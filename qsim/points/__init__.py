@@ -13,10 +13,17 @@ Example:
     >>> y.square().mean().backward()
     >>> weight.change.grad is not None, weight.gradient
     (True, 'own')
+    >>> weight.call, qsim.points.resolve(weight.call)
+    ("LSQ('int4')", LSQ(Int(4), rounding=nearest))
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from qsim.functional.hadamard import Hadamard
+from qsim.functional.quantizer import Quantizer
 from qsim.points.affine import Affine
 from qsim.points.base import PointModule, surrogate
 from qsim.points.codebook import NF4, Codebook
@@ -25,6 +32,8 @@ from qsim.points.four_over_six import FourOverSix
 from qsim.points.learned import LSQ, PACT
 from qsim.points.noise import Noise
 from qsim.points.outliers import Outliers
+from qsim.scaling import Block, PerAxis, PerBlock, PerRow, PerTensor, PerTile
+from qsim.text.parsing import read_call
 
 __all__ = [
     "DGE",
@@ -39,5 +48,29 @@ __all__ = [
     "Outliers",
     "PointModule",
     "TrustMask",
+    "resolve",
     "surrogate",
 ]
+
+#: What the call of a point may contain, by name.
+_MAKERS: dict[str, Callable[..., Any]] = {
+    maker.__name__: maker
+    for maker in (
+        *(DGE, LSQ, PACT, Affine, Codebook, FourOverSix, GaussianGrid, Noise, Outliers, TrustMask),
+        *(Block, Hadamard, PerAxis, PerBlock, PerRow, PerTensor, PerTile, Quantizer),
+    )
+}
+
+
+def resolve(call: str) -> PointModule | None:
+    """Create the point whose call a text spells: a new module each time; `None` if the text is no call of a point.
+
+    Args:
+        call: For example `"LSQ('int4')"` or `"TrustMask(Quantizer('e2m1', scale='row'), 0.2)"`.
+
+    Raises:
+        TypeError: If an argument does not fit.
+        ValueError: If the point refuses one.
+    """
+    made = read_call(call, _MAKERS)
+    return made if isinstance(made, PointModule) else None

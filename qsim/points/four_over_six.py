@@ -42,6 +42,7 @@ class FourOverSix(PointModule):
     """
 
     gradient: Gradient = "straight"
+    format = E2M1
 
     def __init__(
         self, granularity: Scaling | None = None, *, candidates: Sequence[float] = (6.0, 4.0), error: Error = "mae", reach: float = 256.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
-from qsim import accumulators
+from qsim import accumulators, points
 from qsim.accumulators import Accumulator
 from qsim.accumulators.chips import Chip, check_chip
 from qsim.formats import Format
@@ -40,7 +40,7 @@ class FivePoint:
     """The rounding points of a layer: two operands in the forward pass, three in the backward pass.
 
     A point is a `Quantizer`, anything that `qsim.format` takes (with round-to-nearest), any callable or `nn.Module` from tensor to tensor
-    (see `CallablePoint`), or `None` for full precision. `FivePoint()` is the identity. A quantizer's `clip_gradient` applies to `act` and
+    (see `CallablePoint`), the call of one of `qsim.points` such as `"LSQ('int4')"`, or `None` for full precision. `FivePoint()` is the identity. A quantizer's `clip_gradient` applies to `act` and
     `weight`, the points that gradients pass through. Gradients that are rounded without a scale overflow to infinity, or to NaN in a format
     without one, so that a `torch.amp.GradScaler` takes a smaller scale; with `overflow="saturate"` their quantizer saturates.
 
@@ -175,16 +175,16 @@ class FivePoint:
         """The points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round.
 
         Raises:
-            ValueError: If a point is a callable.
+            ValueError: If a point is a callable, unless it is one of `qsim.points` with plain arguments, which is written as its call.
         """
         found: dict[str, Any] = {}
         for name in POINTS:
             point = getattr(self, name)
-            if isinstance(point, CallablePoint):
+            if isinstance(point, CallablePoint) and point.call is None:
                 raise ValueError(f"FivePoint: {name} is the callable {point.name}, which plain values cannot express")
             forward = getattr(self, name.removesuffix("_bwd"))
             if point is not None and (point != "same" or forward is not None):
-                found[name] = point if isinstance(point, str) else point.to_dict()
+                found[name] = point if isinstance(point, str) else point.call if isinstance(point, CallablePoint) else point.to_dict()
             elif name.endswith("_bwd") and forward is not None:
                 found[name] = None
         if self.accumulate is not None:
@@ -238,8 +238,8 @@ class FivePoint:
         """Create the points of a configuration.
 
         Args:
-            given: For each point the arguments of a `Quantizer`, the name of a format, or `"same"`; as `accumulate` an accumulator's name
-                or call, or a list of three.
+            given: For each point the arguments of a `Quantizer`, the name of a format, the call of a ready-made point such as
+                `"LSQ('int4')"`, or `"same"`; as `accumulate` an accumulator's name or call, or a list of three.
 
         Raises:
             TypeError: If it is not a dictionary, or a point has an argument that `Quantizer` does not take.
@@ -283,7 +283,7 @@ class FivePoint:
 
 def _shown(name: str, point: Used | str) -> str:
     """A point in a short description."""
-    return short(point, name) if isinstance(point, Quantizer) else point.name if isinstance(point, CallablePoint) else str(point)
+    return short(point, name) if isinstance(point, Quantizer) else str(point)
 
 
 def _is_outside(point: object) -> bool:
@@ -359,6 +359,11 @@ def _resolved(name: str, point: Any) -> Used:
     if isinstance(point, (tuple, list)):
         parts = ", ".join(map(repr, point))
         raise TypeError(f"FivePoint: {name} must be one format, or a Quantizer with further arguments: write qsim.Quantizer({parts})")
+    if isinstance(point, str) and "(" in point:
+        try:
+            point = points.resolve(point) or point
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"FivePoint: {name}: {error}") from error
     return CallablePoint(point) if callable(point) and not isinstance(point, (type, Format, Block)) else _quantizer(name, point)
 
 

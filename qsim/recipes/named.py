@@ -6,8 +6,8 @@ import difflib
 import inspect
 from collections.abc import Callable, Sequence
 
-from qsim.formats import format as resolve_format, name_of
-from qsim.functional.quantizer import Quantizer
+from qsim.formats import Format, format as resolve_format, name_of
+from qsim.functional.callables import CallablePoint
 from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
 from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4, ufp4
 from qsim.recipes.recipe import Recipe
@@ -155,7 +155,8 @@ def _listed(name: str, make: Callable[..., Recipe]) -> Sequence[str]:
     """A recipe as a row of the list."""
     is_open = _needs_format(make)
     points = (make(SHOWN_IN) if is_open else make()).points
-    formats = {place: point.format for place, point in points.used.items() if isinstance(point, Quantizer)}
+    rounding = {place: point.function if isinstance(point, CallablePoint) else point for place, point in points.used.items()}
+    formats: dict[str, Format] = {place: point.format for place, point in rounding.items() if getattr(point, "format", None) is not None}
     shown = ["any" if is_open and place in formats else name_of(formats[place]) if place in formats else "-" for place in _LISTED]
     bits = "any" if is_open else str(min(fmt.bits for fmt in formats.values()))
     return bits, f"{name}(format)" if is_open else name, f"{', '.join(shown)}: {_summary(make)}"
