@@ -66,6 +66,6 @@ def _text(value: Any) -> str:
         return repr(value)
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_text, value))}]"
-    if value is not None and not isinstance(value, (bool, int, float, str)) or (isinstance(value, float) and not isfinite(value)):
+    if (value is not None and not isinstance(value, (bool, int, float, str))) or (isinstance(value, float) and not isfinite(value)):
         raise ValueError(f"plain text cannot express {value!r}")
     return repr(value)
