@@ -160,9 +160,8 @@ def _check_histories(model: nn.Module, layers: Collection[str], histories: Mappi
                 held = tuple(described[name].shape)
                 raise FileError(f"load: the files have {name} in shape {held}, and the {owner} needs {tuple(shape)}")
         elif owner == "module" or _is_of_layer(name, model, layers):
-            raise FileError(
-                f"load: the files have no tensor {name!r}, " + ("of a point" if owner == "module" else "the history of a delayed scale")
-            )
+            what = "part of a point" if owner == "module" else "the history of a delayed scale"
+            raise FileError(f"load: the files have no tensor {name!r}, {what}")
 
 
 def _is_of_layer(name: str, model: nn.Module, layers: Collection[str]) -> bool:

@@ -74,6 +74,16 @@ class CallablePoint:
         return self.gradient == "straight"
 
     @property
+    def is_directed(self) -> bool:
+        """Whether a layer calls it with the dimension last over which the product sums, as its attribute `is_directed` says."""
+        return bool(getattr(self.function, "is_directed", False))
+
+    @property
+    def draws_signs(self) -> bool:
+        """Whether a layer gives it the noise that both operands of a product share, as its attribute `draws_signs` says."""
+        return bool(getattr(self.function, "draws_signs", False))
+
+    @property
     def module(self) -> nn.Module | None:
         """The module, if it is one."""
         return self.function if isinstance(self.function, nn.Module) else None
@@ -88,14 +98,15 @@ class CallablePoint:
         """The call of a ready-made point, or the name."""
         return self.identity if isinstance(self.identity, str) else self.name
 
-    def rounded(self, name: str, x: Tensor) -> Tensor:
+    def rounded(self, name: str, x: Tensor, **noise: Any) -> Tensor:
         """The rounded tensor, with whatever gradient autograd records; raise an error if it is none.
 
         Args:
             name: The point's name.
             x: The tensor.
+            **noise: The noise that it shares with the other operand of a product, as `signs=`, if it draws signs.
         """
-        result: Any = self.function(x)
+        result: Any = self.function(x, **noise)
         if not isinstance(result, Tensor) or result.shape != x.shape or not result.is_floating_point():
             got = f"{result.dtype} of shape {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
             raise TypeError(f"{name}: {self.name} must return a floating-point tensor of shape {tuple(x.shape)}, got {got}")

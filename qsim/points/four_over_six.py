@@ -57,6 +57,7 @@ class FourOverSix(PointModule):
         if not 0 < reach <= E4M3.max:
             raise ValueError(f"FourOverSix: reach must be above 0 and up to 448, E4M3's largest value, got {reach!r}")
         self.error, self.reach = error, float(reach)
+        self.is_directed = isinstance(self.granularity, PerBlock) and self.granularity.dim == -1
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Round every block with each candidate, and keep the best."""

@@ -23,8 +23,9 @@ def points_of(given: object) -> FivePoint:
     """The points that an argument specifies.
 
     Args:
-        given: A `FivePoint`; a recipe, whose points they are, with modules of their own; a `Quantizer` or a format, which round at all points; the name of a recipe or
-            of a format, where the recipe counts if there are both; a dictionary, as `FivePoint.to_dict` returns it; or `None`.
+        given: A `FivePoint`; a recipe, whose points they are, with modules of their own; a `Quantizer` or a format, which round at all
+            points; the name of a recipe or of a format, where the recipe counts if there are both; a dictionary, as `FivePoint.to_dict`
+            returns it; or `None`.
 
     Raises:
         TypeError: If it is nothing of these.
