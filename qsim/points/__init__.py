@@ -26,12 +26,17 @@ from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
 from qsim.points.affine import Affine
 from qsim.points.base import PointModule, surrogate
+from qsim.points.clamped import Clamped
 from qsim.points.codebook import NF4, Codebook
+from qsim.points.eden import MSEden
 from qsim.points.estimators import DGE, GaussianGrid, TrustMask
 from qsim.points.four_over_six import FourOverSix
 from qsim.points.learned import LSQ, PACT
 from qsim.points.noise import Noise
+from qsim.points.outer_scale import OuterScale
 from qsim.points.outliers import Outliers
+from qsim.points.rotated import Rotated
+from qsim.points.transformer_engine import TransformerEngineNVFP4
 from qsim.scaling import Block, PerAxis, PerBlock, PerRow, PerTensor, PerTile
 from qsim.text.parsing import read_call
 
@@ -41,12 +46,17 @@ __all__ = [
     "NF4",
     "PACT",
     "Affine",
+    "Clamped",
     "Codebook",
     "FourOverSix",
     "GaussianGrid",
+    "MSEden",
     "Noise",
+    "OuterScale",
     "Outliers",
     "PointModule",
+    "Rotated",
+    "TransformerEngineNVFP4",
     "TrustMask",
     "resolve",
     "surrogate",
@@ -56,7 +66,8 @@ __all__ = [
 _MAKERS: dict[str, Callable[..., Any]] = {
     maker.__name__: maker
     for maker in (
-        *(DGE, LSQ, PACT, Affine, Codebook, FourOverSix, GaussianGrid, Noise, Outliers, TrustMask),
+        *(DGE, LSQ, PACT, Affine, Clamped, Codebook, FourOverSix, GaussianGrid, MSEden, Noise),
+        *(OuterScale, Outliers, Rotated, TransformerEngineNVFP4, TrustMask),
         *(Block, Hadamard, PerAxis, PerBlock, PerRow, PerTensor, PerTile, Quantizer),
     )
 }

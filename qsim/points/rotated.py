@@ -11,7 +11,7 @@ from torch import Tensor
 from qsim.functional import quantize
 from qsim.functional.hadamard import Hadamard, resolve
 from qsim.functional.quantizer import Point
-from qsim.points.base import Gradient, PointModule, callable_of, wide
+from qsim.points.base import Gradient, PointModule, callable_of, surrogate, wide
 from qsim.random import seeds
 from qsim.random.noise import Noise
 
@@ -66,11 +66,14 @@ class Rotated(PointModule):
             signs: The random bits of the signs; drawn from torch's generator by default.
             **noise: Those of the point.
         """
-        values = wide(x).view(1) if x.dim() == 0 else wide(x)
+        is_straight = self.gradient == "straight"
+        values = wide(x.detach() if is_straight else x)
+        values = values.view(1) if x.dim() == 0 else values
         flips = self._flips(values, signs) if self.draws_signs else None
         turned = self.transform.wide(values if flips is None else values * flips)
         result = self.transform.inverse(self.point(turned, **noise))
-        return (result if flips is None else result * flips).view(x.shape).to(x.dtype)
+        result = (result if flips is None else result * flips).view(x.shape).to(x.dtype)
+        return surrogate(x, result) if is_straight else result
 
     def _flips(self, x: Tensor, signs: Noise | None) -> Tensor:
         """1 or -1 for each element of a row: the same for every block."""
