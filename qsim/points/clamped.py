@@ -24,10 +24,8 @@ def clamped(x: Tensor, quantile: float, dim: int | None) -> Tensor:
     """
     values, along = (x.detach().flatten(), 0) if dim is None or x.dim() == 0 else (x.detach(), dim)
     count = values.shape[along]
-    low, high = (
-        torch.kthvalue(values, min(math.floor(part * count), count - 1) + 1, along, keepdim=True).values
-        for part in (1 - quantile, quantile)
-    )
+    numbers = [min(math.floor(part * count), count - 1) for part in (1 - quantile, quantile)]
+    low, high = (torch.kthvalue(values, number + 1, along, keepdim=True).values for number in numbers)
     return torch.clamp(x, low.view(()), high.view(())) if dim is None or x.dim() == 0 else torch.clamp(x, low, high)
 
 

@@ -26,8 +26,9 @@ class MSEden(PointModule):
 
     Blocks of 16 along the last dimension are rounded to nearest E2M1 under E4M3 scales `s`, which are under one of the tensor. Each group
     of `size` elements has a correction `c = <x, x> / <x, Q(x)>`, and the scales of its blocks become `s * c`, rounded stochastically to
-    E4M3. After a Hadamard transform of `size` with signs that are drawn each time, `Rotated(MSEden(size), Hadamard(size), "call")`, the mean
-    over signs and scales is the tensor, and the variance is about half that of stochastic elements. The gradient is straight through.
+    E4M3. With a Hadamard transform of `size` whose signs are drawn at every call, `Rotated(MSEden(size), Hadamard(size), "call")`, the
+    mean over signs and scales is the tensor, and the variance is about half of that of stochastic elements. The gradient is straight
+    through.
 
     Ties go to the even value, as hardware rounds; the research code rounds them up.
 

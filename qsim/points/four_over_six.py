@@ -102,4 +102,5 @@ class FourOverSix(PointModule):
 
     def extra_repr(self) -> str:
         """The blocks and the choices."""
-        return f"{self.granularity}, candidates={self.candidates}, error={self.error}, reach={self.reach:g}, rounding={self.quantizer.rounding}"
+        choices = f"candidates={self.candidates}, error={self.error}, reach={self.reach:g}"
+        return f"{self.granularity}, {choices}, rounding={self.quantizer.rounding}"
