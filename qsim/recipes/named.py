@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from qsim.formats import Format, format as resolve_format, name_of
 from qsim.functional.callables import CallablePoint
 from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
+from qsim.recipes.fp4 import four_over_six, fp4_dge, ms_eden, quartet2, tetrajet2
+from qsim.recipes.learned import lsq, quest
 from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4, ufp4
 from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
@@ -30,8 +32,15 @@ NAMED: dict[str, Callable[..., Recipe]] = {
         mxfp6,
         mxfp4,
         nvfp4,
+        four_over_six,
+        quartet2,
+        ms_eden,
+        tetrajet2,
         ufp4,
+        fp4_dge,
         luq,
+        quest,
+        lsq,
         stochastic_backward,
         weight_only,
         nearest_everywhere,
