@@ -53,7 +53,8 @@ def ms_eden(forward: Spec | None = None, *, size: int = 32) -> Recipe:
         >>> print(qsim.recipes.ms_eden("nvfp4").points.grad)
         Rotated(MSEden(), Hadamard(size=32, random_signs=True, seed=0), 'call')
     """
-    points = FivePoint(forward, forward, act_bwd=_eden(size), weight_bwd=_eden(size), grad=_eden(size), grad_w=_eden(size))
+    eden = _eden(size)
+    points = FivePoint(forward, forward, eden, act_bwd=eden, weight_bwd=eden)
     return Recipe("ms_eden", points, source=_QUARTET)
 
 
@@ -69,9 +70,9 @@ def quartet2(*, size: int = 32) -> Recipe:
         >>> print(points.act, points.backward_of)
         FourOverSix(error='mse') rounded
     """
-    forward = FourOverSix(error="mse")
-    backward = {"act_bwd": _eden(size), "weight_bwd": _eden(size), "grad": _eden(size), "grad_w": _eden(size)}
-    return Recipe("quartet2", FivePoint(forward, forward, **backward, backward_of="rounded"), source=_QUARTET)
+    forward, eden = FourOverSix(error="mse"), _eden(size)
+    points = FivePoint(forward, forward, eden, act_bwd=eden, weight_bwd=eden, backward_of="rounded")
+    return Recipe("quartet2", points, source=_QUARTET)
 
 
 def tetrajet2() -> Recipe:
@@ -89,8 +90,8 @@ def tetrajet2() -> Recipe:
     """
     forward = OuterScale(Block(E2M1, 16, scale=E4M3, rule="fit"), PerBlock(128))
     noisy = OuterScale(Quantizer(Block(E2M1, 16, scale=E4M3, rule="ceil"), "stochastic"), PerBlock(128))
-    backward = {name: Rotated(noisy, Hadamard(16), redraw="call") for name in ("act_bwd", "weight_bwd", "grad", "grad_w")}
-    points = FivePoint(forward, forward, **backward, backward_of="rounded")
+    turned = Rotated(noisy, Hadamard(16), redraw="call")
+    points = FivePoint(forward, forward, turned, act_bwd=turned, weight_bwd=turned, backward_of="rounded")
     return Recipe("tetrajet2", points, source="Chen et al., TetraJet-v2, arXiv 2510.27527")
 
 
@@ -111,8 +112,9 @@ def fp4_dge(*, keep_outliers: bool = False) -> Recipe:
         >>> points.act.function.quantile, points.weight.function.k
         (0.99, 5.0)
     """
-    tokens = Quantizer(E2M1, scale=PerRow())
-    act = Outliers(tokens, 0.99, dim=-1) if keep_outliers else Clamped(tokens, 0.99)
+    tokens = Clamped(Quantizer(E2M1, scale=PerRow()))
+    # Clamping again changes nothing, and both passes multiply what the module rounded.
+    act = Outliers(tokens, tokens.quantile, dim=-1) if keep_outliers else tokens
     weight = DGE(Quantizer(E2M1, scale=PerRow(0)))
     points = FivePoint(act, weight, Quantizer(E5M2, scale=PerTensor()))
     source = "Wang et al., Optimizing Large Language Model Training Using FP4 Quantization, arXiv 2501.17116, and MS-AMP"

@@ -145,7 +145,7 @@ def test_configurations_hold_points_by_their_calls() -> None:
         qsim.FivePoint(act=straight).to_dict()
     with pytest.raises(ValueError, match="FivePoint: act: LSQ: unknown format 'int44'"):
         qsim.FivePoint(act="LSQ('int44')")
-    with pytest.raises(TypeError, match="FivePoint: weight: .*unexpected keyword argument 'bits'"):
+    with pytest.raises(TypeError, match=r"FivePoint: weight: .*unexpected keyword argument 'bits'"):
         qsim.FivePoint(weight="LSQ('int4', bits=3)")
 
 

@@ -15,7 +15,7 @@ from qsim import Block, FivePoint, Float, Int, Quantizer, recipes
 from qsim.accumulators import Promoted, Rounded
 from qsim.cli import main
 from qsim.nn import functional
-from qsim.points import FourOverSix, MSEden, OuterScale, Rotated, TrustMask
+from qsim.points import DGE, Clamped, FourOverSix, MSEden, OuterScale, Rotated, TrustMask
 from qsim.recipes import Recipe
 from qsim.recipes.named import SHOWN_IN
 from qsim.scaling import Delayed, PerBlock, PerRow, PerTensor, PerTile, Scaling
@@ -100,9 +100,7 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
     (recipes.quest(2), FivePoint(*[Rotated(TrustMask.quest(2), Hadamard(128, random_signs=False))] * 2)),
     (
         recipes.fp4_dge(),
-        FivePoint(
-            "Clamped(Quantizer('e2m1', scale='row'))", "DGE(Quantizer('e2m1', scale='PerRow(0)'))", Quantizer("e5m2", scale="tensor")
-        ),
+        FivePoint(Clamped(Quantizer("e2m1", scale=PerRow())), DGE(Quantizer("e2m1", scale=PerRow(0))), Quantizer("e5m2", scale="tensor")),
     ),
     (
         recipes.four_over_six(error="mae", reach=448),
@@ -114,7 +112,7 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
             grad_w=Rotated(FourOverSix(reach=448, rounding="stochastic"), Hadamard(16)),
         ),
     ),
-    (recipes.ms_eden("nvfp4"), FivePoint("nvfp4", "nvfp4", EDEN, act_bwd=EDEN, weight_bwd=EDEN, grad_w=EDEN)),
+    (recipes.ms_eden("nvfp4"), FivePoint("nvfp4", "nvfp4", EDEN, act_bwd=EDEN, weight_bwd=EDEN)),
     (
         recipes.quartet2(size=128),
         FivePoint(
@@ -122,7 +120,6 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
             EDEN_128,
             act_bwd=EDEN_128,
             weight_bwd=EDEN_128,
-            grad_w=EDEN_128,
             backward_of="rounded",
         ),
     ),
@@ -133,7 +130,6 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
             TETRA,
             act_bwd=TETRA,
             weight_bwd=TETRA,
-            grad_w=TETRA,
             backward_of="rounded",
         ),
     ),

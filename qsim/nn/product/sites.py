@@ -158,7 +158,7 @@ class Site:
 
     def called(self, call: CallablePoint, x: Tensor, seed: Tensor | None) -> Tensor:
         """What a callable makes of a tensor."""
-        noise = {"signs": Noise(seed, self.shared_stream)} if call.draws_signs and seed is not None else {}
+        noise: dict[str, Any] = {"signs": Noise(seed, self.shared_stream)} if call.draws_signs and seed is not None else {}
         return self._along_sum(call, x, partial(call.rounded, self.name, **noise))
 
     def with_gradient(self, call: CallablePoint, x: Tensor) -> Tensor:
