@@ -20,6 +20,7 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn.converting.description import describe
 from qsim.nn.converting.from_description import check_description, convert_as_described
 from qsim.nn.converting.layers import target
+from qsim.nn.histories import modules_in
 from qsim.nn.modules import FivePointModule
 from qsim.random.streams import is_one_of_several, own_rank
 from qsim.recipes.five_point import POINTS, FivePoint
@@ -136,7 +137,7 @@ def _load_saved(model: nn.Module, folder: Path, *, convert: bool) -> None:
         check_description(description)
     shards = Shards("load", folder)
     saved = {name: name for name in shards} | facts["shared"]
-    histories = _histories(description, saved)
+    histories = _histories(description, saved) | _learned(description)
     described = {name: shards.described(source) for name, source in saved.items()}
     check_loads(model, {name: tensor for name, tensor in described.items() if name not in histories})
     if convert:
@@ -151,14 +152,16 @@ def _load_saved(model: nn.Module, folder: Path, *, convert: bool) -> None:
 
 
 def _check_histories(model: nn.Module, layers: Collection[str], histories: Mapping[str, Size], described: Mapping[str, Tensor]) -> None:
-    """Raise an error for delayed scales whose histories the files lack, or have in another length."""
+    """Raise an error for delayed scales and modules in points whose tensors the files lack, or have in another shape."""
     for name, shape in sorted(histories.items()):
+        owner = "module" if "_point." in name else "delayed scale"
         if name in described:
             if described[name].shape != shape:
                 held = tuple(described[name].shape)
-                raise FileError(f"load: the files have {name} in shape {held}, and the delayed scale needs {tuple(shape)}")
-        elif _is_of_layer(name, model, layers):
-            raise FileError(f"load: the files have no tensor {name!r}, the history of a delayed scale")
+                raise FileError(f"load: the files have {name} in shape {held}, and the {owner} needs {tuple(shape)}")
+        elif owner == "module" or _is_of_layer(name, model, layers):
+            what = "part of a point" if owner == "module" else "the history of a delayed scale"
+            raise FileError(f"load: the files have no tensor {name!r}, {what}")
 
 
 def _is_of_layer(name: str, model: nn.Module, layers: Collection[str]) -> bool:
@@ -167,6 +170,17 @@ def _is_of_layer(name: str, model: nn.Module, layers: Collection[str]) -> bool:
     module = dict(model.named_modules()).get(layer) if layer in layers else None
     kind = type(module) if isinstance(module, FivePointModule) else None if module is None else target(module)
     return kind is not None and buffer.rpartition("_")[0] in kind.point_names
+
+
+def _learned(description: Mapping[str, Any]) -> dict[str, Size]:
+    """The tensors of the modules in the points of layers, with their shapes."""
+    modules = [modules_in(FivePoint.from_dict(points)) for points in description["points"]]
+    return {
+        f"{layer}.{name}.{part}".lstrip("."): tensor.shape
+        for layer, facts in description["layers"].items()
+        for name, module in modules[facts["points"]].items()
+        for part, tensor in module.state_dict().items()
+    }
 
 
 def _histories(description: Mapping[str, Any], saved: Iterable[str]) -> dict[str, Size]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from qsim.nn.histories import RemembersAmaxes, histories_of
+from qsim.nn.histories import RemembersAmaxes, histories_of, modules_in
+from qsim.nn.modules import FivePointModule
 from qsim.random.shards import is_distributed, local
 
 
@@ -86,9 +87,16 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def check_loads(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Raise an error unless a model has exactly the saved tensors, in their shapes and dtypes, not counting histories of delayed scales."""
+    """Raise an error unless a model has exactly the saved tensors, in their shapes and dtypes.
+
+    Histories of delayed scales and modules in points do not count: they come with the points.
+    """
     own = model.state_dict()
     for module_name, module in model.named_modules():
+        if isinstance(module, FivePointModule):
+            for part, point in modules_in(module.points).items():
+                for name in point.state_dict(prefix=f"{module_name}.{part}.".lstrip(".")):
+                    own.pop(name, None)
         if isinstance(module, RemembersAmaxes):
             for history in histories_of(module).values():
                 for name in history.names:

@@ -26,6 +26,7 @@ Example:
 
 from qsim.formats.base import Format
 from qsim.formats.dtypes import contains, holders, holds
+from qsim.formats.dynamic import Dynamic
 from qsim.formats.fixed import Fixed, Int
 from qsim.formats.floating import P3109, Float, PowerOfTwo, Specials
 from qsim.formats.logarithmic import Log
@@ -78,6 +79,7 @@ __all__ = [
     "NF4",
     "P3109",
     "TF32",
+    "Dynamic",
     "Fixed",
     "Float",
     "Format",

@@ -10,6 +10,7 @@ from functools import lru_cache
 import torch
 
 from qsim.formats.base import Format
+from qsim.formats.dynamic import Dynamic
 from qsim.formats.fixed import Fixed, Int
 from qsim.formats.floating import P3109, Float, PowerOfTwo, Specials
 from qsim.formats.logarithmic import Log
@@ -188,7 +189,7 @@ def _by_name(spelling: str) -> Format:
 
 
 _MAKERS: dict[str, Callable[..., Format]] = {"Float": Float, "P3109": P3109, "Fixed": Fixed, "Int": Int, "PowerOfTwo": PowerOfTwo}
-_MAKERS |= {"Table": Table, "Posit": Posit, "Takum": Takum, "Log": Log}
+_MAKERS |= {"Table": Table, "Posit": Posit, "Takum": Takum, "Log": Log, "Dynamic": Dynamic}
 
 
 def _parse(name: str) -> Format | None:

@@ -97,7 +97,7 @@ def Table(values: Iterable[float]) -> ListedValues:  # noqa: N802 (reads as the 
     for value in given:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"Table: values must be numbers, got {value!r}")
-    held = tuple(sorted(set(map(_single, given))))
+    held = tuple(sorted(set(map(single, given))))
     if not 2 <= len(held) <= _MOST:
         raise ValueError(f"Table: values must be 2 to {_MOST} different numbers, got {len(held)}")
     if len(held) != len(given):
@@ -109,10 +109,10 @@ def Table(values: Iterable[float]) -> ListedValues:  # noqa: N802 (reads as the 
 
 def _shortest_single(value: float) -> str:
     """The shortest decimal that rounds to a float32."""
-    return shortest(next(short for digits in range(1, 10) if _single(short := float(f"{value:.{digits}g}")) == value))
+    return shortest(next(short for digits in range(1, 10) if single(short := float(f"{value:.{digits}g}")) == value))
 
 
-def _single(value: float) -> float:
+def single(value: float) -> float:
     """A number rounded to float32; zero has no sign."""
     try:
         rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]

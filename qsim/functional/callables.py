@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -38,9 +38,11 @@ class CallablePoint:
         (0.0, tensor([[1., 0.]]))
     """
 
-    function: Callable[[Tensor], Tensor]
+    function: Callable[[Tensor], Tensor] = field(compare=False)
     gradient: Gradient
     limits: tuple[float, float] | None
+    #: What makes two of them equal: the call of a ready-made point, whatever its parameters have learned, or the function itself.
+    identity: str | Callable[[Tensor], Tensor] = field(init=False, repr=False)
 
     def __init__(
         self, function: Callable[[Tensor], Tensor], gradient: Gradient | None = None, limits: tuple[float, float] | None = None
@@ -56,11 +58,30 @@ class CallablePoint:
         object.__setattr__(self, "function", function)
         object.__setattr__(self, "gradient", gradient)
         object.__setattr__(self, "limits", limits)
+        object.__setattr__(self, "identity", getattr(function, "call", None) or function)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        CallablePoint.__init__(self, state["function"], state["gradient"], state["limits"])
+
+    @property
+    def call(self) -> str | None:
+        """The call of a ready-made point whose gradient is the usual one, as text."""
+        return self.identity if isinstance(self.identity, str) and self == CallablePoint(self.function) else None
 
     @property
     def is_straight(self) -> bool:
         """Whether its gradient is that of the identity, so that a product can call it where it rounds."""
         return self.gradient == "straight"
+
+    @property
+    def is_directed(self) -> bool:
+        """Whether a layer calls it with the dimension last over which the product sums, as its attribute `is_directed` says."""
+        return bool(getattr(self.function, "is_directed", False))
+
+    @property
+    def draws_signs(self) -> bool:
+        """Whether a layer gives it the noise that both operands of a product share, as its attribute `draws_signs` says."""
+        return bool(getattr(self.function, "draws_signs", False))
 
     @property
     def module(self) -> nn.Module | None:
@@ -73,14 +94,19 @@ class CallablePoint:
         own = self.function
         return getattr(own, "__name__", type(own).__name__) if self.module is None else type(own).__name__
 
-    def rounded(self, name: str, x: Tensor) -> Tensor:
+    def __str__(self) -> str:
+        """The call of a ready-made point, or the name."""
+        return self.identity if isinstance(self.identity, str) else self.name
+
+    def rounded(self, name: str, x: Tensor, **noise: Any) -> Tensor:
         """Rounded tensor, with whatever gradient autograd records; raise an error if it is none.
 
         Args:
             name: The point's name.
             x: The tensor.
+            **noise: The noise that it shares with the other operand of a product, as `signs=`, if it draws signs.
         """
-        result: Any = self.function(x)
+        result: Any = self.function(x, **noise)
         if not isinstance(result, Tensor) or result.shape != x.shape or not result.is_floating_point():
             got = f"{result.dtype} of shape {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
             raise TypeError(f"{name}: {self.name} must return a floating-point tensor of shape {tuple(x.shape)}, got {got}")

@@ -61,7 +61,7 @@ class FivePointModule(RemembersAmaxes):
         """The subset of points that a layer of this kind has: the points themselves if it has all, so that layers share their plans."""
         if len(cls.point_names) == len(POINTS):
             return points.with_own_modules()
-        own = FivePoint(**{name: getattr(points, name) for name in cls.point_names}, accumulate=points.accumulate, chip=points.chip)
+        own = FivePoint(**{name: getattr(points, name) for name in (*cls.point_names, "accumulate", "chip", "backward_of")})
         return own.with_own_modules()
 
     @classmethod

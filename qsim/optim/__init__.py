@@ -11,6 +11,7 @@ Example:
 """
 
 from qsim.optim.adam import Adam, AdamW
+from qsim.optim.blocks import block_states
 from qsim.optim.noise import update_noise
 from qsim.optim.quantized import Quantized
 from qsim.optim.sgd import SGD
@@ -23,6 +24,7 @@ __all__ = [
     "Quantized",
     "StochasticAdamW",
     "adamw_stochastic_bf16_",
+    "block_states",
     "copy_fp32_to_bf16_stochastic_",
     "update_noise",
 ]

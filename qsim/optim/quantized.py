@@ -51,7 +51,8 @@ class Quantized(DrawsSeed, SwitchesModes):
         grad: How gradients are rounded. They are operands of the update and saturate by default, because loss scaling has looked for
             infinities before the step.
         state: How the optimizer's floating-point states of a parameter are rounded, or those of some names; scalars such as `step` and
-            tensors in lists are left alone.
+            tensors in lists are left alone. A quantizer with scales of blocks, `PerBlock(size)`, has a scale for each `size` neighbours of
+            the flattened state: see `block_states`.
         accumulator: How the copies of the weights are rounded; `None` for no copies. They have the parameter's dtype if that holds the
             format, else the narrowest that does.
         grad_scale: Factor by which gradients are first multiplied, in their dtype.

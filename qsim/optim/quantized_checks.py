@@ -15,6 +15,7 @@ from qsim.functional.arguments import overlaps, refuse_dtype, spelling
 from qsim.functional.quantizer import Point, Quantizer, check_call
 from qsim.random import seeds, shards
 from qsim.rounding import NEAREST
+from qsim.scaling import PerBlock
 
 #: 0-d tensors that torch's optimizers keep next to the states of a parameter, which may itself be 0-d.
 _SCALARS = ("step", "mu_product", "eta", "mu")
@@ -31,9 +32,13 @@ def quantizer_of(name: str, point: Point) -> Quantizer | None:
     except (TypeError, ValueError) as error:
         raise type(error)(f"Quantized: {name}: {error}") from error
     check_call(f"Quantized: {name}", found)
-    for given in (found.scale, found.transform):
+    of_blocks = name.startswith("state") and isinstance(found.scale, PerBlock)
+    for given in (None if of_blocks else found.scale, found.transform):
         if given is not None:
-            raise ValueError(f"Quantized: {name}: optimizers round element by element, without scales and transforms, got {given!r}")
+            others = ", except for states in blocks" if given is found.scale else ""
+            raise ValueError(
+                f"Quantized: {name}: optimizers round element by element, without scales and transforms{others}, got {given!r}"
+            )
     return found
 
 
@@ -114,6 +119,17 @@ def placed_alike(name: str, x: Tensor, parameter: Tensor) -> Tensor:
             f"Quantized: state {name!r} must be distributed or of the share's shape {tuple(share)}, got shape {tuple(x.shape)}"
         )
     return parameter
+
+
+def check_state(name: str, number: int, x: Tensor, parameter: Tensor, quantizer: Quantizer) -> None:
+    """Raise an error for a state that cannot be rounded."""
+    title = f"state {name!r} of parameter {number}"
+    if quantizer.scale is None:
+        check_holds(title, x, quantizer)
+    elif x.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"Quantized: {title}: states with scales must be float32 or float64, got {x.dtype}")
+    elif shards.is_distributed(x) or shards.is_distributed(parameter):
+        raise ValueError(f"Quantized: {title}: blocks of a distributed state would depend on the shards; give a format without scales")
 
 
 def check_names(wanted: Iterable[str], known: set[str], optimizer: str) -> None:

@@ -13,6 +13,7 @@ from qsim.optim import quantized_checks as checks
 from qsim.optim.noise import StepNoise
 from qsim.optim.rounding import round_into
 from qsim.random import shards
+from qsim.random.noise import Noise
 
 
 def round_gradients(parameters: Sequence[Tensor], quantizer: Quantizer | None, scale: float, noise: StepNoise, evaluation: int) -> None:
@@ -73,6 +74,11 @@ class RoundedState(NamedTuple):
 
     def round(self, noise: StepNoise) -> None:
         """Round it in place."""
+        if self.quantizer.scale is not None:
+            # Neighbours of the whole state, in the order of its elements, form blocks.
+            noise_of = Noise(noise.seed, noise.stream(f"state {self.name}", self.number))
+            self.x.copy_(self.quantizer(self.x.flatten(), seed=noise_of if noise.seed is not None else None).view(self.x.shape))
+            return
         round_into(self.x, self.x, self.quantizer, noise.seed, noise.stream(f"state {self.name}", self.number), self.like)
 
 
@@ -99,7 +105,7 @@ def rounded_states(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor
             known.add(name)
             quantizer = states if named is None else named.get(name)
             if isinstance(quantizer, Quantizer):
-                checks.check_holds(f"state {name!r} of parameter {number}", x, quantizer)
+                checks.check_state(name, number, x, parameter, quantizer)
                 found.append(RoundedState(number, name, x, quantizer, checks.placed_alike(name, x, parameter)))
     if named is not None and any(parameter.grad is not None for parameter in parameters):
         checks.check_names(named, known, type(optimizer).__name__)

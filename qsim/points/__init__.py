@@ -13,18 +13,32 @@ Example:
     >>> y.square().mean().backward()
     >>> weight.change.grad is not None, weight.gradient
     (True, 'own')
+    >>> weight.call, qsim.points.resolve(weight.call)
+    ("LSQ('int4')", LSQ(Int(4), rounding=nearest))
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from qsim.functional.hadamard import Hadamard
+from qsim.functional.quantizer import Quantizer
 from qsim.points.affine import Affine
 from qsim.points.base import PointModule, surrogate
+from qsim.points.clamped import Clamped
 from qsim.points.codebook import NF4, Codebook
+from qsim.points.eden import MSEden
 from qsim.points.estimators import DGE, GaussianGrid, TrustMask
 from qsim.points.four_over_six import FourOverSix
 from qsim.points.learned import LSQ, PACT
 from qsim.points.noise import Noise
+from qsim.points.outer_scale import OuterScale
 from qsim.points.outliers import Outliers
+from qsim.points.rotated import Rotated
+from qsim.points.transformer_engine import TransformerEngineNVFP4
+from qsim.scaling import Block, PerAxis, PerBlock, PerRow, PerTensor, PerTile
+from qsim.text.parsing import read_call
 
 __all__ = [
     "DGE",
@@ -32,12 +46,42 @@ __all__ = [
     "NF4",
     "PACT",
     "Affine",
+    "Clamped",
     "Codebook",
     "FourOverSix",
     "GaussianGrid",
+    "MSEden",
     "Noise",
+    "OuterScale",
     "Outliers",
     "PointModule",
+    "Rotated",
+    "TransformerEngineNVFP4",
     "TrustMask",
+    "resolve",
     "surrogate",
 ]
+
+#: What the call of a point may contain, by name.
+_MAKERS: dict[str, Callable[..., Any]] = {
+    maker.__name__: maker
+    for maker in (
+        *(DGE, LSQ, PACT, Affine, Clamped, Codebook, FourOverSix, GaussianGrid, MSEden, Noise),
+        *(OuterScale, Outliers, Rotated, TransformerEngineNVFP4, TrustMask),
+        *(Block, Hadamard, PerAxis, PerBlock, PerRow, PerTensor, PerTile, Quantizer),
+    )
+}
+
+
+def resolve(call: str) -> PointModule | None:
+    """Create the point whose call a text spells: a new module each time; `None` if the text is no call of a point.
+
+    Args:
+        call: For example `"LSQ('int4')"` or `"TrustMask(Quantizer('e2m1', scale='row'), 0.2)"`.
+
+    Raises:
+        TypeError: If an argument does not fit.
+        ValueError: If the point refuses one.
+    """
+    made = read_call(call, _MAKERS)
+    return made if isinstance(made, PointModule) else None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from qsim.formats import Format
 from qsim.functional.arguments import check_input
 from qsim.functional.quantizer import Point, Quantizer
+from qsim.points.calls import call_of
 
 #: How the backward pass of a layer treats a point.
 Gradient = Literal["straight", "clipped", "own"]
@@ -21,6 +23,8 @@ class PointModule(nn.Module):
     Attributes:
         gradient: Gradient of the point in a layer: `"straight"`, that of the identity; `"clipped"`, the same without values beyond the
             range; or `"own"`, that of the module, by autograd.
+        call: The call that creates the point, such as `"LSQ('int4')"`, with which configurations and recipes express it. `None` for classes
+            from elsewhere, and for arguments that plain text cannot express, such as functions and tensors.
 
     Example:
         >>> import torch, qsim
@@ -33,6 +37,19 @@ class PointModule(nn.Module):
     """
 
     gradient: Gradient = "own"
+    call: str | None = None
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Note the call."""
+        point = super().__new__(cls)
+        if cls.__module__.startswith("qsim.points."):
+            object.__setattr__(point, "call", call_of(cls, args, options))
+        return point
+
+    @property
+    def format(self) -> Format | None:
+        """The format of what it rounds to, before steps or scales multiply it, if there is one."""
+        return getattr(getattr(self, "quantizer", getattr(self, "point", None)), "format", None)
 
     def forward(self, x: Tensor, **noise: Any) -> Tensor:
         """Apply the point.

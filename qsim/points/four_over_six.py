@@ -10,8 +10,11 @@ from torch import Tensor
 
 from qsim.formats import E2M1, E4M3
 from qsim.functional import quantize
+from qsim.functional.quantizer import Quantizer
 from qsim.points.base import Gradient, PointModule, surrogate, wide
 from qsim.points.groups import check_granularity, grouped, ungrouped, within
+from qsim.random.noise import Noise
+from qsim.rounding import Rounding
 from qsim.scaling import PerBlock, Scaling
 
 #: How the error of a block is measured: by the sum of magnitudes, or of squares.
@@ -33,6 +36,8 @@ class FourOverSix(PointModule):
         candidates: The magnitudes that a block's largest one is scaled to, in the order of preference.
         error: `"mae"`, the sum of the errors' magnitudes, which Transformer Engine compares; or `"mse"`, the sum of their squares.
         reach: The largest block's scale; Transformer Engine also has 448.
+        rounding: How elements are rounded. Stochastically, as gradients are in the authors' code, each candidate is rounded with bits of
+            its own, and the errors that are compared are those of what was drawn.
 
     Example:
         >>> import torch, qsim
@@ -44,9 +49,16 @@ class FourOverSix(PointModule):
     gradient: Gradient = "straight"
 
     def __init__(
-        self, granularity: Scaling | None = None, *, candidates: Sequence[float] = (6.0, 4.0), error: Error = "mae", reach: float = 256.0
+        self,
+        granularity: Scaling | None = None,
+        *,
+        candidates: Sequence[float] = (6.0, 4.0),
+        error: Error = "mae",
+        reach: float = 256.0,
+        rounding: str | Rounding = "nearest",
     ) -> None:
         super().__init__()
+        self.quantizer = Quantizer(E2M1, rounding)
         self.granularity = PerBlock(16) if granularity is None else check_granularity("FourOverSix", granularity)
         self.candidates = tuple(map(float, candidates))
         if not self.candidates or not all(0 < candidate <= E2M1.max for candidate in self.candidates):
@@ -56,6 +68,7 @@ class FourOverSix(PointModule):
         if not 0 < reach <= E4M3.max:
             raise ValueError(f"FourOverSix: reach must be above 0 and up to 448, E4M3's largest value, got {reach!r}")
         self.error, self.reach = error, float(reach)
+        self.is_directed = isinstance(self.granularity, PerBlock) and self.granularity.dim == -1
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Round every block with each candidate, and keep the best."""
@@ -66,13 +79,21 @@ class FourOverSix(PointModule):
         whole = torch.where(whole == 0, 1.0, whole)
         # NaN is never better: a tensor with one becomes NaN.
         best, least = torch.full_like(groups, torch.nan), torch.full_like(amax, torch.inf)
-        for candidate in self.candidates:
+        for i, candidate in enumerate(self.candidates):
             scale = quantize(amax / candidate / whole, E4M3).clamp(min=E4M3.smallest) * whole
             scale = scale.clamp(min=_SMALLEST).to(groups.dtype)
-            values = quantize(groups / scale, E2M1) * scale
+            values = self.quantizer(groups / scale, **self._noise_of(i, noise)) * scale
             error = self._error(values, groups).sum(inside, keepdim=True)
             best, least = torch.where(error < least, values, best), torch.minimum(error, least)
         return surrogate(x, ungrouped(best, tuple(x.shape)).to(x.dtype))
+
+    @staticmethod
+    def _noise_of(index: int, noise: dict[str, Any]) -> dict[str, Any]:
+        """The random bits of a candidate: a stream of its own, if a seed is given."""
+        if noise.get("seed") is None:
+            return noise
+        given = noise["seed"] if isinstance(noise["seed"], Noise) else Noise(noise["seed"])
+        return noise | {"seed": given._replace(stream=given.stream ^ index)}
 
     def _error(self, values: Tensor, groups: Tensor) -> Tensor:
         """The errors, in float64, so that the order of their sum does not decide."""
@@ -81,4 +102,5 @@ class FourOverSix(PointModule):
 
     def extra_repr(self) -> str:
         """The blocks and the choices."""
-        return f"{self.granularity}, candidates={self.candidates}, error={self.error}, reach={self.reach:g}"
+        choices = f"candidates={self.candidates}, error={self.error}, reach={self.reach:g}"
+        return f"{self.granularity}, {choices}, rounding={self.quantizer.rounding}"

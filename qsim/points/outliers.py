@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qsim.formats.base import check_integer
 from qsim.functional.arguments import check_input
 from qsim.functional.quantizer import Point
 from qsim.points.base import PointModule, callable_of, check_number
+from qsim.points.clamped import clamped
 
 
 class Outliers(PointModule):
@@ -30,6 +31,7 @@ class Outliers(PointModule):
     Args:
         point: A format, a `Quantizer`, or any function or module from tensor to tensor.
         quantile: The larger of the two quantiles, more than 0.5; the paper compares 0.999, 0.99 and 0.97.
+        dim: The dimension along which quantiles are taken, such as -1 for those of each token; by default those of the whole tensor.
 
     Example:
         >>> import torch, qsim
@@ -39,30 +41,26 @@ class Outliers(PointModule):
         (tensor([0.2000, 0.2000, 0.3000, 0.6000, 0.6000]), tensor([-0.8000,  0.0000,  0.0000,  0.0000, 59.4000]))
     """
 
-    def __init__(self, point: Point | Callable[..., Tensor], quantile: float = 0.99) -> None:
+    def __init__(self, point: Point | Callable[..., Tensor], quantile: float = 0.99, dim: int | None = None) -> None:
         super().__init__()
         self.point = callable_of("Outliers", point)
         self.quantile = check_number("Outliers", "quantile", quantile, 0.5, 1.0)
+        self.dim = None if dim is None else check_integer("Outliers", "dim", dim, -64, 63)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the clamped tensor and the rest, which add up to the tensor."""
         check_input("Outliers", x)
         if not x.numel():
             return x.clone(), x.clone()
-        with torch.no_grad():
-            values, last = x.flatten(), x.numel() - 1
-            low, high = (
-                torch.kthvalue(values, min(math.floor(part * x.numel()), last) + 1).values for part in (1 - self.quantile, self.quantile)
-            )
-        clamped = torch.clamp(x, low, high)
-        return clamped, x - clamped
+        inside = clamped(x, self.quantile, self.dim)
+        return inside, x - inside
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Round all but the outliers' rest."""
-        clamped, rest = self.split(x)
-        return self.point(clamped, **noise) + rest
+        inside, rest = self.split(x)
+        return self.point(inside, **noise) + rest
 
     def extra_repr(self) -> str:
         """The quantile, and the quantizer if the point is one."""
         point = "" if isinstance(self.point, torch.nn.Module) else f"{self.point!r}, "
-        return f"{point}quantile={self.quantile:g}"
+        return f"{point}quantile={self.quantile:g}" + ("" if self.dim is None else f", dim={self.dim}")

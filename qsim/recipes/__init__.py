@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from qsim.functional.callables import CallablePoint
 from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
+from qsim.recipes.fp4 import four_over_six, fp4_dge, ms_eden, quartet2, tetrajet2
+from qsim.recipes.learned import lsq, quest
 from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4, ufp4
 from qsim.recipes.named import NAMED, describe, listing, resolve
 from qsim.recipes.recipe import Recipe
@@ -25,19 +27,26 @@ __all__ = [
     "Recipe",
     "deepseek_v3",
     "describe",
+    "four_over_six",
+    "fp4_dge",
     "fp8_blockwise",
     "fp8_hybrid",
     "hfp8",
     "int8",
     "listing",
+    "lsq",
     "luq",
+    "ms_eden",
     "mxfp4",
     "mxfp6",
     "mxfp8",
     "nearest_everywhere",
     "nvfp4",
+    "quartet2",
+    "quest",
     "resolve",
     "stochastic_backward",
+    "tetrajet2",
     "torchao_rowwise",
     "ufp4",
     "weight_only",

@@ -6,9 +6,9 @@ import copy
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
-from qsim import accumulators
+from qsim import accumulators, points
 from qsim.accumulators import Accumulator
 from qsim.accumulators.chips import Chip, check_chip
 from qsim.formats import Format
@@ -27,6 +27,8 @@ REUSES = ("same", "requantized")
 #: A point as it is kept.
 Used = Quantizer | CallablePoint | None
 Reuse = Literal["same", "requantized"]
+#: What backward points round.
+BackwardOf = Literal["original", "rounded"]
 #: What it is given as.
 Given = Point | CallablePoint | Callable[..., Any]
 #: The accumulators of the three products of a layer: forward, for the gradient of the input, for that of the weight.
@@ -40,9 +42,10 @@ class FivePoint:
     """Rounding points of a layer: two operands in the forward pass, three in the backward pass.
 
     A point is a `Quantizer`, anything that `qsim.format` takes (with round-to-nearest), any callable or `nn.Module` from tensor to tensor
-    (see `CallablePoint`), or `None` for full precision. `FivePoint()` is the identity. A quantizer's `clip_gradient` applies to `act` and
-    `weight`, the points that gradients pass through. Gradients that are rounded without a scale overflow to infinity, or to NaN in a format
-    without one, so that a `torch.amp.GradScaler` takes a smaller scale; with `overflow="saturate"` their quantizer saturates.
+    (see `CallablePoint`), the call of one of `qsim.points` such as `"LSQ('int4')"`, or `None` for full precision. `FivePoint()` is the
+    identity. A quantizer's `clip_gradient` applies to `act` and `weight`, the points that gradients pass through. Gradients that are
+    rounded without a scale overflow to infinity, or to NaN in a format without one, so that a `torch.amp.GradScaler` takes a smaller
+    scale; with `overflow="saturate"` their quantizer saturates.
 
     By default the backward pass uses what the forward pass rounded (`"same"`). Where that is not possible, because scales follow a
     direction or a transform must be undone, it rounds the original tensor again, with the same quantizer and other random bits.
@@ -71,6 +74,8 @@ class FivePoint:
         bias: The bias, before it is added.
         accumulate: An accumulator or its name for all products, or three: for the forward product, for ∇A, and for ∇W. `None` is torch's
             float32 sum.
+        backward_of: What a rounding at `act_bwd` and `weight_bwd` gets: the `"original"` tensor, or what the forward pass made of it,
+            `"rounded"`.
         chip: Whether an H100 or H200 multiplies itself where it has the accumulators' bits: `"auto"`, where it can; `"never"`; or
             `"require"`, which raises an error if it cannot. It changes speed, not results.
 
@@ -93,6 +98,7 @@ class FivePoint:
     bias: Used = None
     accumulate: Accumulator | Three | None = None
     chip: Chip = "auto"
+    backward_of: BackwardOf = "original"
 
     # Properties of the points, computed once for all calls. None of them is a field.
     #: Whether nothing is rounded, sums included; `"same"` as a forward point without rounding is no rounding either.
@@ -129,7 +135,11 @@ class FivePoint:
         bias: Given = None,
         accumulate: Accumulate = None,
         chip: Chip = "auto",
+        backward_of: BackwardOf = "original",
     ) -> None:
+        if backward_of not in get_args(BackwardOf):
+            raise ValueError(f"FivePoint: backward_of must be 'original' or 'rounded', got {backward_of!r}")
+        object.__setattr__(self, "backward_of", backward_of)
         # Without a forward point, its original tensor and what was rounded are the same.
         act_bwd = "same" if act is None and act_bwd is None else act_bwd
         weight_bwd = "same" if weight is None and weight_bwd is None else weight_bwd
@@ -175,20 +185,21 @@ class FivePoint:
         """Points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round.
 
         Raises:
-            ValueError: If a point is a callable.
+            ValueError: If a point is a callable, unless it is one of `qsim.points` with plain arguments, which is written as its call.
         """
         found: dict[str, Any] = {}
         for name in POINTS:
             point = getattr(self, name)
-            if isinstance(point, CallablePoint):
+            if isinstance(point, CallablePoint) and point.call is None:
                 raise ValueError(f"FivePoint: {name} is the callable {point.name}, which plain values cannot express")
             forward = getattr(self, name.removesuffix("_bwd"))
             if point is not None and (point != "same" or forward is not None):
-                found[name] = point if isinstance(point, str) else point.to_dict()
+                found[name] = point if isinstance(point, str) else point.call if isinstance(point, CallablePoint) else point.to_dict()
             elif name.endswith("_bwd") and forward is not None:
                 found[name] = None
         if self.accumulate is not None:
             found["accumulate"] = self._named_sums()
+        found |= {"backward_of": self.backward_of} if self.backward_of != "original" else {}
         return found if self.chip == "auto" else {**found, "chip": self.chip}
 
     def _named_sums(self) -> Any:
@@ -238,8 +249,8 @@ class FivePoint:
         """Create the points of a configuration.
 
         Args:
-            given: For each point the arguments of a `Quantizer`, the name of a format, or `"same"`; as `accumulate` an accumulator's name
-                or call, or a list of three.
+            given: For each point the arguments of a `Quantizer`, the name of a format, the call of a ready-made point such as
+                `"LSQ('int4')"`, or `"same"`; as `accumulate` an accumulator's name or call, or a list of three.
 
         Raises:
             TypeError: If it is not a dictionary, or a point has an argument that `Quantizer` does not take.
@@ -250,7 +261,9 @@ class FivePoint:
         known = [field.name for field in fields(cls)]
         for name in given:
             if name not in known:
-                raise ValueError(f"FivePoint has no point {name!r}; its points are {', '.join(POINTS)}, and it has accumulate and chip")
+                raise ValueError(
+                    f"FivePoint has no point {name!r}; its points are {', '.join(POINTS)}, and it has accumulate, chip and backward_of"
+                )
         found: dict[str, Any] = {}
         for name, point in given.items():
             found[name] = _quantizer(name, **point) if isinstance(point, Mapping) and name in POINTS else point
@@ -276,6 +289,8 @@ class FivePoint:
         if self.accumulate is not None:
             named = self._named_sums()
             shown["accumulate"] = named if isinstance(named, str) else f"({', '.join(map(str, named))})"
+        if self.backward_of != "original":
+            shown["backward_of"] = self.backward_of
         if self.chip != "auto":
             shown["chip"] = self.chip
         return ", ".join(f"{name}={text}" for name, text in shown.items()) or "identity"
@@ -283,7 +298,7 @@ class FivePoint:
 
 def _shown(name: str, point: Used | str) -> str:
     """A point in a short description."""
-    return short(point, name) if isinstance(point, Quantizer) else point.name if isinstance(point, CallablePoint) else str(point)
+    return short(point, name) if isinstance(point, Quantizer) else str(point)
 
 
 def _is_outside(point: object) -> bool:
@@ -359,6 +374,11 @@ def _resolved(name: str, point: Any) -> Used:
     if isinstance(point, (tuple, list)):
         parts = ", ".join(map(repr, point))
         raise TypeError(f"FivePoint: {name} must be one format, or a Quantizer with further arguments: write qsim.Quantizer({parts})")
+    if isinstance(point, str) and "(" in point:
+        try:
+            point = points.resolve(point) or point
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"FivePoint: {name}: {error}") from error
     return CallablePoint(point) if callable(point) and not isinstance(point, (type, Format, Block)) else _quantizer(name, point)
 
 

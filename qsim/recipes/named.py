@@ -6,9 +6,12 @@ import difflib
 import inspect
 from collections.abc import Callable, Sequence
 
-from qsim.formats import format as resolve_format, name_of
-from qsim.functional.quantizer import Quantizer
+from qsim.formats import Format, format as resolve_format, name_of
+from qsim.functional.callables import CallablePoint
 from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
+from qsim.recipes.five_point import FivePoint
+from qsim.recipes.fp4 import four_over_six, fp4_dge, ms_eden, quartet2, tetrajet2
+from qsim.recipes.learned import lsq, quest
 from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4, ufp4
 from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
@@ -30,8 +33,15 @@ NAMED: dict[str, Callable[..., Recipe]] = {
         mxfp6,
         mxfp4,
         nvfp4,
+        four_over_six,
+        quartet2,
+        ms_eden,
+        tetrajet2,
         ufp4,
+        fp4_dge,
         luq,
+        quest,
+        lsq,
         stochastic_backward,
         weight_only,
         nearest_everywhere,
@@ -156,10 +166,17 @@ def _listed(name: str, make: Callable[..., Recipe]) -> Sequence[str]:
     """A recipe as a row of the list."""
     is_open = needs_format(make)
     points = (make(SHOWN_IN) if is_open else make()).points
-    formats = {place: point.format for place, point in points.used.items() if isinstance(point, Quantizer)}
+    formats = {place: fmt for place in _LISTED if (fmt := _format_at(points, place)) is not None}
     shown = ["any" if is_open and place in formats else name_of(formats[place]) if place in formats else "-" for place in _LISTED]
     bits = "any" if is_open else str(min(fmt.bits for fmt in formats.values()))
     return bits, f"{name}(format)" if is_open else name, f"{', '.join(shown)}: {_summary(make)}"
+
+
+def _format_at(points: FivePoint, place: str) -> Format | None:
+    """The format at a point, if it rounds to one."""
+    point = points.used[place]
+    rounds = point.function if isinstance(point, CallablePoint) else point
+    return getattr(rounds, "format", None)
 
 
 def _summary(make: Callable[..., Recipe]) -> str:

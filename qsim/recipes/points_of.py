@@ -23,8 +23,9 @@ def points_of(given: object) -> FivePoint:
     """The points that an argument specifies.
 
     Args:
-        given: A `FivePoint`; a recipe, whose points they are; a `Quantizer` or a format, which round at all points; the name of a recipe or
-            of a format, where the recipe counts if there are both; a dictionary, as `FivePoint.to_dict` returns it; or `None`.
+        given: A `FivePoint`; a recipe, whose points they are, with modules of their own; a `Quantizer` or a format, which round at all
+            points; the name of a recipe or of a format, where the recipe counts if there are both; a dictionary, as `FivePoint.to_dict`
+            returns it; or `None`.
 
     Raises:
         TypeError: If it is nothing of these.
@@ -39,7 +40,7 @@ def points_of(given: object) -> FivePoint:
     if isinstance(given, FivePoint):
         return given
     if isinstance(given, Recipe):
-        return given.points
+        return given.points.with_own_modules()
     if given is None:
         return FivePoint()
     if isinstance(given, Mapping):
@@ -47,7 +48,7 @@ def points_of(given: object) -> FivePoint:
     if not isinstance(given, (str, Quantizer, Format, Block, torch.dtype)):
         allowed = "a FivePoint, a recipe, a Quantizer or a format, the name of a recipe or a format, a dictionary of its points or None"
         raise TypeError(f"points must be {allowed}, got {given!r}")
-    return _known(given)
+    return _known(given).with_own_modules()
 
 
 @lru_cache(maxsize=256)

@@ -170,7 +170,7 @@ def _row(name: str, point: Quantizer | CallablePoint | str | None, points: FiveP
         again = "" if point == "same" else ", rounded again"
         return name, f"same as {name.removesuffix('_bwd')}{again}", "", "", ""
     if isinstance(point, CallablePoint):
-        return name, point.name, "", "", ""
+        return name, str(point), "", "", ""
     facts = point.to_dict()
     after = "-" if point.transform is None else f"hadamard({point.transform.size})"
     return name, facts["format"], "-" if point.scale is None else str(point.scale), facts["rounding"], after

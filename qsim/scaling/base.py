@@ -17,7 +17,7 @@ from qsim_kernels.numbers import scales as numbers
 from qsim_kernels.numbers.grid import Grid, read
 from qsim_kernels.numbers.scales import SMALLEST, ScaleRule, spell_scales
 
-Rule = Literal["fit", "ceil", "floor", "even"]
+Rule = Literal["fit", "ceil", "floor", "even", "ceil_log2"]
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -31,7 +31,8 @@ class Scaling:
     - `"ceil"`: the smallest one that is not below `a / M`: nothing saturates, and stochastic rounding is unbiased. This is exact for powers
       of two; with other scales, whose inverse is rounded to float32, `a` may end up one unit in the last place beyond `M`;
     - `"floor"`: `2**(floor(log2 a) - floor(log2 M))`, the rule of OCP's MX formats; values beyond `M` saturate;
-    - `"even"`: like `"floor"`, after `a` has been rounded to the format's precision.
+    - `"even"`: like `"floor"`, after `a` has been rounded to the format's precision;
+    - `"ceil_log2"`: `2**(ceil(log2 a) - floor(log2 M))`, torchao's `CEIL`. (Its `RCEIL` is `"ceil"` here.)
 
     Scales that their format cannot hold become its largest or its smallest.
 
@@ -48,13 +49,14 @@ class Scaling:
 
     Example:
         >>> import torch, qsim
-        >>> for rule in ("fit", "ceil", "floor", "even"):
+        >>> for rule in qsim.scaling.Rule.__args__:
         ...     scale = qsim.scaling.PerTensor("e8m0", rule)
         ...     print(rule, isinstance(scale, qsim.scaling.Scaling), qsim.quantize(torch.tensor([1.0, 7.9]), "e2m1", scale=scale).tolist())
         fit True [1.0, 6.0]
         ceil True [1.0, 8.0]
         floor True [1.0, 6.0]
         even True [1.0, 8.0]
+        ceil_log2 True [1.0, 8.0]
     """
 
     format: Format

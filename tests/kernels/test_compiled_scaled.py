@@ -22,7 +22,7 @@ from support.scaled_settings import LARGE, REFERENCE, check, equal, setting
 pytest.importorskip("qsim_kernels.numba", reason="needs numba")
 
 LOOPS, CPU = Implementation("qsim_kernels.numba.scaling"), torch.device("cpu")
-SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], ["fit", "ceil", "floor", "even"]
+SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], ["fit", "ceil", "floor", "even", "ceil_log2"]
 
 
 @settings(max_examples=300)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"
 
 KERNELS = Implementation("qsim_kernels.triton.scaled.launch")
 
-SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], ["fit", "ceil", "floor", "even"]
+SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], ["fit", "ceil", "floor", "even", "ceil_log2"]
 
 
 @pytest.mark.sampled(6)

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -104,6 +105,60 @@ def test_state_survives_saving_copying_and_pickling(make: Make) -> None:
     for name, other in copies.items():
         assert repr(other) == repr(point), name
         assert same_results(results(other, x), due), name
+
+
+@every
+def test_the_call_creates_an_equal_point(make: Make) -> None:
+    point = make()
+    assert point.call is not None
+    again = qsim.points.resolve(point.call)
+    assert (repr(again), getattr(again, "call", None)) == (repr(point), point.call)
+    assert again is not qsim.points.resolve(point.call)
+    assert copy.deepcopy(point).call == point.call
+
+
+def test_calls_are_short_and_only_plain_ones_exist() -> None:
+    assert LSQ(format="int4", step=None, channels=3).call == "LSQ('int4', channels=3)"
+    assert qsim.points.DGE(torch.float8_e5m2).call == "DGE('float8_e5m2')"
+    assert qsim.points.DGE(qsim.Quantizer("e2m1", "stochastic")).call == "DGE(Quantizer(format='e2m1', rounding='Stochastic()'))"
+
+    class Own(PointModule):
+        pass
+
+    for point in (Own(), qsim.points.Outliers(torch.sign), qsim.points.Affine("uint4", scale=torch.ones(2))):
+        assert point.call is None
+        with pytest.raises(ValueError, match=f"FivePoint: act is the callable {type(point).__name__}, which plain values cannot express"):
+            qsim.FivePoint(act=point).to_dict()
+    assert qsim.points.resolve("PerRow()") is None
+    assert qsim.points.resolve("e4m3") is None
+
+
+def test_configurations_hold_points_by_their_calls() -> None:
+    points = qsim.FivePoint("LSQ('uint4')", LSQ("int4"), grad="e5m2")
+    assert str(points) == "act=LSQ('uint4'), weight=LSQ('int4'), grad=e5m2"
+    assert points.to_dict()["weight"] == "LSQ('int4')"
+    again = qsim.FivePoint.from_json(points.to_json())
+    assert (again, hash(again)) == (points, hash(points))
+    assert again.act.function is not points.act.function  # type: ignore[union-attr]
+    assert qsim.FivePoint(LSQ("uint4", 0.5), "LSQ('int4')", "e5m2") != points
+    straight = qsim.recipes.CallablePoint(LSQ("int4"), "straight")
+    with pytest.raises(ValueError, match="which plain values cannot express"):
+        qsim.FivePoint(act=straight).to_dict()
+    with pytest.raises(ValueError, match="FivePoint: act: LSQ: unknown format 'int44'"):
+        qsim.FivePoint(act="LSQ('int44')")
+    with pytest.raises(TypeError, match=r"FivePoint: weight: .*unexpected keyword argument 'bits'"):
+        qsim.FivePoint(weight="LSQ('int4', bits=3)")
+
+
+def test_saved_models_with_learned_steps_are_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = qsim.convert(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2)), qsim.FivePoint("LSQ('int8')", "LSQ('int4')"))
+    x = torch.randn(3, 6)
+    due = model(x)
+    qsim.save(model, tmp_path)
+    again = qsim.load(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2)), tmp_path)
+    assert same_bits(again(x), due)
+    assert again[0].act_point is not again[1].act_point
 
 
 @every

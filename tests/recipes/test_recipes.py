@@ -15,6 +15,7 @@ from qsim import Block, FivePoint, Float, Int, Quantizer, recipes
 from qsim.accumulators import Promoted, Rounded
 from qsim.cli import main
 from qsim.nn import functional
+from qsim.points import DGE, Clamped, FourOverSix, MSEden, OuterScale, Rotated, TrustMask
 from qsim.recipes import Recipe
 from qsim.recipes.named import SHOWN_IN
 from qsim.scaling import Delayed, PerBlock, PerRow, PerTensor, PerTile, Scaling
@@ -37,6 +38,10 @@ POWERS = Quantizer(Float(3, 0), "stochastic", scale=PerTensor(rule="ceil"))
 UNIFORM = Quantizer(Float(1, 2), scale=NV, transform=Hadamard(16))
 UNIFORM_NOISY = Quantizer(Float(1, 2), "stochastic", scale=NV_UP, transform=Hadamard(16))
 NOISY = Quantizer("e4m1", "stochastic")
+EDEN, EDEN_128 = (Rotated(MSEden(size), Hadamard(size), "call") for size in (32, 128))
+NESTED = Block("e2m1", 16, scale="e4m3", rule="fit")
+NESTED_UP = Quantizer("e2m1", "stochastic", scale=PerBlock(16, format="e4m3", rule="ceil"))
+TETRA = Rotated(OuterScale(NESTED_UP, PerBlock(128)), Hadamard(16), "call")
 
 
 def hybrid(scale: Scaling) -> FivePoint:
@@ -91,6 +96,43 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
     ),
     (recipes.ufp4(), FivePoint(UNIFORM, UNIFORM, act_bwd=UNIFORM, weight_bwd=UNIFORM, grad=UNIFORM_NOISY)),
     (recipes.luq(), FivePoint(INT_4, INT_4, act_bwd="same", weight_bwd="same", grad=POWERS)),
+    (recipes.lsq(act="uint4"), FivePoint("LSQ('uint4')", "LSQ('int4')")),
+    (recipes.quest(2), FivePoint(*[Rotated(TrustMask.quest(2), Hadamard(128, random_signs=False))] * 2)),
+    (
+        recipes.fp4_dge(),
+        FivePoint(Clamped(Quantizer("e2m1", scale=PerRow())), DGE(Quantizer("e2m1", scale=PerRow(0))), Quantizer("e5m2", scale="tensor")),
+    ),
+    (
+        recipes.four_over_six(error="mae", reach=448),
+        FivePoint(
+            FourOverSix(reach=448),
+            FourOverSix(PerTile(16, 16), reach=448),
+            FourOverSix(reach=448, rounding="stochastic"),
+            act_bwd=Rotated(FourOverSix(reach=448), Hadamard(16)),
+            grad_w=Rotated(FourOverSix(reach=448, rounding="stochastic"), Hadamard(16)),
+        ),
+    ),
+    (recipes.ms_eden("nvfp4"), FivePoint("nvfp4", "nvfp4", EDEN, act_bwd=EDEN, weight_bwd=EDEN)),
+    (
+        recipes.quartet2(size=128),
+        FivePoint(
+            *["FourOverSix(error='mse')"] * 2,
+            EDEN_128,
+            act_bwd=EDEN_128,
+            weight_bwd=EDEN_128,
+            backward_of="rounded",
+        ),
+    ),
+    (
+        recipes.tetrajet2(),
+        FivePoint(
+            *[OuterScale(NESTED, PerBlock(128))] * 2,
+            TETRA,
+            act_bwd=TETRA,
+            weight_bwd=TETRA,
+            backward_of="rounded",
+        ),
+    ),
     (
         recipes.int8(),
         FivePoint(INT, INT, act_bwd=INT, weight_bwd=INT, grad=Quantizer(Int(8, symmetric=True), "stochastic", scale=PerRow())),
@@ -135,11 +177,13 @@ class TestPoints:
     @pytest.mark.parametrize("name", recipes.NAMED)
     def test_names_and_sources(self, name: str) -> None:
         assert ALL[name].name == name
-        assert any(year in ALL[name].source for year in ("arXiv 2", "NeurIPS 2019", "Training with Fewer Bits", "torchao 0.18"))
+        known = ("arXiv 2", "arXiv 1902", "NeurIPS 2019", "Training with Fewer Bits", "torchao 0.18")
+        assert any(year in ALL[name].source for year in known)
 
     def test_which_recipes_keep_layers(self) -> None:
         kept = {name: (recipe.first, recipe.last) for name, recipe in ALL.items() if recipe.first or recipe.last}
-        assert kept == {"hfp8": (1, 1), "luq": (1, 1), "nvfp4": (0, 1), "fp8_blockwise": (0, 1), "deepseek_v3": (0, 1)}
+        both = dict.fromkeys(("hfp8", "luq", "lsq"), (1, 1))
+        assert kept == both | dict.fromkeys(("nvfp4", "four_over_six", "fp8_blockwise", "deepseek_v3"), (0, 1))
 
     @pytest.mark.parametrize("name", ["act", "weight", "grad"])
     def test_bfloat16_holds_what_fp8_blockwise_multiplies(self, name: str) -> None:

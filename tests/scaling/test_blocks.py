@@ -24,7 +24,7 @@ from support.covering import dealt
 from support.scaled_cases import DIFFERENT, hard
 from support.scales import BLOCKS, bits_after_the_first, scale_of
 
-RULES: tuple[Rule, ...] = ("fit", "ceil", "floor", "even")
+RULES: tuple[Rule, ...] = ("fit", "ceil", "floor", "even", "ceil_log2")
 ELEMENTS: tuple[Format, ...] = (E4M3, E5M2, E3M2, E2M3, E2M1, Fixed(8, 6), Int(4, symmetric=True), Float(4, 3, specials="none"))
 SCALES: tuple[Format, ...] = (E8M0, E4M3, E5M2, Float(4, 4), Fixed(8, 4, signed=False))
 
@@ -84,6 +84,8 @@ def float32_scale(a: Fraction, element: Format, rule: Rule) -> Fraction:
     if rule == "ceil":
         near = float32(wanted)
         return max(near if near >= wanted else following(near), least)
+    if rule == "ceil_log2":
+        a = Fraction(2) ** -floor_log2_of(1 / a, None)
     power = floor_log2_of(a, element if rule == "even" else None) - floor_log2_of(Fraction(element.max), None)
     return max(Fraction(2) ** power, least)
 

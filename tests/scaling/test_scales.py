@@ -17,7 +17,7 @@ from support.scales import BLOCKS, scale_of
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("rule", ["fit", "ceil", "floor", "even"])
+@pytest.mark.parametrize("rule", ["fit", "ceil", "floor", "even", "ceil_log2"])
 @pytest.mark.parametrize("fmt", [E8M0, E4M3], ids=["E8M0", "E4M3"])
 @pytest.mark.parametrize("element", [E2M1, E4M3, E5M2, qsim.Int(8)], ids=["E2M1", "E4M3", "E5M2", "int8"])
 @pytest.mark.parametrize("margin", [0, 2])

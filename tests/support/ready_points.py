@@ -27,7 +27,16 @@ READY: dict[str, Callable[[], PointModule]] = {
     "TrustMask": lambda: points.TrustMask.quest(4),
     "TrustMask of LSQ": lambda: points.TrustMask(points.LSQ("int4"), trust=0.2),
     "Outliers": lambda: points.Outliers("e2m1", quantile=0.9),
+    "Outliers, tokens": lambda: points.Outliers("e2m1", quantile=0.9, dim=-1),
+    "Clamped": lambda: points.Clamped(qsim.Quantizer("e2m1", scale="row"), quantile=0.9),
+    "OuterScale": lambda: points.OuterScale("nvfp4", qsim.scaling.PerBlock(128)),
+    "Rotated": lambda: points.Rotated(points.TrustMask.quest(4), qsim.transforms.Hadamard(4)),
+    "Rotated, redrawn": lambda: points.Rotated("mxfp4", "Hadamard(32)", redraw="call"),
+    "MSEden": lambda: points.MSEden(32),
+    "FourOverSix, stochastic": lambda: points.FourOverSix(rounding="stochastic"),
+    "TransformerEngineNVFP4": lambda: points.TransformerEngineNVFP4(),
 }
 
-#: Those that give the same values every time.
-DETERMINISTIC = {name: make for name, make in READY.items() if name != "Noise"}
+#: Those that draw, and those that give the same values every time.
+RANDOM = ("Noise", "Rotated, redrawn", "MSEden", "FourOverSix, stochastic")
+DETERMINISTIC = {name: make for name, make in READY.items() if name not in RANDOM}

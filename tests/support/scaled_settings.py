@@ -35,6 +35,7 @@ SCALINGS: tuple[Scaling, ...] = (
     PerBlock(10, -1),
     PerBlock(7, 0, "e8m0", "floor", margin=1),
     PerBlock(1, 0, "e8m0", "even"),
+    PerBlock(4, -1, "e8m0", "ceil_log2"),
     PerTile(16, 16, "e4m3", outer=PerTensor()),
     PerTile(128, 128, "e8m0", "ceil"),
     PerTile(3, 5, "e4m3"),

@@ -64,6 +64,7 @@ def scale_of(block: list[float], element: Format, fmt: Format, rule: str, margin
         wanted = a * Fraction(2) ** margin / largest
         chosen = next((v for v in values if v >= wanted), values[-1])
     else:
+        a = Fraction(2) ** -floor_log2(1 / a) if rule == "ceil_log2" else a
         a = to_precision(a, bits_after_the_first(element)) if rule == "even" else a
         chosen = nearest(Fraction(2) ** (floor_log2(a) - floor_log2(largest) + margin), values)
     return max(chosen, least)

@@ -21,7 +21,7 @@ from qsim_kernels.arithmetic.words import (
 )
 from qsim_kernels.numbers.scales import ScaleRule
 
-FIT, CEIL, FLOOR, EVEN = map(int, ScaleRule)
+FIT, CEIL, FLOOR, EVEN, CEIL_LOG2 = map(int, ScaleRule)
 
 
 def scale_of(amax, scales, rule, rounding):
@@ -40,6 +40,8 @@ def scale_of(amax, scales, rule, rounding):
         wanted = power_of(amax, scales)
     elif rule == EVEN:
         wanted = power_of(nearest_even(amax, scales.spare), scales)
+    elif rule == CEIL_LOG2:
+        wanted = power_of(power_above(amax), scales)
     else:
         wanted = quotient(product(amax, scales.factor), scales.largest)
     scale = maximum(round_bits(wanted, 0, scales.grid, rounding), scales.least)
@@ -51,6 +53,11 @@ def power_of(amax, scales):
     """The power of two by which the largest magnitude gets the exponent of the largest value; any other if float64 does not have it."""
     field = (amax >> MANTISSA) + scales.power
     return minimum(maximum(field, 1), (INFINITY >> MANTISSA) - 1) << MANTISSA
+
+
+def power_above(bits):
+    """The smallest power of two that is not below a number."""
+    return bits + ((1 << MANTISSA) - 1) >> MANTISSA << MANTISSA
 
 
 def nearest_even(bits, spare):

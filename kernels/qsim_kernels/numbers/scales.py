@@ -34,13 +34,14 @@ class ScaleRule(IntEnum):
     FIT is the value of the scales' grid that is nearest to `a / M`, so that `a` lands on or next to `M`; CEIL is the smallest value that is
     not below `a / M`, so that nothing saturates. The others are powers of two: FLOOR is `2**(floor(log2 a) - floor(log2 M))`, the rule of
     OCP's MX formats, under which values between `M` and the next power of two saturate; EVEN is the same after `a` has been rounded to
-    the elements' precision, ties to even.
+    the elements' precision, ties to even, and CEIL_LOG2 after it has been rounded up to a power of two.
     """
 
     FIT = 0
     CEIL = 1
     FLOOR = 2
     EVEN = 3
+    CEIL_LOG2 = 4
 
 
 class Scales(NamedTuple):

@@ -23,7 +23,7 @@ _ELEMENTS: dict[str, Format] = {
     "fp6_e2m3": E2M3,
     "fp6_e3m2": E3M2,
 }
-_RULES: dict[str, Rule] = {"FLOOR": "floor", "RCEIL": "ceil", "EVEN": "even"}
+_RULES: dict[str, Rule] = {"FLOOR": "floor", "RCEIL": "ceil", "EVEN": "even", "CEIL": "ceil_log2"}
 _READ = {"qdata", "scale", "zero_point", "per_tensor_scale"}
 
 

@@ -29,7 +29,7 @@ _MX: dict[Format, Any] = {
     E2M1: {"_type": "torch.dtype", "_data": "float4_e2m1fn_x2"},
 }
 #: Rules for scales that are powers of two.
-_RULES = {"floor": "FLOOR", "ceil": "RCEIL", "even": "EVEN"}
+_RULES = {"floor": "FLOOR", "ceil": "RCEIL", "even": "EVEN", "ceil_log2": "CEIL"}
 _INFERENCE = {"emulate": False, "use_fast_accum": True, "pad_inner_dim": False}
 
 

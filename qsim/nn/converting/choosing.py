@@ -128,7 +128,9 @@ def _is_configuration(points: Mapping[str, Any]) -> bool:
     def is_point(point: Any) -> bool:
         return point is None or isinstance(point, (str, Quantizer, CallablePoint)) or (isinstance(point, Mapping) and "format" in point)
 
-    return bool(points) and all(name in ("accumulate", "chip") or (name in POINTS and is_point(point)) for name, point in points.items())
+    return bool(points) and all(
+        name in ("accumulate", "chip", "backward_of") or (name in POINTS and is_point(point)) for name, point in points.items()
+    )
 
 
 def _refuse_hidden(patterns: Sequence[str], usable: Sequence[Layer]) -> None:

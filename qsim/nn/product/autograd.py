@@ -143,7 +143,8 @@ class FivePointProduct(torch.autograd.Function):
         ops = plan.ops
         observer = ctx.observer = observers.current(ops)
         plan = plan if ends is None else plan.in_groups(ends, is_observed=observer is not None)
-        first, second, carrier, seed_of_w = plan.first, plan.second, plan.carriers[0], seed if plan.two_inputs else weight_seed
+        first, second, carrier = plan.first, plan.second, plan.carriers[0]
+        seed_of_w = plan.seed_of_second(seed, weight_seed, second.forward)
         x = first.round(ops, a, seed, carrier, keeps=needs_w, raw=raw_a)
         y = second.round(ops, w, seed_of_w, carrier, keeps=needs_a, raw=raw_w)
         if observer is not None:
@@ -242,7 +243,7 @@ class _BackwardPass(NamedTuple):
         """The operand of a product, from what was kept of it."""
         plan = self.plan
         operand = plan.second if index == 1 else plan.first
-        seed = self.seed if index == 2 or plan.two_inputs else self.weight_seed
+        seed = self.seed if index == 2 else plan.seed_of_second(self.seed, self.weight_seed, operand.backward)
         rounded = operand.recall(self.ops, kept, seed, plan.carriers[index], scales)
         if self.observer is not None:
             operand.show_recalled(self.observer, kept, rounded, self.noted[2 - index], seed)

@@ -26,6 +26,8 @@ def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: Product
         refuse_transforms("embeddings with points")
     if plan.split is not None:
         refuse_transforms("layers with Outliers at grad")
+    if any(site.draws_signs for site in plan.sites):
+        refuse_transforms("layers whose operands share random signs")
     _check_levels(plan)
     with without_autocast(a.device):
         return _ProductUnderTransform.apply(a, w, bias, plan)  # type: ignore[no-any-return,no-untyped-call]

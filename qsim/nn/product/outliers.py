@@ -38,6 +38,7 @@ def split_of(points: FivePoint, *, two_inputs: bool) -> Split | None:
     Where the backward pass rounds the operand at a point of its own, or both operands are inputs, one product takes the sum of the parts.
     """
     given: dict[str, Any]
+    without: dict[str, Any]
     for tensor, name in enumerate(_POINTS):
         point = getattr(points, name)
         if not isinstance(point, CallablePoint) or not isinstance(point.function, Outliers) or point.gradient != "own":

@@ -26,7 +26,7 @@ def operands(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> tu
     for i, operand in enumerate((plan.first, plan.second)):
         site = operand.forward
         if site.is_outside and site.call is not None:
-            raw[i], found[i] = found[i].detach(), site.call.with_gradient(site.name, found[i])
+            raw[i], found[i] = found[i].detach(), site.with_gradient(site.call, found[i])
             if observer is not None:
                 observer.rounds(site, found[i].detach(), None, found[i].detach())
     return found[0], found[1], None if bias is None else rounded("bias", bias, plan), (raw[0], raw[1])

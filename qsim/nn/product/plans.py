@@ -101,6 +101,10 @@ class ProductPlan:
         """All sites."""
         return [site for pair in self.pairs for site in pair]
 
+    def seed_of_second(self, seed: Tensor | None, weight_seed: Tensor | None, site: Site) -> Tensor | None:
+        """The seed of the second operand at a site: that of the call, for another input and where it shares signs with the first."""
+        return seed if self.two_inputs or site.draws_signs else weight_seed
+
     def in_groups(self, ends: Tensor, *, is_observed: bool) -> ProductPlan:
         """The plan in one pass, whose rows fall into groups: only scales, transforms and observers need to know which."""
         if not is_observed and all(site.is_plain for site in self.sites):
@@ -261,6 +265,7 @@ def _whole_plan(
     )
     drawing = (first.forward, first.backward, gradient.for_first, gradient.for_second)
     weights = (second.forward, second.backward)
+    draws_signs = any(site.draws_signs for site in (*drawing, *weights))
     sums = points.sums[2:] if product.is_lookup else points.sums
     plan = ProductPlan(
         points,
@@ -272,7 +277,7 @@ def _whole_plan(
         gradient,
         (forward, grad_a, grad_w),
         (forward.carrier, grad_a.carrier, grad_w.carrier),
-        draws=any(site.is_stochastic for site in drawing) or any(sum_ is not None and sum_.is_stochastic for sum_ in sums),
+        draws=draws_signs or any(site.is_stochastic for site in drawing) or any(sum_ is not None and sum_.is_stochastic for sum_ in sums),
         weight_draws=not two_inputs and any(site.is_stochastic for site in weights),
         joins_gradients=product.joins_gradients and gradient.is_rounded_once and _are_torchs(grad_a, grad_w),
         adds_bias=own.adds_bias,

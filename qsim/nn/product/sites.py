@@ -7,9 +7,9 @@ by them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,6 +25,7 @@ from qsim.nn.product.arithmetic import rows
 from qsim.nn.product.carriers import Values
 from qsim.nn.product.grouped_rounding import RoundedUnits, round_units
 from qsim.nn.product.groups import Groups
+from qsim.random.noise import Noise
 from qsim.random.places import WHOLE, Place, narrowed, widened
 from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.numbers.scales import Restore
@@ -79,6 +80,7 @@ class Site:
         transform: The transform applied before rounding; both operands of a product have the same.
         shared: This process's shard, if the tensor is distributed.
         multiplies: Whether the tensor is an operand of a product, whose result can be multiplied by its scales.
+        shared_stream: The stream of random bits that both operands of the product share.
         chain: The number of products in the short sums with which scales of blocks and tiles enter; 0 if they are multiplied in.
         groups: Which rows belong to which group, in one pass of a grouped product.
     """
@@ -96,6 +98,7 @@ class Site:
     multiplies: bool = True
     chain: int = 0
     groups: Groups | None = None
+    shared_stream: int = 0
     #: Cached layouts of scales, by tensor shape.
     layouts: dict[torch.Size, ScaleLayout] = field(default_factory=dict, compare=False, repr=False)
 
@@ -120,6 +123,11 @@ class Site:
         return self.quantizer is not None and self.quantizer.spelt.is_stochastic
 
     @property
+    def draws_signs(self) -> bool:
+        """Whether it rounds by a callable that shares random signs with the other operand of its product."""
+        return self.call is not None and self.call.draws_signs
+
+    @property
     def leaves_factor(self) -> bool:
         """Whether the result of a product is multiplied by scales."""
         scale = None if self.quantizer is None else self.quantizer.scale
@@ -137,7 +145,7 @@ class Site:
         """
         point = self.quantizer
         if point is None:
-            seen = x if self.call is None or self.is_outside else self.call.rounded(self.name, x)
+            seen = x if self.call is None or self.is_outside else self.called(self.call, x, seed)
             return RoundedOperand(seen if seen.dtype == dtype or not seen.is_floating_point() else seen.to(dtype))
         if point.scale is None and self.transform is None:
             return RoundedOperand(self.round_plainly(ops, x, seed, dtype))
@@ -147,6 +155,24 @@ class Site:
             return self._round_under_scales(ops, x, point, seed, dtype, known)
         seen = self.as_matrix(x)
         return RoundedOperand(self.round_plainly(ops, ops.hadamard(seen, self.turn(seen.shape)), seed, dtype).view(x.shape))
+
+    def called(self, call: CallablePoint, x: Tensor, seed: Tensor | None) -> Tensor:
+        """What a callable makes of a tensor."""
+        noise: dict[str, Any] = {"signs": Noise(seed, self.shared_stream)} if call.draws_signs and seed is not None else {}
+        return self._along_sum(call, x, partial(call.rounded, self.name, **noise))
+
+    def with_gradient(self, call: CallablePoint, x: Tensor) -> Tensor:
+        """What a callable makes of a tensor before the product, with the gradient that was chosen."""
+        return self._along_sum(call, x, partial(call.with_gradient, self.name))
+
+    def _along_sum(self, call: CallablePoint, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """The result of a function that sees a directed callable's tensor as matrices whose last dimension the product sums over."""
+        if not call.is_directed or self.along is None or not self.multiplies:
+            return function(x)
+        if self.groups is not None:
+            raise ValueError(f"{self.name}: {call.name} rounds along the sum of a product, and those of grouped products have any length")
+        dim = self.along.summed
+        return function(self.as_matrix(x).movedim(dim, -1)).movedim(-1, dim).reshape(x.shape)
 
     def round_plainly(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Round a tensor without scales, with the random bits that its elements have in the whole."""

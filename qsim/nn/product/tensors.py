@@ -21,6 +21,8 @@ from qsim.recipes.five_point import FivePoint
 ACT, ACT_BWD, GRAD, GRAD_W = (stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
 WEIGHT, WEIGHT_BWD = (stream("five points", name) for name in ("weight", "weight_bwd"))
 SECOND = stream("five points", "second operand")
+#: Those of signs that both operands of a product share.
+SIGNS = tuple(stream("five points", "signs", index) for index in range(3))
 #: By the role of a tensor, the product in which it has it, and which tensor it is: the first operand, the second, or the result.
 _ROLES = {"act": (0, 0), "weight": (0, 1), "grad": (1, 2), "weight_bwd": (1, 1), "grad_w": (2, 2), "act_bwd": (2, 0)}
 #: The dimensions of a lookup's tensors. There is no product: scales follow the rows, and are multiplied back in.
@@ -107,7 +109,8 @@ class Tensors:
         is_reused = after == "same" and not transforms and not _is_directed(point)
         later, number = (point, forward_stream) if is_reused else (self.points.used[f"{name}_bwd"], backward_stream)
         backward = self._site(f"{role}_bwd", f"{name}_bwd", later, number)
-        clips, is_requantized = isinstance(point, Quantizer) and point.clip_gradient, after == "requantized"
+        clips = isinstance(point, Quantizer) and point.clip_gradient
+        is_requantized = after == "requantized" or (self.points.backward_of == "rounded" and after not in (None, "same"))
         coding = kept_coding(forward, backward) if self.keeps_codes and name == "act" and not is_requantized else None
         return Operand(forward, backward, is_reused, clips, coding, is_requantized=is_requantized)
 
@@ -131,6 +134,7 @@ class Tensors:
             shared=self.shards.shared[tensor],
             multiplies=not is_lookup,
             chain=0 if is_lookup else chain_of(quantizer, lies, self.points.sums[index]),
+            shared_stream=SIGNS[index],
         )
 
     def _transform(self, index: int) -> Hadamard | None:
@@ -141,5 +145,7 @@ class Tensors:
 
 
 def _is_directed(point: Quantizer | CallablePoint | None) -> bool:
-    """Whether scales follow the dimension over which a product sums."""
+    """Whether scales follow the dimension over which a product sums, and the backward pass is not that of autograd."""
+    if isinstance(point, CallablePoint):
+        return point.is_straight and point.is_directed
     return isinstance(point, Quantizer) and point.scale is not None and point.scale.is_directed

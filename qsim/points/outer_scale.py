@@ -1,0 +1,60 @@
+"""Scales of groups above the scales of blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim.functional.quantizer import Point
+from qsim.points.base import Gradient, PointModule, quantizer_of, surrogate, wide
+from qsim.points.groups import check_granularity, grouped, ungrouped, within
+from qsim.scaling import Scaling
+
+_SMALLEST = 2.0**-126
+
+
+class OuterScale(PointModule):
+    """Blocks whose scales are under a float32 scale of their row or of a larger block, instead of one of the tensor.
+
+    Values are divided by `a / (M * M')`, where `a` is the largest magnitude of their group, `M` the largest value of the elements' format
+    and `M'` that of the blocks' scales; then they are rounded with the scales of blocks, and multiplied again. The gradient is straight
+    through.
+
+    Args:
+        point: A block format, or a `Quantizer` with scales, which may round in any way.
+        granularity: The groups: `PerBlock(128)`, `PerRow()`, or another of `qsim.scaling`.
+
+    Example:
+        >>> import torch, qsim
+        >>> x = torch.tensor([[1e-6] * 16, [1000.0] * 16])
+        >>> qsim.quantize(x, "nvfp4")[0, :2], qsim.points.OuterScale("nvfp4", qsim.scaling.PerRow())(x)[0, :2]
+        (tensor([0., 0.]), tensor([1.0000e-06, 1.0000e-06]))
+    """
+
+    gradient: Gradient = "straight"
+
+    def __init__(self, point: Point, granularity: Scaling) -> None:
+        super().__init__()
+        self.quantizer = quantizer_of("OuterScale", point, scales=True)
+        self.granularity = check_granularity("OuterScale", granularity)
+        scale = self.quantizer.scale
+        if scale is None or not scale.format.max < 2.0**100:
+            raise ValueError(
+                f"OuterScale: point needs scales in a format of limited range, as e4m3 blocks have, got {self.quantizer.format!r}, {scale}"
+            )
+        self.reach = self.quantizer.format.max * scale.format.max
+        self.is_directed = getattr(scale, "dim", -1) == -1 and getattr(self.granularity, "dim", -1) == -1
+
+    def rounded(self, x: Tensor, **noise: Any) -> Tensor:
+        """Divide by the scales of groups, round, and multiply."""
+        groups = grouped(wide(x.detach()), self.granularity)
+        scale = groups.abs().amax(within(groups), keepdim=True) / self.reach
+        scale = torch.where(scale == 0, 1.0, scale).clamp(min=_SMALLEST)
+        values = self.quantizer(ungrouped(groups / scale, tuple(x.shape)), **noise)
+        return surrogate(x, ungrouped(grouped(values, self.granularity) * scale, tuple(x.shape)).to(x.dtype))
+
+    def extra_repr(self) -> str:
+        """The quantizer and the groups."""
+        return f"{self.quantizer!r}, {self.granularity}"
