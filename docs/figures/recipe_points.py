@@ -1,4 +1,4 @@
-"""What each recipe rounds the six operands of a layer's three products to, as a table with colours."""
+"""A table with colours: the recipes, and the formats to which they round the six operands of a layer's three products."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure

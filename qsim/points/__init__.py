@@ -82,6 +82,13 @@ def resolve(call: str) -> PointModule | None:
     Raises:
         TypeError: If an argument does not fit.
         ValueError: If the point refuses one.
+
+    Example:
+        >>> import qsim
+        >>> qsim.points.resolve("LSQ('int4', step=0.5)")
+        LSQ(Int(4), rounding=nearest)
+        >>> qsim.points.resolve("e4m3") is None
+        True
     """
     made = read_call(call, _MAKERS)
     return made if isinstance(made, PointModule) else None

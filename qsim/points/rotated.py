@@ -8,15 +8,17 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from qsim.functional import quantize
+from qsim.formats import Int
 from qsim.functional.hadamard import Hadamard, resolve
-from qsim.functional.quantizer import Point
+from qsim.functional.quantizer import Point, Quantizer
 from qsim.points.base import Gradient, PointModule, callable_of, surrogate, wide
 from qsim.random import seeds
 from qsim.random.noise import Noise
 
 #: When signs are drawn again.
 Redraw = Literal["never", "call"]
+#: Rounds one half to 0 or 1 with equal probability.
+_COIN = Quantizer(Int(1, signed=False), "stochastic")
 
 
 class Rotated(PointModule):
@@ -79,7 +81,7 @@ class Rotated(PointModule):
         """1 or -1 for each element of a row: the same for every block."""
         drawn = Noise(seeds.drawn(x.device)) if signs is None else signs
         halves = torch.full((self.transform.size,), 0.5, device=x.device)
-        bits = quantize(halves, "uint1", "stochastic", seed=drawn)
+        bits = _COIN(halves, seed=drawn)
         length = x.shape[-1]
         return (1 - 2 * bits).repeat(-(-length // self.transform.size))[:length].to(x.dtype)
 

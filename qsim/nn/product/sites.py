@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -157,13 +157,15 @@ class Site:
         return RoundedOperand(self.round_plainly(ops, ops.hadamard(seen, self.turn(seen.shape)), seed, dtype).view(x.shape))
 
     def called(self, call: CallablePoint, x: Tensor, seed: Tensor | None) -> Tensor:
-        """What a callable makes of a tensor."""
-        noise: dict[str, Any] = {"signs": Noise(seed, self.shared_stream)} if call.draws_signs and seed is not None else {}
-        return self._along_sum(call, x, partial(call.rounded, self.name, **noise))
+        """Round a tensor by a callable."""
+        if call.draws_signs and seed is not None:
+            signs = Noise(seed, self.shared_stream)
+            return self._along_sum(call, x, lambda seen: call.rounded(self.name, seen, signs=signs))
+        return self._along_sum(call, x, lambda seen: call.rounded(self.name, seen))
 
     def with_gradient(self, call: CallablePoint, x: Tensor) -> Tensor:
-        """What a callable makes of a tensor before the product, with the gradient that was chosen."""
-        return self._along_sum(call, x, partial(call.with_gradient, self.name))
+        """Round a tensor by a callable before the product, with the gradient that was chosen."""
+        return self._along_sum(call, x, lambda seen: call.with_gradient(self.name, seen))
 
     def _along_sum(self, call: CallablePoint, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """The result of a function that sees a directed callable's tensor as matrices whose last dimension the product sums over."""
