@@ -8,7 +8,7 @@ that costs more and loses more, and it drops those whose bound, the relaxation o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -71,7 +71,7 @@ def _hull(item: int, options: Sequence[Option]) -> list[Step]:
             corners.append(index)
     return [
         Step(item, after, options[after].cost - options[before].cost, options[before].loss - options[after].loss)
-        for before, after in zip(corners, corners[1:], strict=False)
+        for before, after in pairwise(corners)
     ]
 
 
@@ -176,7 +176,7 @@ def _relaxations(items: Sequence[Sequence[Option]]) -> list[_Relaxation]:
 
 
 def frontier(items: Sequence[Sequence[Option]]) -> list[Option]:
-    """The costs and losses along the hull, from the cheapest choice to that of the least loss: no choice is below the lines between them."""
+    """The costs and losses along the hull, from the cheapest choice to that of the least loss: none is below the lines between them."""
     path, start = steps(items), total(items, cheapest(items))
     costs = accumulate((step.cost for step in path), initial=start.cost)
     return [Option(cost, loss) for cost, loss in zip(costs, accumulate((-step.gain for step in path), initial=start.loss), strict=True)]
