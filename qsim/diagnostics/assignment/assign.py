@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qsim.diagnostics.assignment.assignment import UNITS, Assignment, Uniform
 from qsim.diagnostics.assignment.choices import TENSORS, Per, PointChoice, choices, named_candidates
 from qsim.diagnostics.assignment.costs import Cost, LayerSize, charge
-from qsim.diagnostics.assignment.search import Option, Search, cheapest, exact, frontier, greedy, total
+from qsim.diagnostics.assignment.search import Option, Search, exact, frontier, greedy, total
 from qsim.diagnostics.assignment.sensitivity import Sensitivities, SensitivityProbe
 from qsim.diagnostics.gradients.borrowed import borrowed
 from qsim.diagnostics.gradients.drawn import Gradients, Loss, listed_batches, weights_of
@@ -37,7 +37,7 @@ def assign(
     batches: Iterable[Any],
     loss: Loss | None = None,
     *,
-    budget: float,
+    budget: float | str,
     candidates: Sequence[Any] | Mapping[str, Any] = CANDIDATES,
     cost: Cost = "bits",
     per: Per = "point",
@@ -51,8 +51,9 @@ def assign(
 
     The error is the mean square of what rounding adds to the gradients of the weights, bias and variance, relative to each weight's
     gradient. Each probe moves all weights a little along random directions, in two passes: how the operands of all layers change shows what
-    a rounding error of each does to all gradients, to first order. Rounded inputs are measured, in a pass for each layer and candidate,
-    because their errors are neither small nor independent. The errors of different layers and tensors are added.
+    rounding errors of each do to all gradients, to first order. Errors of inputs in the forward pass are neither small nor independent, so
+    they are measured, in a pass for each layer and candidate; and where inputs or weights of all layers are rounded, a measurement gives
+    the sum of their errors. The errors of different layers and tensors are added.
 
     Linear layers and convolutions are assigned. The model is in full precision meanwhile, and unchanged afterwards, points included.
     `qsim.convert(model, found.recipe)` applies the result.
@@ -62,7 +63,7 @@ def assign(
         batches: At least 3 batches, of one size, on which sensitivities are measured.
         loss: `loss(model, batch)`, a scalar; rounding must be its only source of random numbers, so no dropout. By default the batches are
             inputs of the model, as `qsim.coverage` takes them, which returns a scalar or something with a `loss`.
-        budget: The largest mean cost.
+        budget: The largest mean cost, or the name of a candidate: as much as it costs in all layers.
         candidates: Formats, recipes, points or their names, in a list or in a dictionary of names. The points of a recipe count, and not
             the layers that it leaves in high precision.
         cost: What the budget limits. `"bits"`: the mean bits per element of the six operands of all products, scales included. `"time"`:
@@ -99,13 +100,22 @@ def assign(
             raise ValueError(f"assign: {name} must be {', '.join(map(repr, get_args(allowed)))}, got {value!r}")
     check_integer("assign", "probes", probes, 1, 10_000)
     check_integer("assign", "seed", seed, -(2**63), 2**63 - 1)
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget > 0:
-        raise ValueError(f"assign: budget must be a positive number, got {budget!r}")
+    if isinstance(budget, bool) or not (budget in named if isinstance(budget, str) else isinstance(budget, (int, float)) and budget > 0):
+        raise ValueError(f"assign: budget must be a positive number or the name of a candidate, got {budget!r}")
     chosen, left = _chosen(model, include, exclude, named)
+    possible = choices(named, per)
+    modules: dict[str, Any] = {layer.names[0]: layer.module for layer in chosen}
     with _converted(model, chosen):
-        sensitivities, sizes = _measured(model, chosen, batches, loss or _own_loss, named, probes, seed)
-    found, options = _options(sensitivities, sizes, choices(named, per), cost)
-    _check_budget(options, budget, cost)
+        weights = weights_of("assign", model)
+        with borrowed(model, weights.layers, streams.stream("assign", seed)) as state:
+            given = listed_batches("assign", batches)
+            drawn = Gradients("assign", model, loss or _own_loss, given, weights, state)
+            probe = SensitivityProbe(drawn, state, given, weights, modules, seed)
+            sizes = probe.sizes
+            budget = _mean_cost(sizes, named[budget], cost) if isinstance(budget, str) else float(budget)
+            _check_budget(sizes, possible, cost, budget)
+            sensitivities = probe.measure(named, probes)
+    found, options = _options(sensitivities, sizes, possible, cost)
     # Sums of costs are rounded: a budget that uniform candidates meet exactly must hold them.
     picked = _SEARCHES[search](options, budget * (1 + 1e-12))
     records = [
@@ -115,9 +125,10 @@ def assign(
     ]
     spent = total(options, picked)
     points = tuple((name, own[index]) for (name, own), index in zip(found.items(), picked, strict=True))
-    uniform = tuple(_uniform(name, sensitivities, sizes, each, cost) for name, each in named.items())
+    errors = {name: sum(record.error for record in sensitivities.filter(candidate=name)) for name in named}
+    uniform = tuple(Uniform(name, _mean_cost(sizes, each, cost), errors[name]) for name, each in named.items())
     return Assignment(
-        tuple(records), cost, float(budget), spent.cost, spent.loss, points, uniform, tuple(frontier(options)), sensitivities, tuple(left)
+        tuple(records), cost, budget, spent.cost, spent.loss, points, uniform, tuple(frontier(options)), sensitivities, tuple(left)
     )
 
 
@@ -175,24 +186,6 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
     return found
 
 
-def _measured(
-    model: nn.Module,
-    chosen: Sequence[Layer],
-    batches: Iterable[Any],
-    loss: Loss,
-    candidates: Mapping[str, FivePoint],
-    probes: int,
-    seed: int,
-) -> tuple[Sensitivities, dict[str, LayerSize]]:
-    weights = weights_of("assign", model)
-    modules: dict[str, Any] = {layer.names[0]: layer.module for layer in chosen}
-    with borrowed(model, weights.layers, streams.stream("assign", seed)) as state:
-        given = listed_batches("assign", batches)
-        drawn = Gradients("assign", model, loss, given, weights, state)
-        probe = SensitivityProbe(drawn, state, weights, modules, seed)
-        return probe.measure(candidates, given, probes), probe.sizes
-
-
 def _options(
     sensitivities: Sensitivities, sizes: Mapping[str, LayerSize], possible: Sequence[PointChoice], cost: Cost
 ) -> tuple[dict[str, list[PointChoice]], list[list[Option]]]:
@@ -213,14 +206,14 @@ def _options(
     return found, options
 
 
-def _check_budget(options: Sequence[Sequence[Option]], budget: float, cost: Cost) -> None:
-    least = total(options, cheapest(options)).cost
-    if budget < least * (1 - 1e-12):
-        raise ValueError(f"assign: the budget of {budget:g} {UNITS[cost]} is below the cheapest candidates, which cost {least:.4g}")
+def _check_budget(sizes: Mapping[str, LayerSize], possible: Sequence[PointChoice], cost: Cost, budget: float) -> None:
+    least = [min((charge(cost, own.points, size) for own in possible), key=lambda own: own.amount) for size in sizes.values()]
+    mean = sum(own.amount for own in least) / sum(own.units for own in least)
+    if budget < mean * (1 - 1e-12):
+        raise ValueError(f"assign: the budget of {budget:g} {UNITS[cost]} is below the cheapest candidates, which cost {mean:.4g}")
 
 
-def _uniform(name: str, sensitivities: Sensitivities, sizes: Mapping[str, LayerSize], points: FivePoint, cost: Cost) -> Uniform:
-    """One candidate in all layers."""
+def _mean_cost(sizes: Mapping[str, LayerSize], points: FivePoint, cost: Cost) -> float:
+    """The mean cost of one candidate in all layers."""
     charges = [charge(cost, points, size) for size in sizes.values()]
-    spent = sum(own.amount for own in charges) / sum(own.units for own in charges)
-    return Uniform(name, spent, sum(record.error for record in sensitivities.filter(candidate=name)))
+    return sum(own.amount for own in charges) / sum(own.units for own in charges)

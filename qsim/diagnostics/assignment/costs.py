@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from qsim.accumulators import Accumulator, Rounded
 from qsim.formats import FP32, Format
 from qsim.functional.quantizer import Quantizer
+from qsim.nn.product.along import Along
 from qsim.recipes.five_point import FivePoint
 
 #: What a budget limits.
@@ -29,11 +30,13 @@ class LayerSize:
 
     Attributes:
         shapes: The shapes of the tensors that are rounded: the input as `act`, the weight, and the gradient of the result as `grad`.
+        along: The dimensions of the scales at each point.
         multiply_adds: The multiply-adds of one of the three products.
         bits: The bits of an element that is not rounded.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
+    along: Mapping[str, Along]
     multiply_adds: int
     bits: int
 
@@ -64,16 +67,18 @@ def bits_of(points: FivePoint, point: str, size: LayerSize) -> float:
 
     Example:
         >>> import qsim
-        >>> size = LayerSize({"act": (64, 64)}, 0, 32)
+        >>> from qsim.nn.product.along import along
+        >>> size = LayerSize({"act": (64, 64)}, along("...mk,nk->mn"), 0, 32)
         >>> [bits_of(qsim.FivePoint(act=name), "act", size) for name in ("mxfp4", "nvfp4", "e5m2", None)]
         [4.25, 4.5, 8.0, 32.0]
     """
     quantizer = quantizer_at(points, point)
     if quantizer is None:
         return float(size.bits)
-    shape = size.shapes[tensor_of(point)]
-    scales = 0 if quantizer.scale is None else math.prod(quantizer.scale.counts(shape)) * quantizer.scale.format.bits
-    return quantizer.format.bits + scales / math.prod(shape)
+    if quantizer.scale is None:
+        return float(quantizer.format.bits)
+    tiles, elements = size.along[point].tiles(quantizer.scale, size.shapes[tensor_of(point)]), size.elements(point)
+    return quantizer.format.bits + quantizer.scale.format.bits * math.prod(tiles.counts(elements)) / elements
 
 
 def bits_of_tensor(points: FivePoint, tensor: str, size: LayerSize) -> float:

@@ -32,6 +32,8 @@ from qsim_kernels.ops.direct import operators
 
 #: The six operands of the three products.
 ROLES = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
+#: Those whose errors have an effect that follows from the operands of their layer.
+LOCAL = ROLES[1:]
 
 
 class Operands(NamedTuple):

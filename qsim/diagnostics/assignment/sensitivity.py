@@ -5,25 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from qsim.diagnostics.assignment.choices import TENSORS
 from qsim.diagnostics.assignment.costs import LayerSize, bits_of_tensor, tensor_of
-from qsim.diagnostics.assignment.operands import Operands, Recorded, influences, products, recording, rounding_errors
+from qsim.diagnostics.assignment.operands import LOCAL, ROLES, Operands, Recorded, influences, products, recording, rounding_errors
 from qsim.diagnostics.gradients.borrowed import Borrowed
 from qsim.diagnostics.gradients.drawn import Gradients, MeasuredWeights
 from qsim.diagnostics.gradients.points import alone
+from qsim.nn.converting.checks import product_of
 from qsim.nn.converting.layers import is_conv1d
 from qsim.nn.modules import FivePointModule
+from qsim.nn.product.along import along
+from qsim.nn.product.arithmetic import rows
 from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
 from qsim.text.records import Records, Values
 
 #: How far the weights move, relative to their norm: far enough for float32, near enough for the gradients to change in proportion.
 _REACH = 3e-3
+#: The points of the forward pass, whose errors change the loss.
+FORWARD = ("act", "weight")
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,8 @@ class Sensitivity:
         layer: The layer.
         point: The tensor, by its first point: `act`, `weight` or `grad`, each with the points of the backward pass that round it, too.
         candidate: The candidate's name.
-        bits: Its bits per element, with those of scales.
+        elements: The number of elements, in both products that take the tensor.
+        bits: The candidate's bits per element, with those of scales.
         bias: The squared mean error that it makes in the gradients of all weights, each relative to the square of that gradient.
         variance: The variance of that error, over batches and draws.
         loss: The increase of the loss, to second order.
@@ -43,6 +50,7 @@ class Sensitivity:
     layer: str
     point: str
     candidate: str
+    elements: int
     bits: float
     bias: float
     variance: float
@@ -65,7 +73,7 @@ class Sensitivities(Records[Sensitivity]):
 
     Example:
         >>> from qsim.diagnostics import Sensitivities, Sensitivity
-        >>> found = Sensitivities((Sensitivity("0", "act", "mxfp4", 4.25, 1e-4, 2e-3, 1e-5),), batches=3, probes=4)
+        >>> found = Sensitivities((Sensitivity("0", "act", "mxfp4", 4096, 4.25, 1e-4, 2e-3, 1e-5),), batches=3, probes=4)
         >>> print(found)
         layer  point  candidate  bits    error     bias  variance     loss
         0      act    mxfp4      4.25  2.1e-03  1.0e-04   2.0e-03  1.0e-05
@@ -91,56 +99,115 @@ class SensitivityProbe:
     Args:
         drawn: The source of gradients.
         state: The state of the borrowed model.
+        batches: The batches.
         weights: The weights of the model's layers.
         layers: The layers to measure, by name.
         seed: The seed of the random directions.
     """
 
     def __init__(
-        self, drawn: Gradients, state: Borrowed, weights: MeasuredWeights, layers: Mapping[str, FivePointModule], seed: int
+        self,
+        drawn: Gradients,
+        state: Borrowed,
+        batches: Sequence[Any],
+        weights: MeasuredWeights,
+        layers: Mapping[str, FivePointModule],
+        seed: int,
     ) -> None:
-        self._drawn, self._state, self._weights, self._layers, self._seed = drawn, state, weights, layers, seed
+        self._drawn, self._state, self._batches, self._weights, self._layers, self._seed = drawn, state, batches, weights, layers, seed
         # Errors are relative to the gradient of each weight, and averaged over weights; a weight without a gradient has none.
         norms = [rows.double().square().sum(1).mean().sqrt() for rows in drawn.reference]
         self._units = [float(torch.where(norm > 0, 1 / norm, 0.0)) / len(norms) ** 0.5 for norm in norms]
-        self.sizes: dict[str, LayerSize] = {}
 
-    def measure(self, candidates: Mapping[str, FivePoint], batches: Sequence[Any], probes: int) -> Sensitivities:
+    @cached_property
+    def sizes(self) -> dict[str, LayerSize]:
+        """The size of each layer's work on a batch.
+
+        Raises:
+            ValueError: If a layer is never called in training, or its result has no gradient.
+        """
+        recorded = self._recorded(self._batches[0])
+        missing = [name for name, calls in recorded.items() if not calls]
+        if missing:
+            raise ValueError(f"assign: no gradient reaches {', '.join(missing)} with these batches: exclude them")
+        return {name: size_of(self._layers[name], calls) for name, calls in recorded.items()}
+
+    def measure(self, candidates: Mapping[str, FivePoint], probes: int) -> Sensitivities:
         """The sensitivities of all layers to each candidate."""
-        shape = (len(batches), probes, len(self._layers), len(candidates), len(TENSORS), len(_Parts._fields))
-        found = torch.zeros(shape, dtype=torch.float64)
-        for b, batch in enumerate(batches):
+        predicted, loss = self._predicted(candidates, probes)
+        found = torch.zeros((len(self._layers), len(candidates), len(ROLES), 2), dtype=torch.float64)
+        found[:, :, [ROLES.index(role) for role in LOCAL]] = predicted
+        for j, points in enumerate(candidates.values()):
+            own = alone(points, "act")
+            for i, name in enumerate(self._layers):
+                found[i, j, ROLES.index("act")] = self._measured({name: own})
+            for role in FORWARD:
+                own, part = alone(points, role), found[:, j, ROLES.index(role)]
+                whole = float(self._measured(dict.fromkeys(self._layers, own))[1])
+                if whole > 0:
+                    part *= whole / part[:, 1].sum()
+        return self._sensitivities(candidates, found, loss, probes)
+
+    def _predicted(self, candidates: Mapping[str, FivePoint], probes: int) -> tuple[Tensor, Tensor]:
+        """The bias and the error of each layer, candidate and local role, to first order, and the increase of the loss by forward roles."""
+        shape = len(self._batches), probes, len(self._layers), len(candidates)
+        changes, squares = (torch.zeros((*shape, len(LOCAL)), dtype=torch.float64) for _ in range(2))
+        loss = torch.zeros((*shape, len(FORWARD)), dtype=torch.float64)
+        for b, batch in enumerate(self._batches):
             reference = self._recorded(batch)
-            self.sizes = self.sizes or {name: size_of(self._layers[name], calls) for name, calls in reference.items()}
             for k in range(probes):
                 direction = self._direction(k)
                 tangents = self._tangents(batch, direction)
                 self._state.set_streams([streams.stream("assign", b, k)] * len(self._weights.layers))
                 for i, (name, layer) in enumerate(self._layers.items()):
-                    found[b, k, i] = self._of_layer(layer, reference[name], tangents[name], direction, candidates)
-        predicted = _bias_and_error(found)
-        for i, name in enumerate(self._layers):
-            for j, points in enumerate(candidates.values()):
-                predicted[i, j, TENSORS.index("act")] += self._of_inputs(name, points, batches)
-        return self._sensitivities(candidates, predicted, found[..., -1].mean((0, 1)), len(batches), probes)
+                    for own, change in zip(reference[name], tangents[name], strict=True):
+                        parts = self._of_call(layer, own, change, direction, candidates)
+                        for whole, part in zip((changes, squares, loss), parts, strict=True):
+                            whole[b, k, i] += part.cpu()
+        error, count = squares.mean((0, 1)), len(self._batches)
+        # The product of the errors of two different batches: what they share is the mean error.
+        shared = (changes.sum(0).square() - changes.square().sum(0)).mean(0) / (count * (count - 1))
+        return torch.stack([shared.clamp(min=0).minimum(error), error], dim=-1), loss.mean((0, 1))
 
-    def _of_inputs(self, name: str, points: FivePoint, batches: Sequence[Any]) -> Tensor:
-        """The bias and the error that rounding the inputs of one layer makes forward, measured: they are neither small nor independent.
+    def _of_call(
+        self,
+        layer: FivePointModule,
+        operands: Operands,
+        tangents: Operands,
+        direction: Mapping[Tensor, Tensor],
+        candidates: Mapping[str, FivePoint],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """For each candidate and role, the change of gradients along a direction by the errors of a call, and the sum of its squares.
 
-        Rounding to nearest makes the many small elements behind an activation function zero, which changes all of them alike.
+        The latter is its mean square if the errors of elements are independent. And for each forward role the increase of the loss.
         """
-        own = alone(points, "act")
-        if own.is_identity:
+        weight: Any = layer.weight
+        layer.points = FivePoint()
+        derivatives = influences(layer, operands, tangents, direction.get(weight, torch.zeros_like(weight)))
+        curvature = curvatures(layer, operands)
+        changes, loss = [], []
+        for points in candidates.values():
+            errors = rounding_errors(layer, points, operands)
+            zero = operands.x.new_zeros(1)
+            changes.append([errors.get(role, zero) * derivatives[role] for role in LOCAL])
+            loss.append([(curvature[role] * errors.get(role, zero).square()).double().sum() / 2 for role in FORWARD])
+        layer.points = FivePoint()
+        sums, squares = ([[own(x.double()) for x in row] for row in changes] for own in (torch.sum, _squares))
+        return _stacked(sums), _stacked(squares), _stacked(loss)
+
+    def _measured(self, points: Mapping[str, FivePoint]) -> Tensor:
+        """The bias and the error that the points of some layers make, measured."""
+        if all(own.is_identity for own in points.values()):
             return torch.zeros(2, dtype=torch.float64)
-        self._state.set_points([own if title == name else FivePoint() for title in self._weights.names])
+        self._state.set_points([points.get(name.split(", ")[0], FivePoint()) for name in self._weights.names])
         total = [torch.zeros_like(rows[0], dtype=torch.float64) for rows in self._drawn.reference]
-        error, count = torch.zeros((), dtype=torch.float64), len(batches)
-        for b, batch in enumerate(batches):
-            for whole, x, rows, unit in zip(total, self._drawn.gradient(batch), self._drawn.reference, self._units, strict=True):
-                off = (x.double() - rows[b].double()) * unit
+        error, count = torch.zeros((), dtype=torch.float64), len(self._batches)
+        for b, batch in enumerate(self._batches):
+            for whole, x, true, unit in zip(total, self._drawn.gradient(batch), self._drawn.reference, self._units, strict=True):
+                off = (x.double() - true[b].double()) * unit
                 whole += off
                 error += off.square().sum().cpu()
-        shared = sum((whole.square().sum().cpu() for whole in total), torch.zeros((), dtype=torch.float64))
+        shared = _stacked([[whole.square().sum() for whole in total]]).sum().cpu()
         return torch.stack([((shared - error) / (count * (count - 1))).clamp(min=0).minimum(error / count), error / count])
 
     def _recorded(self, batch: Any) -> Recorded:
@@ -180,70 +247,26 @@ class SensitivityProbe:
             for name, calls in ends[0].items()
         }
 
-    def _of_layer(
-        self,
-        layer: FivePointModule,
-        operands: Sequence[Operands],
-        tangents: Sequence[Operands],
-        direction: Mapping[Tensor, Tensor],
-        candidates: Mapping[str, FivePoint],
-    ) -> Tensor:
-        """The parts of the sensitivity of each candidate and tensor, summed over the calls of a layer."""
-        weight: Any = layer.weight
-        total = torch.zeros((len(candidates), len(TENSORS), len(_Parts._fields)), dtype=torch.float64)
-        for own, change in zip(operands, tangents, strict=True):
-            layer.points = FivePoint()
-            derivatives = influences(layer, own, change, direction.get(weight, torch.zeros_like(weight)))
-            curvature = curvatures(layer, own)
-            for i, points in enumerate(candidates.values()):
-                errors = rounding_errors(layer, points, own)
-                parts = [_Parts.of(tensor, errors, derivatives, curvature) for tensor in TENSORS]
-                total[i] += torch.stack([torch.stack(part) for part in parts]).cpu()
-        layer.points = FivePoint()
-        return total
-
-    def _sensitivities(self, candidates: Mapping[str, FivePoint], found: Tensor, loss: Tensor, batches: int, probes: int) -> Sensitivities:
-        """The records, from the bias and the error of each layer, candidate and tensor, and the loss."""
+    def _sensitivities(self, candidates: Mapping[str, FivePoint], found: Tensor, loss: Tensor, probes: int) -> Sensitivities:
+        """The records, from the bias and the error of each layer, candidate and role, and the loss of each forward role."""
         records = []
-        for i, name in enumerate(self._layers):
+        for i, (name, size) in enumerate(self.sizes.items()):
             for j, (candidate, points) in enumerate(candidates.items()):
-                for t, tensor in enumerate(TENSORS):
-                    bias, error = found[i, j, t].tolist()
-                    bits = bits_of_tensor(points, tensor, self.sizes[name])
-                    records.append(Sensitivity(name, tensor, candidate, bits, bias, error - bias, float(loss[i, j, t])))
-        return Sensitivities(tuple(records), batches, probes)
+                for tensor in TENSORS:
+                    bias, error = found[i, j, [k for k, role in enumerate(ROLES) if tensor_of(role) == tensor]].sum(0).tolist()
+                    raised = float(loss[i, j, FORWARD.index(tensor)]) if tensor in FORWARD else 0.0
+                    facts = 2 * size.elements(tensor), bits_of_tensor(points, tensor, size)
+                    records.append(Sensitivity(name, tensor, candidate, *facts, bias, error - bias, raised))
+        return Sensitivities(tuple(records), len(self._batches), probes)
 
 
-def _bias_and_error(found: Tensor) -> Tensor:
-    """The bias and the mean squared error of each layer, candidate and tensor, from the parts of all batches and probes."""
-    along, apart, _ = found.unbind(-1)
-    error, count = apart.mean((0, 1)), len(found)
-    # The product of the errors of two different batches: what they share is the mean error.
-    shared = (along.sum(0).square() - along.square().sum(0)).mean(0) / (count * (count - 1))
-    return torch.stack([shared.clamp(min=0).minimum(error), error], dim=-1)
+def _squares(x: Tensor) -> Tensor:
+    return x.square().sum()
 
 
-class _Parts(NamedTuple):
-    """What one draw of a tensor's errors gives.
-
-    Attributes:
-        along: The change of the gradients along the direction.
-        apart: The sum of its squares over elements: its mean square, if the errors of elements are not correlated.
-        loss: The increase of the loss.
-    """
-
-    along: Tensor
-    apart: Tensor
-    loss: Tensor
-
-    @classmethod
-    def of(cls, tensor: str, errors: Mapping[str, Tensor], derivatives: Mapping[str, Tensor], curvature: Mapping[str, Tensor]) -> _Parts:
-        """The parts for a tensor, given the errors at all points; those of inputs in the forward pass are measured."""
-        changes = [(error * derivatives[role]).double() for role, error in errors.items() if tensor_of(role) == tensor and role != "act"]
-        zero = next(iter(derivatives.values())).new_zeros((), dtype=torch.float64)
-        is_raised = tensor in curvature and tensor in errors
-        loss = (curvature[tensor] * errors[tensor].square()).sum().double() / 2 if is_raised else zero
-        return cls(sum((own.sum() for own in changes), zero), sum((own.square().sum() for own in changes), zero), loss)
+def _stacked(numbers: Sequence[Sequence[Tensor]]) -> Tensor:
+    """A matrix of numbers."""
+    return torch.stack([torch.stack(list(row)) for row in numbers])
 
 
 def curvatures(layer: FivePointModule, operands: Operands) -> dict[str, Tensor]:
@@ -261,10 +284,12 @@ def curvatures(layer: FivePointModule, operands: Operands) -> dict[str, Tensor]:
 def size_of(layer: FivePointModule, calls: Sequence[Operands]) -> LayerSize:
     """The size of a layer's work, over all its calls."""
     weight: Any = layer.weight
-    shapes = {"weight": tuple(weight.shape)}
+    product = product_of(layer)
+    shapes = {"weight": tuple(weight.T.shape if is_conv1d(layer) else weight.shape)}
     for name, tensors in (("act", [call.x for call in calls]), ("grad", [call.g for call in calls])):
-        shapes[name] = (sum(x.shape[0] for x in tensors), *tensors[0].shape[1:])
+        matrices = [rows(x) for x in tensors] if product.merges_rows(2) else tensors
+        shapes[name] = (sum(len(x) for x in matrices), *matrices[0].shape[1:])
     # Each element of the side that the weight's first dimension belongs to takes part in as many products as the other dimensions have.
-    side = "act" if getattr(layer, "transposed", is_conv1d(layer)) else "grad"
-    work = math.prod(shapes[side]) * (weight.numel() // weight.shape[0])
-    return LayerSize(shapes, work, 8 * weight.itemsize)
+    side = "act" if getattr(layer, "transposed", False) else "grad"
+    work = math.prod(shapes[side]) * math.prod(shapes["weight"][1:])
+    return LayerSize(shapes, along(product.equation), work, 8 * weight.itemsize)
