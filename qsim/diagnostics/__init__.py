@@ -5,6 +5,7 @@ from qsim.diagnostics.assignment.assign import assign
 from qsim.diagnostics.assignment.assignment import Assignment, Uniform
 from qsim.diagnostics.assignment.choices import PointChoice
 from qsim.diagnostics.assignment.sensitivity import Sensitivities, Sensitivity
+from qsim.diagnostics.block_counts import BlockCounts, BlockSamples
 from qsim.diagnostics.cancelled import CancelledUpdates, cancelled_updates
 from qsim.diagnostics.counts import Counts, Sample
 from qsim.diagnostics.gradients.batches import BatchFactor, BatchFactors, batch_for
@@ -26,6 +27,8 @@ __all__ = [
     "Backend",
     "BatchFactor",
     "BatchFactors",
+    "BlockCounts",
+    "BlockSamples",
     "CancelledUpdates",
     "Counts",
     "Estimate",

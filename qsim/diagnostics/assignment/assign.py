@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.diagnostics.assignment.assignment import UNITS, Assignment, Uniform
-from qsim.diagnostics.assignment.choices import TENSORS, Per, PointChoice, choices, named_candidates
+from qsim.diagnostics.assignment.choices import TENSORS, Per, PointChoice, choices, default_candidates, named_candidates
 from qsim.diagnostics.assignment.costs import Cost, LayerSize, charge
 from qsim.diagnostics.assignment.search import Option, Search, exact, frontier, greedy, total
 from qsim.diagnostics.assignment.sensitivity import Sensitivities, SensitivityProbe
@@ -27,8 +27,6 @@ from qsim.nn.modules import FivePointModule
 from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
 
-#: Candidates unless others are given: blocks of 32 with power-of-two scales, and 16 bits.
-CANDIDATES = ("mxfp4", "mxfp6", "mxfp8", "bf16")
 _SEARCHES = {"exact": exact, "greedy": greedy}
 
 
@@ -38,7 +36,7 @@ def assign(
     loss: Loss | None = None,
     *,
     budget: float | str,
-    candidates: Sequence[Any] | Mapping[str, Any] = CANDIDATES,
+    candidates: Sequence[Any] | Mapping[str, Any] | None = None,
     cost: Cost = "bits",
     per: Per = "point",
     search: Search = "exact",
@@ -65,7 +63,8 @@ def assign(
             inputs of the model, as `qsim.coverage` takes them, which returns a scalar or something with a `loss`.
         budget: The largest mean cost, or the name of a candidate: as much as it costs in all layers.
         candidates: Formats, recipes, points or their names, in a list or in a dictionary of names. The points of a recipe count, and not
-            the layers that it leaves in high precision.
+            the layers that it leaves in high precision. By default E2M1, E2M3 and E4M3 in blocks of 32 with power-of-two scales, nearest
+            forward and stochastic backward, and BF16.
         cost: What the budget limits. `"bits"`: the mean bits per element of the six operands of all products, scales included. `"time"`:
             the mean time of a multiply-add relative to BF16, on units where half as many bits take half the time. `"luts"`: the mean lookup
             tables of a multiply-add, for which Yosys is needed, and up to a minute for each pair of formats.
@@ -88,13 +87,13 @@ def assign(
         >>> model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
         >>> batches = [(torch.randn(64, 32), torch.randint(8, (64,))) for _ in range(3)]
         >>> loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
-        >>> found = qsim.assign(model, batches, loss, budget=6.25)
-        >>> found.spent <= 6.25, found.error < found.uniform[1].error
-        (True, True)
+        >>> found = qsim.assign(model, batches, loss, budget=5.0)
+        >>> found.spent <= 5.0, found.uniform[0].candidate, found.error < found.uniform[0].error
+        (True, 'e2m1', True)
         >>> _ = qsim.convert(model, found.recipe)
     """
     check_plain("assign", model)
-    named = named_candidates(candidates)
+    named = default_candidates() if candidates is None else named_candidates(candidates)
     for name, value, allowed in (("cost", cost, Cost), ("per", per, Per), ("search", search, Search)):
         if value not in get_args(allowed):
             raise ValueError(f"assign: {name} must be {', '.join(map(repr, get_args(allowed)))}, got {value!r}")

@@ -7,8 +7,10 @@ from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from qsim.functional.callables import CallablePoint
+from qsim.functional.quantizer import Quantizer
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.recipes.points_of import points_of
+from qsim.scaling.block_formats import Block
 
 #: Whether each layer has one candidate, or each of its tensors.
 Per = Literal["point", "layer"]
@@ -26,6 +28,29 @@ class PointChoice(NamedTuple):
 
     points: FivePoint
     names: tuple[str, str, str]
+
+
+def block_points(element: str) -> FivePoint:
+    """Blocks of 32 elements with power-of-two scales, which are rounded up: round-to-nearest forward, stochastic rounding backward.
+
+    Example:
+        >>> points = block_points("e2m1")
+        >>> points.act.rounding, points.grad.rounding, points.grad.scale
+        (NEAREST, Stochastic(), PerBlock(size=32, dim=-1, format='e8m0', rule='ceil'))
+    """
+    block = Block(element, 32, rule="ceil")
+    noisy = Quantizer(block, "stochastic")
+    return FivePoint(block, block, noisy, act_bwd=noisy, weight_bwd=noisy)
+
+
+def default_candidates() -> dict[str, FivePoint]:
+    """Elements of 4, 6 and 8 bits in blocks, by their names, and BF16.
+
+    Example:
+        >>> list(default_candidates())
+        ['e2m1', 'e2m3', 'e4m3', 'bf16']
+    """
+    return {name: block_points(name) for name in ("e2m1", "e2m3", "e4m3")} | {"bf16": points_of("bf16")}
 
 
 def named_candidates(given: Sequence[Any] | Mapping[str, Any]) -> dict[str, FivePoint]:
