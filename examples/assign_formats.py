@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--model", choices=["gpt", "gpt2", "resnet"], default="gpt", help="a small GPT, GPT-2 small, or a residual net")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--like", choices=list(CANDIDATES), default="e2m0", help="the format whose bits are the budget")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--warm-up", type=int, default=60, help="steps in full precision before formats are assigned")
     parser.add_argument("--figure", default="", help="where to save the figure of error against bits")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -53,7 +53,7 @@ class BlockCounts:
         saturated: The share of elements beyond the format's range.
         underflowed: The share of elements that are not zero before and zero after.
         error: The squared rounding errors relative to the squared elements.
-        channels: The largest magnitude of each channel: of the last dimension, or of the second one of images.
+        channels: The largest magnitude of each channel, before a transform: of the last dimension, or of the second one of images.
 
     Example:
         >>> import torch, qsim
@@ -81,6 +81,12 @@ class BlockCounts:
     error: Tensor
     channels: Tensor
 
+    @classmethod
+    def of(cls, layer: str, point: str, quantizer: str, step: int, blocks: Tensor, channels: Tensor) -> BlockCounts:
+        """The counts of a `BlockTally`."""
+        amax, scale, saturated, underflowed, error = blocks
+        return cls(layer, point, quantizer, step, amax, scale, saturated, underflowed, error, channels)
+
     def worst(self, by: BlockValue = "error") -> tuple[int, int, int]:
         """The place of the block with the largest value.
 
@@ -90,7 +96,7 @@ class BlockCounts:
         values = self.values(by)
         place = int(values.nan_to_num(-math.inf).argmax())
         matrix, rest = divmod(place, values[0].numel())
-        return matrix, *divmod(rest, values.shape[-1])  # type: ignore[return-value]
+        return matrix, *divmod(rest, values.shape[-1])
 
     def values(self, name: BlockValue) -> Tensor:
         """A value of all blocks.
@@ -128,11 +134,12 @@ class BlockCounts:
     def summary(self) -> dict[str, Any]:
         """The scalars to store: the range of scales, the mean and the worst of each share and of the error, and the number of outliers."""
         found: dict[str, Any] = {"layer": self.layer, "point": self.point, "step": self.step, "blocks": self.amax.numel()}
+        name: BlockValue
         for name in ("amax", "scale"):
-            values = self.values(name).flatten()  # type: ignore[arg-type]
+            values = self.values(name).flatten()
             found |= {f"{name}_min": float(values.min()), f"{name}_median": float(values.median()), f"{name}_max": float(values.max())}
         for name in ("saturated", "underflowed", "error"):
-            values = self.values(name)  # type: ignore[arg-type]
+            values = self.values(name)
             found |= {name: float(values.nanmean()), f"worst_{name}": float(values.nan_to_num(0.0).max())}
         return plain(found | {"outliers": len(self.outliers())})  # type: ignore[no-any-return]
 
@@ -142,7 +149,12 @@ class BlockCounts:
         return plain({"layer": self.layer, "point": self.point, "step": self.step} | lists)  # type: ignore[no-any-return]
 
 
-def _worst_of(name: BlockValue) -> Any:
+def _mean_of(name: BlockValue) -> Callable[[BlockCounts], float]:
+    """A function that returns the mean of a value over blocks."""
+    return lambda counts: float(counts.values(name).nanmean())
+
+
+def _worst_of(name: BlockValue) -> Callable[[BlockCounts], float]:
     """A function that returns the largest value of any block."""
     return lambda counts: float(counts.values(name).nan_to_num(0.0).max())
 
@@ -168,7 +180,7 @@ class BlockSamples(Records[BlockCounts]):
         **{name: name for name in ("layer", "point", "step", "quantizer")},
         "blocks": lambda counts: counts.amax.numel(),
         "scales": lambda counts: f"{float(counts.scale.min()):.3g} … {float(counts.scale.max()):.3g}",
-        **{name: (lambda counts, name=name: float(counts.values(name).nanmean())) for name in ("saturated", "underflowed", "error")},
+        **{name: _mean_of(name) for name in ("saturated", "underflowed", "error")},
         "worst": _worst_of("error"),
         "outliers": lambda counts: len(counts.outliers()),
     }
@@ -189,29 +201,28 @@ class BlockSamples(Records[BlockCounts]):
         return histories(self, value, ax)
 
 
-def block_tally(elements: RoundedElements, tiles: TileSizes, fmt: Format, channel: int) -> BlockTally:
-    """The statistics of each block of some rounded elements.
+def block_tally(x: Tensor, elements: RoundedElements, tiles: TileSizes, fmt: Format, channel: int) -> BlockTally:
+    """The statistics of each block of a tensor.
 
     Args:
-        elements: The elements before and after rounding.
+        x: The tensor.
+        elements: Its elements before and after rounding, in its shape.
         tiles: Which of them form a block.
         fmt: Their format.
         channel: The dimension of channels.
     """
     before, after = elements.before, elements.after.to(elements.before.dtype)
     scales = torch.ones_like(before) if elements.scales is None else elements.scales.to(before.dtype)
-    beyond = (before > fmt.max) | (before < fmt.min)
-    lost = (before != 0) & (after == 0)
-    x, error = before * scales, (after - before) * scales
-    sums = _tiled(torch.stack([beyond.to(x.dtype), lost.to(x.dtype), x.square(), error.square(), torch.ones_like(x)]), tiles).sum((3, 5))
-    largest = _tiled(torch.stack([x.abs(), scales]), tiles).amax((3, 5))
+    beyond, lost = (before > fmt.max) | (before < fmt.min), (before != 0) & (after == 0)
+    own, error = before * scales, (after - before) * scales
+    sums = _tiled(torch.stack([beyond.to(own.dtype), lost.to(own.dtype), own.square(), error.square(), torch.ones_like(own)]), tiles)
+    largest, sums = _tiled(torch.stack([own.abs(), scales]), tiles).amax((3, 5)), sums.sum((3, 5))
     if tiles.across:
         sums, largest = sums.sum(1, keepdim=True), largest.amax(1, keepdim=True)
     saturated, underflowed, signal, noise, count = sums
     shares = saturated / count, underflowed / count, torch.where(signal > 0, noise / signal, 0.0)
-    dims = [dim for dim in range(x.dim()) if dim != channel % x.dim()]
-    grid = _grid(x.shape, tiles, largest.shape[1:])
-    return BlockTally(torch.stack([*largest, *shares]).float().reshape(-1, *grid), (x.abs().amax(dims) if dims else x.abs()).float())
+    blocks = torch.stack([*largest, *shares]).float().reshape(-1, *_grid(x.shape, tiles, largest.shape[1:]))
+    return BlockTally(blocks, x.abs().movedim(channel, 0).flatten(1).amax(1).float())
 
 
 def _grid(shape: Sequence[int], tiles: TileSizes, counts: Sequence[int]) -> tuple[int, int, int]:
@@ -230,4 +241,5 @@ def _tiled(x: Tensor, tiles: TileSizes) -> Tensor:
     """Tensors in a stack, cut into tiles: [values, matrices, tiles down, height, tiles along, width], with zeros at the edges."""
     matrices = x.reshape(len(x), -1, tiles.rows, tiles.columns)
     padded = torch.nn.functional.pad(matrices, (0, -tiles.columns % tiles.width, 0, -tiles.rows % tiles.height))
-    return padded.unflatten(-1, (-1, tiles.width)).unflatten(-3, (-1, tiles.height))
+    parts: Tensor = padded.unflatten(-1, (-1, tiles.width)).unflatten(-3, (-1, tiles.height))
+    return parts

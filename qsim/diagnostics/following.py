@@ -45,8 +45,11 @@ class BlockFollower:
         assert site.quantizer is not None  # points that round nothing are not reported
         fmt = site.quantizer.format
         shape = site.as_matrix(x).shape
-        elements = RoundedElements(*(own if own is None else own.expand_as(elements.before).reshape(shape) for own in elements))
-        tally = block_tally(elements, tiles_of(site, shape), fmt, 1 if _is_image(site) else -1)
+        before, after, scales = (own if own is None else own.expand_as(elements.before).reshape(shape) for own in elements)
+        assert before is not None
+        assert after is not None  # only scales may be missing
+        shaped = RoundedElements(before, after, scales)
+        tally = block_tally(x.reshape(shape), shaped, tiles_of(site, shape), fmt, 1 if _is_image(site) else -1)
         if site.groups is not None and x.dim() == 2:
             tally = _by_group(tally, site.groups.ends)
         self._tallies[layer, site.name] = fmt, tally

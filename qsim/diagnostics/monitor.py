@@ -260,8 +260,10 @@ class Monitor:
             >>> monitor.blocks["0", "weight", 0].amax.shape
             torch.Size([1, 32, 2])
         """
-        found = ((label, step, blocks.read(), channels.read()) for label, step, blocks, channels in self._pending_blocks)
-        return BlockSamples(tuple(BlockCounts(*label, step, *blocks, channels) for label, step, blocks, channels in found))
+        pending = self._pending_blocks
+        return BlockSamples(
+            tuple(BlockCounts.of(*label, step, blocks.read(), channels.read()) for label, step, blocks, channels in pending)
+        )
 
     def summary(self) -> list[dict[str, Any]]:
         """A plain dictionary for each step, layer and point with shares and SQNR, for storage.

@@ -193,7 +193,7 @@ def _options(
     charges = {name: [charge(cost, own.points, size) for own in possible] for name, size in sizes.items()}
     units = sum(own[0].units for own in charges.values())
     found: dict[str, list[PointChoice]] = {}
-    options = []
+    options: list[list[Option]] = []
     for name, own in charges.items():
         losses = [sum(errors[name, tensor, candidate] for tensor, candidate in zip(TENSORS, each.names, strict=True)) for each in possible]
         pairs = [Option(each.amount / units, error) for each, error in zip(own, losses, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -62,6 +62,11 @@ class Sensitivity:
         return self.bias + self.variance
 
 
+def _short(name: str) -> Callable[[Sensitivity], str]:
+    """A function that returns a number of a sensitivity as text."""
+    return lambda record: f"{getattr(record, name):.1e}"
+
+
 @dataclass(frozen=True)
 class Sensitivities(Records[Sensitivity]):
     """The sensitivities of all layers, tensors and candidates; prints as a table.
@@ -85,7 +90,7 @@ class Sensitivities(Records[Sensitivity]):
     COLUMNS: ClassVar[Values] = {
         **{name: name for name in ("layer", "point", "candidate")},
         "bits": lambda record: f"{record.bits:g}",
-        **{name: (lambda record, name=name: f"{getattr(record, name):.1e}") for name in ("error", "bias", "variance", "loss")},
+        **{name: _short(name) for name in ("error", "bias", "variance", "loss")},
     }
     RIGHT: ClassVar[tuple[str, ...]] = tuple(COLUMNS)[3:]
     KEY: ClassVar[tuple[str, ...]] = ("layer", "point", "candidate")
