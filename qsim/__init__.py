@@ -24,6 +24,7 @@ from qsim.text.files import FileError
 if TYPE_CHECKING:
     from qsim import checkpoints, diagnostics, distributed, optim, points, silicon
     from qsim.checkpoints import export, load, save
+    from qsim.diagnostics.assignment.assign import assign
     from qsim.diagnostics.rollout.twin import twin
     from qsim.diagnostics.traces.compare import compare
     from qsim.functional.fpu import fpu
@@ -43,6 +44,7 @@ __all__ = [
     "Schedule",
     "Stochastic",
     "accumulators",
+    "assign",
     "checkpoints",
     "compare",
     "convert",
@@ -79,6 +81,7 @@ __all__ = [
 _LATER = ("checkpoints", "compat", "diagnostics", "distributed", "optim", "plot", "points", "silicon", "studies")
 _LATER_FUNCTIONS = {
     "Schedule": "schedule",
+    "assign": "diagnostics",
     "compare": "diagnostics",
     "coverage": "nn.coverage.run",
     "export": "checkpoints",

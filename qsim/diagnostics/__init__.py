@@ -1,6 +1,11 @@
 """The effects of rounding: on a model in training, on weight updates, on gradients, and on each operation of a run."""
 
 from qsim.diagnostics.advice import Advice, Problem
+from qsim.diagnostics.assignment.assign import assign
+from qsim.diagnostics.assignment.assignment import Assignment, Uniform
+from qsim.diagnostics.assignment.choices import PointChoice
+from qsim.diagnostics.assignment.sensitivity import Sensitivities, Sensitivity
+from qsim.diagnostics.block_counts import BlockCounts, BlockSamples
 from qsim.diagnostics.cancelled import CancelledUpdates, cancelled_updates
 from qsim.diagnostics.counts import Counts, Sample
 from qsim.diagnostics.gradients.batches import BatchFactor, BatchFactors, batch_for
@@ -20,9 +25,12 @@ from qsim.text.records import Records
 
 __all__ = [
     "Advice",
+    "Assignment",
     "Backend",
     "BatchFactor",
     "BatchFactors",
+    "BlockCounts",
+    "BlockSamples",
     "CancelledUpdates",
     "ComponentGap",
     "Counts",
@@ -31,16 +39,21 @@ __all__ = [
     "GradientErrors",
     "Monitor",
     "Operation",
+    "PointChoice",
     "Problem",
     "Records",
     "RolloutGap",
     "RolloutTwin",
     "RunComparison",
     "Sample",
+    "Sensitivities",
+    "Sensitivity",
     "TensorDifference",
     "Trace",
+    "Uniform",
     "UpdateCounts",
     "Updates",
+    "assign",
     "backends",
     "batch_for",
     "cancelled_updates",

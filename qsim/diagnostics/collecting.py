@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from qsim.diagnostics.async_copy import HostCopy
 from qsim.diagnostics.counts import Counts, Sample
 from qsim.diagnostics.elements import elements_of
+from qsim.diagnostics.following import BlockFollower
 from qsim.formats import FP32, Format
 from qsim.nn.product.sites import Site
 from qsim_kernels.numbers import tallies
@@ -71,14 +72,16 @@ def aside() -> Iterator[None]:
 class LayerObserver:
     """An `Observer` of the points of one layer. It repeats the layer's rounding with the same random bits."""
 
-    def __init__(self, collector: Collector, layer: int) -> None:
-        self._collector, self._layer = collector, layer
+    def __init__(self, collector: Collector, layer: int, follower: BlockFollower | None = None) -> None:
+        self._collector, self._layer, self._follower = collector, layer, follower
 
     @aside()
     def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> Tally:
         """The tally of a tensor that is rounded without scales."""
         point = site.quantizer
         assert point is not None  # points that round nothing are not reported
+        if self._follows(site):
+            return self._measured_elements(site, x, seed)
         dtype = next(dtype for dtype in (x.dtype, torch.float32, torch.float64) if dtype in point.spelt.holders)
         rounded = site.round_plainly(operators(x), x, seed, dtype)
         return Tally(point.format, *torch.ops.qsim.tally.default(x, rounded, point.format.min, point.format.max))
@@ -107,12 +110,17 @@ class LayerObserver:
         """The tally of a tensor that is rounded after a transform or under scales."""
         assert site.quantizer is not None  # points that round nothing are not reported
         fmt = site.quantizer.format
-        before, after, scales = elements_of(site, x, seed)
+        elements = before, after, scales = elements_of(site, x, seed)
+        if self._follower is not None and self._follows(site):
+            self._follower.note(self._layer, site, elements, x)
         counts, sums = torch.ops.qsim.tally.default(before, after, fmt.min, fmt.max)
         return Tally(fmt, counts, sums if scales is None else _in_own_units(before, after, scales))
 
     def multiplies(self, *products: tuple[Site, Site]) -> None:
         """Ignored: the operands were reported when they were rounded."""
+
+    def _follows(self, site: Site) -> bool:
+        return self._follower is not None and self._follower.wants(self._layer, site.name)
 
     def _counts(self, name: str) -> bool:
         """Whether this is not a forward pass that is recomputed for a backward pass."""

@@ -12,9 +12,12 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from qsim.diagnostics.advice import RUINED_LOST, Advice, advice
+from qsim.diagnostics.async_copy import HostCopy
+from qsim.diagnostics.block_counts import BlockCounts, BlockSamples
 from qsim.diagnostics.cancelled import CancelledUpdates
 from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver, PendingSample, Source
 from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample
+from qsim.diagnostics.following import BlockFollower, checked_places
 from qsim.diagnostics.hooks import Watch
 from qsim.diagnostics.updates import Updates
 from qsim.diagnostics.writing import log
@@ -69,6 +72,8 @@ class Monitor:
             histograms, `add_histogram_raw` or `add_histogram`. For each point it gets the counts of all layers together, and the worst
             layer's shares and SQNR.
         per_layer: Whether the writer also gets the counts of every layer.
+        blocks: The number of places whose blocks are followed: in each sample those with the lowest SQNR in the sample before, and in the
+            first sample the first ones; or pairs of a layer and a point. `blocks` of the monitor lists what was found.
 
     Raises:
         TypeError: If `model` is not a module, or another argument has the wrong type.
@@ -92,6 +97,7 @@ class Monitor:
         optimizer: torch.optim.Optimizer | None = None,
         writer: Writer | None = None,
         per_layer: bool = False,
+        blocks: int | Sequence[tuple[str, str]] = 0,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Monitor: model must be a torch.nn.Module, got {model!r}")
@@ -100,6 +106,9 @@ class Monitor:
             raise TypeError(f"Monitor: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
         check_flag("Monitor", "per_layer", per_layer)
         self._layers = _watched(model)
+        self._places, self._room = checked_places(blocks, [layer.name for layer in self._layers])
+        self._pending_blocks: list[tuple[Label, int, HostCopy, HostCopy]] = []
+        self._follower: BlockFollower | None = None
         self._watch = Watch([(layer.module, layer.call) for layer in self._layers])
         self._writer, self._per_layer, self._taken, self._has_warned = writer, per_layer, 0, False
         self._quantizers: dict[tuple[str, str, str], Quantizer] = {}
@@ -149,7 +158,8 @@ class Monitor:
 
     def _begin(self) -> None:
         collector = self._collector = Collector()
-        self._watch.begin([LayerObserver(collector, number) for number in range(len(self._layers))])
+        self._follower = self._following()
+        self._watch.begin([LayerObserver(collector, number, self._follower) for number in range(len(self._layers))])
 
     def _end(self, collector: Collector) -> None:
         self._collector = None
@@ -163,8 +173,19 @@ class Monitor:
             )
         layers = (layer for layer in self._layers if layer.call is None and _rounds(layer.module))
         never = (layer.name for layer in layers if layer.module not in self._watch.called)
+        for (number, point), fmt, counts, channels in [] if self._follower is None else self._follower.copies():
+            label = self._label(Source(number, POINTS.index(point), fmt))
+            self._pending_blocks.append((label, self._steps, counts, channels))
         self._pending.append(PendingSample(self._steps, collector, self._label, tuple(never)))
         self._arrive(wait=False)
+
+    def _following(self) -> BlockFollower | None:
+        """The follower of the places that were worst in the last sample that has arrived."""
+        if self._places or not self._room:
+            return BlockFollower(self._places, 0) if self._places else None
+        numbers = {layer.name: number for number, layer in reversed(list(enumerate(self._layers)))}
+        worst = self._samples[-1].worst("sqnr")[: self._room] if self._samples else ()
+        return BlockFollower([(numbers[counts.layer], counts.point) for counts in worst], self._room - len(worst))
 
     def _arrive(self, wait: bool) -> None:
         """Take over the samples that have arrived, and pass them on."""
@@ -225,6 +246,24 @@ class Monitor:
             self._cancelled.updates  # noqa: B018 (waits for its counts)
         self._arrive(wait=True)
         return tuple(self._samples)
+
+    @property
+    def blocks(self) -> BlockSamples:
+        """The statistics of the blocks that were followed, by layer, point and step: those of the first call in each; waits for the device.
+
+        Example:
+            >>> import torch, qsim
+            >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(64, 32)), "mxfp4")
+            >>> with qsim.diagnostics.Monitor(model, blocks=[("0", "weight")]) as monitor:
+            ...     model(torch.randn(8, 64)).sum().backward()
+            ...     monitor.step()
+            >>> monitor.blocks["0", "weight", 0].amax.shape
+            torch.Size([1, 32, 2])
+        """
+        pending = self._pending_blocks
+        return BlockSamples(
+            tuple(BlockCounts.of(*label, step, blocks.read(), channels.read()) for label, step, blocks, channels in pending)
+        )
 
     def summary(self) -> list[dict[str, Any]]:
         """A plain dictionary for each step, layer and point with shares and SQNR, for storage.

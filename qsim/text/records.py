@@ -206,7 +206,7 @@ class Records(Sequence[R], Generic[R]):
     def rows(self) -> list[dict[str, Any]]:
         """A plain dictionary of scalars for each record, with the facts about all of them."""
         facts = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
-        common = {name: plain(fact) for name, fact in facts.items() if not isinstance(fact, tuple)}
+        common = {name: plain(fact) for name, fact in facts.items() if not isinstance(fact, (tuple, Records))}
         return [{**common, **_scalars(record)} for record in self.records]
 
     def to_dict(self) -> dict[str, Any]:

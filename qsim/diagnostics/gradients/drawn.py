@@ -95,7 +95,7 @@ class Gradients:
         for i, batch in enumerate(self._batches):
             found = [_Spread() for _ in means]
             for _ in range(draws):
-                for spread, gradient in zip(found, self._pass(batch, smaller, redraw_weights=redraw_weights), strict=True):
+                for spread, gradient in zip(found, self.gradient(batch, smaller, redraw_weights=redraw_weights), strict=True):
                     spread.add(gradient)
             for k, spread in enumerate(found):
                 means[k][i] = spread.mean
@@ -105,7 +105,7 @@ class Gradients:
     def first(self, points: Sequence[FivePoint]) -> None:
         """One pass of the first batch, for observers."""
         self._state.set_points(points)
-        self._pass(self._batches[0])
+        self.gradient(self._batches[0])
 
     def is_mean(self) -> bool:
         """Whether the loss is a mean over the samples of a batch, rather than a sum; taken for granted if batches cannot be halved."""
@@ -114,7 +114,7 @@ class Gradients:
             return True
         self._state.set_points([FivePoint()] * len(self._weights.layers))
         try:
-            both = [self._pass(_part(self._batches[0], size, part)) for part in (slice(size // 2), slice(size // 2, None))]
+            both = [self.gradient(_part(self._batches[0], size, part)) for part in (slice(size // 2), slice(size // 2, None))]
         except (RuntimeError, ValueError, IndexError):
             return True  # the model or the loss is for batches of one size
         halves = torch.cat([(one + other).double() for one, other in zip(*both, strict=True)])
@@ -139,15 +139,15 @@ class Gradients:
 
     def _in_full_precision(self) -> list[Tensor]:
         self._state.set_points([FivePoint()] * len(self._weights.layers))
-        rows = [self._pass(batch) for batch in self._batches]
-        again = self._pass(self._batches[0])
+        rows = [self.gradient(batch) for batch in self._batches]
+        again = self.gradient(self._batches[0])
         apart = sum(float((one - other).double().square().sum()) for one, other in zip(rows[0], again, strict=True))
         if apart > _SAME**2 * sum(float(one.double().square().sum()) for one in again):
             what = "the loss of a batch in full precision differs from call to call, by noise other than rounding's"
             raise ValueError(f"{self._owner}: {what}: disable dropout with model.eval() or p=0, and draw no random numbers in loss")
         return [torch.stack(column) for column in zip(*rows, strict=True)]
 
-    def _pass(self, batch: Any, smaller: int = 1, *, redraw_weights: bool = False) -> list[Tensor]:
+    def gradient(self, batch: Any, smaller: int = 1, *, redraw_weights: bool = False) -> list[Tensor]:
         """One gradient of each weight, flat, in float32 or a wider dtype."""
         self._passes += redraw_weights
         number = streams.stream("diagnostics", self._passes) if redraw_weights else 0

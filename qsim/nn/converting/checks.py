@@ -78,18 +78,23 @@ def _check_sums(module: nn.Module, points: FivePoint) -> None:
         raise errors[0]
 
 
+def product_of(module: nn.Module) -> Product:
+    """The operation of a layer: a lookup, a convolution, whose stride and padding do not matter here, or a product of matrices."""
+    if isinstance(module, nn.Embedding):
+        return Lookup(-1)
+    if isinstance(module, _ConvNd):
+        ones, zeros = (1,) * len(module.kernel_size), (0,) * len(module.kernel_size)
+        return ConvolutionProduct(ones, zeros, ones, zeros, module.groups, module.transposed)
+    return LINEAR
+
+
 def _error_of_plan(module: nn.Module, points: FivePoint, dtype: torch.dtype) -> ValueError | None:
     """The error that the plan of a layer's product raises, if it does."""
-    dims = 2
-    product: Product = LINEAR
-    if isinstance(module, nn.Embedding):
-        points, product = Embedding.own_points(points), Lookup(-1)
-    elif isinstance(module, _ConvNd):
-        ones, zeros = (1,) * len(module.kernel_size), (0,) * len(module.kernel_size)
-        dims, product = 2 + len(ones), ConvolutionProduct(ones, zeros, ones, zeros, module.groups, module.transposed)
+    dims = 2 + len(module.kernel_size) if isinstance(module, _ConvNd) else 2
+    points = Embedding.own_points(points) if isinstance(module, nn.Embedding) else points
     operand: Tensor = torch.empty((0,) * dims, dtype=dtype, device="cpu")
     try:
-        plan_for(points, product, operand, operand)
+        plan_for(points, product_of(module), operand, operand)
     except ValueError as error:
         return error
     return None

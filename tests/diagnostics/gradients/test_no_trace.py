@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import qsim
-from qsim.diagnostics import batch_for, gradient_error
+from qsim.diagnostics import assign, batch_for, gradient_error
 from qsim.nn.histories import histories_of
 from qsim.nn.modules import FivePointModule
 
@@ -24,6 +24,7 @@ PLAIN = qsim.FivePoint(act_bwd=qsim.Quantizer("e4m2", "stochastic"))
 MEASURES: dict[str, Callable[..., Any]] = {
     "gradient_error": lambda *given, **how: gradient_error(*given, draws=2, **how),
     "batch_for": lambda *given, **how: batch_for(*given, POINTS, PLAIN, 2, **how),
+    "assign": lambda model, loss, batches, **how: assign(model, batches, loss, budget=8.0, candidates=["e4m3", "bf16"], probes=1, **how),
 }
 
 
