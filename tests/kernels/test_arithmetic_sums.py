@@ -81,7 +81,7 @@ class Column(NamedTuple):
 
 def products(of: Column, how: Any) -> Iterator[Term]:
     for x, y in zip(of.a, of.b, strict=True):
-        yield Term(sums.product_of(x, y, 29, 29), exponent(x, how.low_a) + exponent(y, how.low_b))
+        yield Term(sums.multiply_to_odd(x, y, 29, 29), exponent(x, how.low_a) + exponent(y, how.low_b))
 
 
 def exponent(x: int, low: int) -> int:
@@ -97,7 +97,7 @@ def scaled(of: Column, how: BlockScaledSum) -> Iterator[Term]:
     for k, term in enumerate(terms):
         i = k if how.exact else k // how.group
         outer = exponent(of.p[i], how.low_scale) + exponent(of.q[i], how.low_scale)
-        yield Term(sums.product_of(term.value, sums.product_of(of.p[i], of.q[i], 29, 29), 0, 0), term.exponent + outer)
+        yield Term(sums.multiply_to_odd(term.value, sums.multiply_to_odd(of.p[i], of.q[i], 29, 29), 0, 0), term.exponent + outer)
 
 
 def steps(terms: Iterator[Term], count: int) -> Iterator[list[Term]]:
