@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.device.noise import integers_of_rows, random_integers
+from qsim_kernels.triton.device.noise import random_integers
 
 
 class TransposedTile(NamedTuple):
@@ -132,5 +132,5 @@ def drawn_for(part, offset, noise, ROUNDING: tl.constexpr, SHARE: tl.constexpr, 
     if TILE is None:
         drawn = random_integers(noise, offset + part.first, ROUNDING, SHARE.run, SHARE.aligned, SHARE.block)
     else:
-        drawn = integers_of_rows(noise, offset + part.first, ROUNDING, TILE.run, TILE.aligned, TILE.rows)
+        drawn = random_integers(noise, offset + part.first, ROUNDING, TILE.run, TILE.aligned, TILE.rows)
     return drawn

@@ -13,7 +13,7 @@ from torch import Tensor
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.encoding import code_dtype, read_encoding
 from qsim_kernels.triton.device.blocks import as_single, encoded
-from qsim_kernels.triton.device.noise import integers_of_rows
+from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.parts import Part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import Codes, codes_in_carrier, rounding_of
@@ -45,7 +45,7 @@ class Square(NamedTuple):
 @triton.jit
 def tile_of_codes(values, first, rounding, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr, SQUARE: tl.constexpr):
     """The codes of a tile's values, given the logical index of each row's first element."""
-    drawn = integers_of_rows(rounding.noise, first, ROUNDING, SQUARE.run, SQUARE.aligned, SQUARE.columns)
+    drawn = random_integers(rounding.noise, first, ROUNDING, SQUARE.run, SQUARE.aligned, SQUARE.columns)
     return encoded(values, drawn, rounding.grid, codes_in_carrier(coding, rounding.grid.shift, ROUNDING.wide), ROUNDING, CODING, True)
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.grid import Grid, Rule
-from qsim_kernels.triton.device.blocks import as_dtype, as_single, load, rounded, store
+from qsim_kernels.triton.device.blocks import as_dtype, as_single, rounded
 from qsim_kernels.triton.device.noise import random_integers
+from qsim_kernels.triton.device.parts import block_part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.host import arguments
@@ -41,17 +42,16 @@ def walk_down(
     ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Round some rows of a block of columns."""
-    place = tl.arange(0, BLOCK)
-    left = columns - column
     total = tl.zeros([BLOCK], tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32)
     for row in range(first, end):
         start = index(row, columns, column)
-        values = as_single(load(x + start, place, left, MASKED))
+        part = block_part(start, start + columns - column, BLOCK, MASKED)
+        values = as_single(load_part(x, part))
         total += values
         drawn = random_integers(rounding.noise, start, ROUNDING, RUN, True, BLOCK)
         result = rounded(values, drawn, rounding.grid, ROUNDING, out.dtype.element_ty == tl.float32)
-        store(out + start, as_dtype(result, out.dtype.element_ty), place, left, MASKED)
-    store(sums + index(0, columns, column), total, place, left, MASKED)
+        store_part(out, as_dtype(result, out.dtype.element_ty), part)
+    store_part(sums, total, block_part(index(0, columns, column), columns, BLOCK, MASKED))
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])

@@ -14,8 +14,9 @@ from qsim_kernels.numbers.scales import ElementRounding, ScaledRounding, Scales,
 from qsim_kernels.torch import scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device import tile_scales
+from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_place, store_region
+from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_part, region_place
 from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
@@ -194,7 +195,7 @@ def _under_given(call: _Call) -> Launch | None:
 def hadamard_kernel(x, out, matrices: Matrices, signs: tl.int64, TURN: tl.constexpr, REGION: tl.constexpr):
     """Write the transform of a region in float32."""
     at = region_place(tl.program_id(0), matrices, REGION)
-    store_region(out, load_transformed(x, at, matrices, signs, TURN, REGION), at, matrices, REGION)
+    store_part(out, load_transformed(x, at, matrices, signs, TURN, REGION), region_part(at, matrices, REGION))
 
 
 def hadamard(x: Tensor, turn: Turn) -> Tensor:
