@@ -11,7 +11,7 @@ from torch import Tensor
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import coding_bits, largest_code
-from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
+from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Mode, Overflow, Rule
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host.launcher import TableAddress
 
@@ -26,16 +26,15 @@ def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
 
 
 @lru_cache(maxsize=4096)
-def rounding(grid: Grid, rule: Rule, wide: bool, writes_codes: bool = False) -> tuple[KernelVariant, tuple[Any, ...]]:
+def rounding(of: GridRounding, wide: bool, writes_codes: bool = False) -> tuple[KernelVariant, tuple[Any, ...]]:
     """The variant and the numbers of a rounding, those of `UsedBits` and `GridNumbers`; a table's address is a `TableAddress`.
 
     Args:
-        grid: The values to choose from.
-        rule: How to choose.
+        of: The rounding.
         wide: Use float64 even if float32 is enough.
         writes_codes: Whether results of rounding onto a table are codes.
     """
-    bits = rounding_bits(grid, rule, wide)
+    (grid, rule), bits = of, rounding_bits(*of, wide)
     rule = rule._replace(bits=bits_that_matter(bits, rule))
     draws_16 = 0 < rule.bits <= 16
     variant = KernelVariant(

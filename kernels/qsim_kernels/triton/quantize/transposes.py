@@ -19,7 +19,7 @@ from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import Codes, codes_in_carrier, rounding_of
 from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.quantize.launch import encoding
+from qsim_kernels.triton.quantize.launch import encoding_of
 
 
 class Square(NamedTuple):
@@ -155,7 +155,7 @@ def _form(rounding: str | None, turned: str, source: torch.dtype, rows: int, col
     square = Square(64, 64, 16, columns % 8 == 0, rows % 64 == 0 and columns % 64 == 0, alike)
     codes = None if rounding is None else code_dtype(one.coding.bits)
     turned_codes = code_dtype(other.coding.bits)
-    (variants, numbers), (turned_variants, turned_numbers) = (encoding(*each, source, may_draw_later=True) for each in (one, other))
+    (variants, numbers), (turned_variants, turned_numbers) = (encoding_of(each, source, may_draw_later=True) for each in (one, other))
     tail = (*numbers, *turned_numbers, *variants, *turned_variants, square)
     run = launcher(both_ways_kernel, (source, codes, turned_codes, unseeded), *tail, num_warps=4)
     programs = -(-rows // square.rows) * -(-columns // square.columns)

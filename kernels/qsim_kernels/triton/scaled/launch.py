@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from qsim_kernels.numbers.grid import GridRounding
 from qsim_kernels.numbers.scales import ElementRounding, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch import scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
@@ -99,21 +100,17 @@ class _Call(NamedTuple):
     @property
     def rounding(self) -> tuple[KernelVariant, tuple[int, ...]]:
         """The variant and numbers of the rounding; if more bytes are moved, all random bits are drawn at no extra cost."""
-        variant, numbers = arguments.rounding(self.elements.grid, self.elements.rule, False)
+        variant, numbers = arguments.rounding(GridRounding(self.elements.grid, self.elements.rule), False)
         return arguments.drawn_later(variant, self.elements.grid, few_bits=False) if is_narrow(*self.types) else variant, numbers
 
 
-def _call(out: Tensor, x: Tensor, under: Tensor | None, rounding: ScaledRounding) -> tuple[_Call, Noise]:
-    """A call, and the numbers of its random bits, as kernels take them."""
+def _call(out: Tensor, x: Tensor, under: Tensor | None, rounding: ScaledRounding) -> tuple[_Call, tuple[Tensor | None, int, int, int]]:
+    """A call, and the source of its random bits as kernels take it: a tensor with a seed or a seed, a stream, and an offset."""
     tiles, turn, elements, (seed, stream, offset) = rounding
     pointer, number = seed_of(seed, x)
     wholes = 0 if under is None else under.numel()
     call = _Call(tiles, turn, elements, x.shape, (x.dtype, out.dtype), wholes, pointer is None, offset % 8 == 0)
     return call, (pointer, number, stream, offset)
-
-
-#: A tensor with a seed, a seed, which of its streams, and the logical index of the first element.
-Noise = tuple[Tensor | None, int, int, int]
 
 
 def quantize_tiles_into(
