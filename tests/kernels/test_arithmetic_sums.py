@@ -177,7 +177,7 @@ def test_tensors_add_as_the_arithmetic_does(setting: str, spread: float, special
         given = operands((3, groups), "e4m3", 1.0, special).abs(), operands((2, groups), "e4m3", 1.0, special).abs()
         p, q = bits_of(given[0]), bits_of(given[1])
     found = torch.full((3, 2), 77.0, dtype=torch.float32 if is_single(how) else torch.float64)
-    reference.accumulate_into(found, a, b, torch.tensor(SEED), how, STREAM, OFFSET, given)
+    reference.accumulate_into(found, a, b, how, (torch.tensor(SEED), STREAM, OFFSET), given)
     rows, columns, stride = bits_of(a), bits_of(b.mT), noise_indices(how, 45)
     for i, j in itertools.product(range(3), range(2)):
         of = Column(rows[i], columns[j], p[i], q[j], OFFSET + (2 * i + j) * stride)

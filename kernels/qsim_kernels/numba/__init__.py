@@ -12,6 +12,7 @@ from qsim_kernels.numba import tables
 from qsim_kernels.numba.jobs import pack_values
 from qsim_kernels.numba.native import check_numba
 from qsim_kernels.numba.rounding import strip
+from qsim_kernels.numba.stored import STORED, readable, writable
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import DOUBLE, rounding_bits
 from qsim_kernels.numbers.encoding import Encoding
@@ -24,18 +25,18 @@ __all__ = ["checksum", "decode_into", "encode_into", "quantize_and_encode_into",
 
 check_numba()
 
-_STORED = (torch.float32, torch.bfloat16)
 _QUANTIZE = Loop("values", "quantize")
 
 
 def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:
     """Round `x` onto a grid, into `out`, which may be `x` itself; see `qsim_kernels.torch.quantize_into`."""
-    numbers = _rounding(rounding, x.dtype, out.dtype)
-    if numbers is None or not (x.is_contiguous() and out.is_contiguous()):
+    known = _rounding(rounding, x.dtype, out.dtype)
+    if known is None or not (x.is_contiguous() and out.is_contiguous()):
         _quantize_copies(out, x, rounding, noise)
         return
-    seed, stream, offset = noise
-    job = pack_values(out.data_ptr(), x.data_ptr(), *numbers, 0 if seed is None else seed.item(), stream, offset)
+    (out_is_narrow, x_is_narrow, loop, numbers), (seed, stream, offset) = known, noise
+    values = out.data_ptr(), out_is_narrow, x.data_ptr(), x_is_narrow
+    job = pack_values(*values, loop, numbers, 0 if seed is None else seed.item(), stream, offset)
     _QUANTIZE.share(job, x.numel())
 
 
@@ -43,7 +44,7 @@ def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) 
 def _rounding(rounding: GridRounding, source: torch.dtype, target: torch.dtype) -> tuple[int, int, int, int] | None:
     """The numbers of `Values` that do not differ between calls, if the loop reads and writes these dtypes."""
     bits = rounding_bits(*rounding, wide=False)
-    if bits.carrier == DOUBLE or source not in _STORED or target not in _STORED:
+    if bits.carrier == DOUBLE or source not in STORED or target not in STORED:
         return None
     return target == torch.bfloat16, source == torch.bfloat16, *strip(bits, rounding.rule)
 
@@ -54,12 +55,10 @@ def _quantize_copies(out: Tensor, x: Tensor, rounding: GridRounding, noise: Nois
     if bits.carrier == DOUBLE:
         reference.quantize_into(out, x, rounding, noise)
         return
-    given = (x if x.dtype in _STORED else x.to(torch.float32)).contiguous()
-    held = out.dtype if out.dtype in _STORED else torch.float32
-    result = out if out.dtype == held and out.is_contiguous() else torch.empty_like(given, dtype=held)
-    quantize_into(result, given, rounding, noise)
+    result = writable(out)
+    quantize_into(result, readable(x), rounding, noise)
     if result is not out:
-        out.copy_(as_values(result.view(torch.int32), bits, out.dtype) if out.dtype != held else result)
+        out.copy_(as_values(result.view(torch.int32), bits, out.dtype))
 
 
 def encode_into(out: Tensor, x: Tensor, encoding: Encoding, noise: Noise, check: bool = True) -> bool:

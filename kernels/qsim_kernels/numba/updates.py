@@ -12,6 +12,7 @@ from torch import Tensor
 from qsim_kernels.numba import quantize_into
 from qsim_kernels.numba.jobs import NoiseKey, StoredRounding, UpdateJob, UpdateKeys, packed
 from qsim_kernels.numba.rounding import strip
+from qsim_kernels.numba.stored import readable
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.numbers.grid import GridRounding, Mode, Noise
@@ -30,7 +31,6 @@ from qsim_kernels.torch import ElementNoise, updates as reference
 from qsim_kernels.torch.rounding import one_nan
 
 _LOOPS = {name: Loop("updates", name) for name in ("adam", "amsgrad", "sgd", "momentum", "nesterov")}
-_STORED = (torch.float32, torch.bfloat16)
 _NO_KEYS = UpdateKeys(*[NoiseKey(0, 0)] * ROLES)
 
 
@@ -51,7 +51,7 @@ def _update_whole(
     roundings: Roundings,
 ) -> None:
     """Update one parameter."""
-    held = UpdateTensors(*(None if tensor is None else _held(tensor) for tensor in x))
+    held = UpdateTensors(*(None if tensor is None else readable(tensor) for tensor in x))
     state = held.first if held.first is not None else held.param
     addresses = UpdateTensors(*(0 if tensor is None else tensor.data_ptr() for tensor in held))
     param_is_narrow, grad_is_narrow, state_is_narrow = (tensor.element_size() == 2 for tensor in (held.param, held.grad, state))
@@ -79,11 +79,6 @@ def _loop(algorithm: Algorithm, x: UpdateTensors) -> str:
     if isinstance(algorithm, AdamAlgorithm):
         return "amsgrad" if algorithm.amsgrad else "adam"
     return "sgd" if x.first is None else "nesterov" if algorithm.nesterov else "momentum"
-
-
-def _held(x: Tensor) -> Tensor:
-    """A tensor as the loops read and write it."""
-    return x if x.dtype in _STORED and x.is_contiguous() else x.to(torch.float32).contiguous()
 
 
 def _rounded(x: Tensor, rounding: GridRounding, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:

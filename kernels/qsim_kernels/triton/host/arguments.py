@@ -26,15 +26,15 @@ def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
 
 
 @lru_cache(maxsize=4096)
-def rounding(of: GridRounding, wide: bool, writes_codes: bool = False) -> tuple[KernelVariant, tuple[Any, ...]]:
+def rounding(chosen: GridRounding, wide: bool, writes_codes: bool = False) -> tuple[KernelVariant, tuple[Any, ...]]:
     """The variant and the numbers of a rounding, those of `UsedBits` and `GridNumbers`; a table's address is a `TableAddress`.
 
     Args:
-        of: The rounding.
+        chosen: The rounding.
         wide: Use float64 even if float32 is enough.
         writes_codes: Whether results of rounding onto a table are codes.
     """
-    (grid, rule), bits = of, rounding_bits(*of, wide)
+    (grid, rule), bits = chosen, rounding_bits(*chosen, wide)
     rule = rule._replace(bits=bits_that_matter(bits, rule))
     draws_16 = 0 < rule.bits <= 16
     variant = KernelVariant(

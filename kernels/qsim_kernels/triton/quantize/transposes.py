@@ -97,31 +97,23 @@ def both_ways_kernel(
     store_part(turned_out, tl.trans(turned), turned_part)
 
 
-def encode_both_ways(
-    x: Tensor,
-    seed: Tensor | None,
-    rounding: str | None,
-    stream: int,
-    dtype: torch.dtype | None,
-    turned: str,
-    turned_stream: int,
-    turned_dtype: torch.dtype,
-) -> tuple[Tensor | None, Tensor]:
+#: How codes are made, spelled; their stream of random bits; and their dtype.
+WantedCodes = tuple[str, int, torch.dtype]
+
+
+def encode_both_ways(x: Tensor, seed: Tensor | None, codes: WantedCodes | None, turned: WantedCodes) -> tuple[Tensor | None, Tensor]:
     """Round a matrix twice from one read, or once: codes in place, of at most 16 bits, and transposed ones.
 
     Args:
         x: A matrix.
         seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        rounding: How codes in place are made, if they are wanted.
-        stream: Their stream of random bits.
-        dtype: Their dtype.
-        turned: The same for the transposed codes.
-        turned_stream: The same.
-        turned_dtype: The same.
+        codes: The codes in place, if they are wanted.
+        turned: The transposed codes.
     """
-    rows, columns = x.shape
+    (rows, columns), (turned_rounding, turned_stream, turned_dtype) = x.shape, turned
+    rounding, stream, dtype = codes or (None, 0, None)
     pointer, number = seed_of(seed, x)
-    form = _form(rounding, turned, x.dtype, rows, columns, stream == turned_stream, pointer is None)
+    form = _form(rounding, turned_rounding, x.dtype, rows, columns, stream == turned_stream, pointer is None)
     if form.draws and seed is None:
         raise ValueError("stochastic rounding needs a seed")
     lines = x.contiguous()

@@ -16,7 +16,7 @@ from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.grid import GridRounding, Noise
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, rounded
 from qsim_kernels.triton.device.noise import random_integers
-from qsim_kernels.triton.device.parts import block_part, load_part, store_part
+from qsim_kernels.triton.device.parts import Part, block_part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.host import arguments
@@ -42,16 +42,17 @@ def walk_down(
     ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Round some rows of a block of columns."""
+    block = block_part(column, columns, BLOCK, MASKED)
     total = tl.zeros([BLOCK], tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32)
     for row in range(first, end):
         start = index(row, columns, column)
-        part = block_part(start, start + columns - column, BLOCK, MASKED)
+        part = Part(start, block.places, block.inside, start)
         values = as_single(load_part(x, part))
         total += values
         drawn = random_integers(rounding.noise, start, ROUNDING, RUN, True, BLOCK)
         result = rounded(values, drawn, rounding.grid, ROUNDING, out.dtype.element_ty == tl.float32)
         store_part(out, as_dtype(result, out.dtype.element_ty), part)
-    store_part(sums, total, block_part(index(0, columns, column), columns, BLOCK, MASKED))
+    store_part(sums, total, block)
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
