@@ -1,6 +1,7 @@
-"""qsim's compute kernels: rounding onto a set of values, in plain torch and in Triton, as operators of torch's dispatcher.
+"""qsim's compute kernels as operators of torch's dispatcher: in plain torch, in loops compiled by Numba for CPUs, and in Triton for GPUs.
 
-Importing this package defines the operators `torch.ops.qsim.*`. It does not import triton or touch a device; the first CUDA tensor does.
+Importing this package defines the operators `torch.ops.qsim.*`. It imports neither Numba nor Triton and touches no device: an operator
+imports its backend when it first runs there. What is computed for each element is defined once, in `arithmetic`.
 """
 
 from qsim_kernels import lowered, ops

@@ -13,7 +13,8 @@ from qsim.formats import Format
 from qsim.functional.arguments import Spelling
 from qsim.scaling import Given, PerBlock, PerTile, Scaling
 from qsim.scaling.tiling import PerSlice
-from qsim_kernels.numbers.scales import Noise, Restore, TileSizes
+from qsim_kernels.numbers.grid import Noise
+from qsim_kernels.numbers.scales import Restore, TileSizes
 from qsim_kernels.ops.direct import Operators
 
 

@@ -15,7 +15,8 @@ from qsim.functional.tracing import is_readable
 from qsim.rounding import overflow_in
 from qsim.scaling import Scaling
 from qsim_kernels.numbers.encoding import code_dtype
-from qsim_kernels.numbers.scales import Noise, Restore
+from qsim_kernels.numbers.grid import Noise
+from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import operators
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.scaling import saturated, under_whole

@@ -15,7 +15,7 @@ from qsim.functional.applying import applied
 from qsim.functional.arguments import Spelling
 from qsim.functional.scaled import ScaleLayout, quantize_scaled
 from qsim.scaling import Scaling
-from qsim_kernels.numbers.scales import Noise
+from qsim_kernels.numbers.grid import Noise
 from qsim_kernels.ops.direct import Operators, operators
 
 

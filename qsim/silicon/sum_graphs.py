@@ -163,7 +163,7 @@ class _Products(NamedTuple):
     def product(self, x: Operand, y: Operand, bits_x: int, bits_y: int) -> Operand:
         """The product of two numbers whose significands have so many bits."""
         whole = self.meaning.carrier.mantissa + 1
-        return self.sums.product_of(x, y, whole - bits_x, whole - bits_y)
+        return self.sums.multiply_to_odd(x, y, whole - bits_x, whole - bits_y)
 
     def exponent(self, x: Operand, low: int) -> Operand:
         """The exponent of a factor; zero has none."""

@@ -16,7 +16,7 @@ import qsim
 from qsim.formats import NF4, Format, Log, Posit, Table, Takum
 from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import rounding_bits, used_bits, variant_of
-from qsim_kernels.torch.rounding import in_memory
+from qsim_kernels.torch.rounding import with_table
 from support import oracle
 from support.table_oracle import ExactTable, around, assert_equal, round_in_table
 
@@ -134,7 +134,7 @@ def with_random_integer(x: Tensor, fmt: Format, overflow: str, word: int | Tenso
     patterns = carried.view(torch.int64 if how.carrier.mantissa == 52 else torch.int32)
     words = word if isinstance(word, Tensor) else torch.full(x.shape, word)
     drawn = functions.random_bits(words, used_bits(how.carrier, bits, correction))
-    found: Tensor = functions.round_bits(patterns, drawn, in_memory(how, rule, x.device), variant)
+    found: Tensor = functions.round_bits(patterns, drawn, with_table(how, rule, x.device), variant)
     return found.view(carried.dtype).to(x.dtype)
 
 

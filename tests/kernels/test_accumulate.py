@@ -76,7 +76,7 @@ def implementations(a: Tensor, b: Tensor, how: str) -> list[Tensor]:
     """The results of the operator on a device, and of the plain one."""
     found = torch.ops.qsim.accumulate(a, b, torch.tensor(SEED), how, STREAM, OFFSET)
     plain = torch.empty_like(found)
-    reference.accumulate_into(plain, a, b, torch.tensor(SEED), read_sum(how), STREAM, OFFSET)
+    reference.accumulate_into(plain, a, b, read_sum(how), (torch.tensor(SEED), STREAM, OFFSET))
     return [found, plain]
 
 

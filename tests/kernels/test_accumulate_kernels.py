@@ -103,7 +103,7 @@ def sum_of(setting: str) -> tuple[Sum, tuple[str, str]]:
 def computed(module: Any, a: Tensor, b: Tensor, how: Sum, offset: int = OFFSET, **options: Any) -> Tensor:
     """A product by one implementation."""
     out = torch.full((*a.shape[:-1], b.shape[-1]), 77.0, dtype=torch.float32 if is_single(how) else torch.float64, device=a.device)
-    module.accumulate_into(out, a, b, torch.tensor(3**25, device=a.device), how, STREAM, offset, **options)
+    module.accumulate_into(out, a, b, how, (torch.tensor(3**25, device=a.device), STREAM, offset), **options)
     return out
 
 

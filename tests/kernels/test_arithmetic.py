@@ -18,7 +18,7 @@ from qsim_kernels.arithmetic import rounding as definition
 from qsim_kernels.meanings import python, torch as meaning
 from qsim_kernels.numba.rounding import _rounds_in_floats
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, rounding_bits, used_bits, variant_of
-from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
+from qsim_kernels.numbers.grid import Grid, GridRounding, Mode, Rule, read
 from qsim_kernels.torch.rounding import nearest_by_addition, rounds_by_addition
 from support import catalogue, inputs, oracle
 from support.comparing import same_bits
@@ -87,7 +87,7 @@ def test_loops_in_floats_round_as_the_others(rounding: Any) -> None:
             continue
         tried[how.signed, how.negative_zero] += 1
         found = torch.empty_like(ALL_16_BITS)
-        compiled.quantize_into(found, ALL_16_BITS, torch.tensor(5), grid, rule, 7, 3)
+        compiled.quantize_into(found, ALL_16_BITS, GridRounding(grid, rule), (torch.tensor(5), 7, 3))
         assert same_bits(found, defined(ALL_16_BITS, how, rule, words)), fmt
     assert tried[True, True] > 10
     assert min(tried[True, False], tried[False, False]) > 1
@@ -103,7 +103,9 @@ def test_faster_kernels_round_as_the_arithmetic_does(rounding: Any, overflow: st
         grid, rule, how = numbers_of(fmt, rounding, overflow)
         found = torch.empty_like(ALL_16_BITS, device=device)
         # Triton's interpreter is faster with few large blocks.
-        kernels.quantize_into(found, ALL_16_BITS.to(device), torch.tensor(5), grid, rule, 7, 0, 1 << 15 if device.type == "cpu" else None)
+        kernels.quantize_into(
+            found, ALL_16_BITS.to(device), GridRounding(grid, rule), (torch.tensor(5), 7, 0), 1 << 15 if device.type == "cpu" else None
+        )
         assert same_bits(found.cpu(), defined(ALL_16_BITS, how, rule, words)), fmt
 
 

@@ -14,7 +14,7 @@ import qsim
 from qsim_kernels import arithmetic, torch as reference
 from qsim_kernels.meanings import python, torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, Carrier, counts_wide, grid_bits
-from qsim_kernels.numbers.encoding import coding_bits
+from qsim_kernels.numbers.encoding import Encoding, coding_bits
 from qsim_kernels.numbers.grid import Coding, Grid, Rule, read
 from qsim_kernels.numbers.scales import ScaleRule, Scales, Turn, scale_numbers, variant_of_scales
 from qsim_kernels.torch import scaling
@@ -185,8 +185,8 @@ def test_faster_kernels_encode_and_decode_as_the_definition(name: str, device: t
     block = 1 << 15 if device.type == "cpu" else None
     x = ALL_16_BITS[~ALL_16_BITS.isnan()] if coding.nan < 0 else ALL_16_BITS
     found, expected = found[: len(x)], expected[: len(x)]
-    kernels.encode_into(found, x.to(device), None, grid, rule, coding, 0, 0, False, block)
-    reference.encode_into(expected, x, None, grid, rule, coding, 0, 0, False)
+    kernels.encode_into(found, x.to(device), Encoding(grid, rule, coding), (None, 0, 0), False, block)
+    reference.encode_into(expected, x, Encoding(grid, rule, coding), (None, 0, 0), False)
     assert torch.equal(found.cpu(), expected)
     codes = torch.arange(1 << coding.bits).to(torch.uint8)
     values, values_expected = torch.empty(codes.shape, device=device), torch.empty(codes.shape)

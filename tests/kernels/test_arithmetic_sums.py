@@ -81,7 +81,7 @@ class Column(NamedTuple):
 
 def products(of: Column, how: Any) -> Iterator[Term]:
     for x, y in zip(of.a, of.b, strict=True):
-        yield Term(sums.product_of(x, y, 29, 29), exponent(x, how.low_a) + exponent(y, how.low_b))
+        yield Term(sums.multiply_to_odd(x, y, 29, 29), exponent(x, how.low_a) + exponent(y, how.low_b))
 
 
 def exponent(x: int, low: int) -> int:
@@ -97,7 +97,7 @@ def scaled(of: Column, how: BlockScaledSum) -> Iterator[Term]:
     for k, term in enumerate(terms):
         i = k if how.exact else k // how.group
         outer = exponent(of.p[i], how.low_scale) + exponent(of.q[i], how.low_scale)
-        yield Term(sums.product_of(term.value, sums.product_of(of.p[i], of.q[i], 29, 29), 0, 0), term.exponent + outer)
+        yield Term(sums.multiply_to_odd(term.value, sums.multiply_to_odd(of.p[i], of.q[i], 29, 29), 0, 0), term.exponent + outer)
 
 
 def steps(terms: Iterator[Term], count: int) -> Iterator[list[Term]]:
@@ -177,7 +177,7 @@ def test_tensors_add_as_the_arithmetic_does(setting: str, spread: float, special
         given = operands((3, groups), "e4m3", 1.0, special).abs(), operands((2, groups), "e4m3", 1.0, special).abs()
         p, q = bits_of(given[0]), bits_of(given[1])
     found = torch.full((3, 2), 77.0, dtype=torch.float32 if is_single(how) else torch.float64)
-    reference.accumulate_into(found, a, b, torch.tensor(SEED), how, STREAM, OFFSET, given)
+    reference.accumulate_into(found, a, b, how, (torch.tensor(SEED), STREAM, OFFSET), given)
     rows, columns, stride = bits_of(a), bits_of(b.mT), noise_indices(how, 45)
     for i, j in itertools.product(range(3), range(2)):
         of = Column(rows[i], columns[j], p[i], q[j], OFFSET + (2 * i + j) * stride)

@@ -18,7 +18,8 @@ from qsim import rounding
 from qsim.formats import E4M3, Format, holders
 from qsim_kernels import torch as reference
 from qsim_kernels.numbers.carrier import fits_single, grid_bits
-from qsim_kernels.numbers.grid import Coding, Grid, Rule, read
+from qsim_kernels.numbers.encoding import Encoding
+from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Rule, read
 from qsim_kernels.torch import ElementNoise, chunks
 from support import inputs, oracle
 from support.catalogue import NAMED, VARIETY
@@ -34,7 +35,7 @@ SETTINGS = [(how, overflow) for how in (*map(rounding.resolve, oracle.DETERMINIS
 
 def check(x: Tensor, target: torch.dtype, fmt: Format, how: rounding.Rounding, overflow: Any, seed: int, stream: int, offset: int) -> None:
     """Compare the loops with the reference."""
-    numbers = torch.tensor(seed), read(Grid, fmt.spelling[0]), read(Rule, how.spelling[overflow]), stream, offset
+    numbers = GridRounding(read(Grid, fmt.spelling[0]), read(Rule, how.spelling[overflow])), (torch.tensor(seed), stream, offset)
     one, other = torch.empty_like(x, dtype=target), torch.empty_like(x, dtype=target)
     reference.quantize_into(one, x, *numbers)
     compiled.quantize_into(other, x, *numbers)
@@ -108,7 +109,7 @@ def test_codes(fmt: Format) -> None:
     for number, (how, overflow) in enumerate(dealt(SETTINGS, FORMATS.index(fmt), 3)):
         rule, dtype = read(Rule, how.spelling[overflow]), inputs.DTYPES[number % len(inputs.DTYPES)]
         found, due = (torch.empty(x.shape, dtype=inputs.code_dtype(fmt)) for _ in range(2))
-        arguments = x.to(dtype), torch.tensor(7), grid, rule, coding, 3, 5
+        arguments = x.to(dtype), Encoding(grid, rule, coding), (torch.tensor(7), 3, 5)
         assert compiled.encode_into(found, *arguments, True) == reference.encode_into(due, *arguments, True)
         assert torch.equal(found, due), (how, overflow, dtype)
     codes = torch.arange(2**fmt.bits).to(inputs.code_dtype(fmt))
@@ -130,26 +131,28 @@ def test_the_default_device_of_factories_does_not_matter(named: str) -> None:
         values = torch.empty_like(x)
         compiled.decode_into(values, codes, *map(read, (Grid, Coding), qsim.format(named).spelling))
         rounded = torch.empty_like(x)
-        compiled.quantize_into(rounded, x, None, *spelt(named), 0, 0)
+        compiled.quantize_into(rounded, x, spelt(named), (None, 0, 0))
     assert same_bits(values, rounded)
     assert same_bits(rounded, qsim.quantize(x, named))
 
 
-def spelt(named: str) -> tuple[Grid, Rule]:
-    return read(Grid, qsim.format(named).spelling[0]), read(Rule, rounding.NEAREST.spelling["saturate"])
+def spelt(named: str) -> GridRounding:
+    return GridRounding(read(Grid, qsim.format(named).spelling[0]), read(Rule, rounding.NEAREST.spelling["saturate"]))
 
 
 def compiled_codes(x: Tensor, named: str) -> Tensor:
     """Codes from the loops, without a check for NaN."""
     codes = torch.empty_like(x, dtype=torch.uint8)
-    compiled.encode_into(codes, x, None, *spelt(named), read(Coding, qsim.format(named).spelling[1]), 0, 0, False)
+    compiled.encode_into(codes, x, Encoding(*spelt(named), read(Coding, qsim.format(named).spelling[1])), (None, 0, 0), False)
     return codes
 
 
 def quantized(x: Tensor, how: rounding.Rounding) -> Tensor:
     """Values from plain torch."""
     out = torch.empty_like(x)
-    reference.quantize_into(out, x, torch.tensor(1), read(Grid, E4M3.spelling[0]), read(Rule, how.spelling["saturate"]), 0, 0)
+    reference.quantize_into(
+        out, x, GridRounding(read(Grid, E4M3.spelling[0]), read(Rule, how.spelling["saturate"])), (torch.tensor(1), 0, 0)
+    )
     return out
 
 

@@ -20,6 +20,8 @@ import qsim
 from qsim import Stochastic, rounding as roundings
 from qsim.formats import BF16, E2M1, E3M2, E4M3, E5M2, E8M0, FP16, Float, Format, Int, holds
 from qsim_kernels import torch as reference
+from qsim_kernels.numbers.encoding import Encoding
+from qsim_kernels.numbers.grid import GridRounding
 from qsim_kernels.torch import chunks
 from support.comparing import raw
 
@@ -93,8 +95,8 @@ def quantized_differently(fmt: Format, rounding: roundings.Rounding, overflow: s
     differences = 0
     for start, x in patterns(every):
         a.fill_(77)
-        triton.quantize_into(a, x, seed, fmt.grid, rule, 3, start)
-        reference.quantize_into(b, x, seed, fmt.grid, rule, 3, start)
+        triton.quantize_into(a, x, GridRounding(fmt.grid, rule), (seed, 3, start))
+        reference.quantize_into(b, x, GridRounding(fmt.grid, rule), (seed, 3, start))
         differences += count_differences(a, b)
     return differences
 
@@ -109,8 +111,8 @@ def encoded_differently(fmt: Format, rounding: roundings.Rounding, overflow: str
     differences = 0
     for start, x in patterns(every):
         a.fill_(77)
-        lost = triton.encode_into(a, x, seed, fmt.grid, rule, fmt.coding, 3, start)
-        also_lost = reference.encode_into(b, x, seed, fmt.grid, rule, fmt.coding, 3, start)
+        lost = triton.encode_into(a, x, Encoding(fmt.grid, rule, fmt.coding), (seed, 3, start))
+        also_lost = reference.encode_into(b, x, Encoding(fmt.grid, rule, fmt.coding), (seed, 3, start))
         triton.decode_into(values, a, fmt.grid, fmt.coding)
         reference.decode_into(expected, b, fmt.grid, fmt.coding)
         differences += count_differences(a, b) + count_differences(values, expected) + (bool(lost) != bool(also_lost))

@@ -14,6 +14,8 @@ from torch import Tensor
 from qsim import Stochastic
 from qsim.formats import BF16, E2M1, E4M3, E4M3FNUZ, E5M2, FP16, FP32, Format, Int
 from qsim_kernels import torch as reference
+from qsim_kernels.numbers.encoding import Encoding
+from qsim_kernels.numbers.grid import GridRounding
 from support.comparing import first_difference, raw
 from support.inputs import code_dtype
 from support.side_by_side import DEVICE, dealt, difficult, rule, seed
@@ -120,8 +122,8 @@ def test_nothing_is_copied_and_bits_are_those_of_logical_indices(fmt: Format, dt
     for rounding, offset, target in dealt(settings, turn(layout) + dtype.itemsize.bit_length() + (fmt == E4M3), 3):
         how = rule(rounding, "saturate")
         found, expected = torch.full_like(x, 77, dtype=target), torch.full(x.shape, 77, dtype=target, device=DEVICE)
-        kernels.quantize_into(found, x, seed(), fmt.grid, how, 3, offset)
-        reference.quantize_into(expected, x, seed(), fmt.grid, how, 3, offset)
+        kernels.quantize_into(found, x, GridRounding(fmt.grid, how), (seed(), 3, offset))
+        reference.quantize_into(expected, x, GridRounding(fmt.grid, how), (seed(), 3, offset))
         assert not first_difference(x, found, expected)
 
 
@@ -139,7 +141,7 @@ def test_codes(fmt: Format, dtype: torch.dtype, layout: str) -> None:
         for module in (reference, kernels):
             codes = torch.full_like(x, 77, dtype=code_dtype(fmt))
             assert codes.stride() == x.stride()
-            lost = module.encode_into(codes, x, seed(), fmt.grid, rule(rounding, "saturate"), fmt.coding, 3, offset)
+            lost = module.encode_into(codes, x, Encoding(fmt.grid, rule(rounding, "saturate"), fmt.coding), (seed(), 3, offset))
             assert bool(lost) == (has_nan and fmt.coding.nan < 0)
             values = torch.full_like(x, 77, dtype=torch.float32)
             module.decode_into(values, codes, fmt.grid, fmt.coding)
@@ -160,7 +162,9 @@ def test_values_and_codes_from_one_read(number: int, layout: str) -> None:
         results = []
         for module in (reference, kernels):
             out, codes = torch.full_like(x, 77), torch.full_like(x, 77, dtype=torch.uint8)
-            module.quantize_and_encode_into(out, codes, x, seed(), E4M3.grid, first, 3, fmt.grid, second, fmt.coding, 4)
+            module.quantize_and_encode_into(
+                out, codes, x, GridRounding(E4M3.grid, first), (seed(), 3, 0), Encoding(fmt.grid, second, fmt.coding), (seed(), 4, 0)
+            )
             results.append((out, codes))
         assert not first_difference(x, results[0][0], results[1][0])
         assert not first_difference(x, results[0][1], results[1][1])
@@ -170,8 +174,8 @@ def test_values_and_codes_from_one_read(number: int, layout: str) -> None:
 def test_in_place() -> None:
     x = laid("channels last", BF16, torch.float32)
     expected = torch.empty_like(x)
-    reference.quantize_into(expected, x, seed(), BF16.grid, rule("stochastic", "saturate"), 3, 0)
-    kernels.quantize_into(x, x, seed(), BF16.grid, rule("stochastic", "saturate"), 3, 0)
+    reference.quantize_into(expected, x, GridRounding(BF16.grid, rule("stochastic", "saturate")), (seed(), 3, 0))
+    kernels.quantize_into(x, x, GridRounding(BF16.grid, rule("stochastic", "saturate")), (seed(), 3, 0))
     assert torch.equal(raw(x), raw(expected))
 
 
@@ -180,8 +184,8 @@ def test_without_random_bits_any_dense_order_will_do() -> None:
     x = difficult(E4M3, torch.float32)[:840].view(4, 6, 5, 7).permute(2, 0, 3, 1)
     found, expected = torch.full_like(x, 77), torch.full_like(x, 77)
     assert found.stride() == x.stride()
-    kernels.quantize_into(found, x, None, E4M3.grid, rule("nearest", "saturate"), 0, 0)
-    reference.quantize_into(expected, x, None, E4M3.grid, rule("nearest", "saturate"), 0, 0)
+    kernels.quantize_into(found, x, GridRounding(E4M3.grid, rule("nearest", "saturate")), (None, 0, 0))
+    reference.quantize_into(expected, x, GridRounding(E4M3.grid, rule("nearest", "saturate")), (None, 0, 0))
     assert not first_difference(x, found, expected)
 
 
@@ -191,8 +195,8 @@ def test_small_matrices_are_copied_rather_than_given_a_program_each() -> None:
         x = torch.rand(shape, device=DEVICE).mT.contiguous().mT
         assert (launch_layout(ElementOrder.GROUPS, x.shape, x.stride(), x.stride()) is None) == is_copied
         found, expected = torch.empty_like(x), torch.empty_like(x)
-        kernels.quantize_into(found, x, seed(), E4M3.grid, how, 3, 0)
-        reference.quantize_into(expected, x, seed(), E4M3.grid, how, 3, 0)
+        kernels.quantize_into(found, x, GridRounding(E4M3.grid, how), (seed(), 3, 0))
+        reference.quantize_into(expected, x, GridRounding(E4M3.grid, how), (seed(), 3, 0))
         assert not first_difference(x, found, expected)
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from qsim import Stochastic, rounding as roundings
 from qsim.formats import E2M1, E4M3, E4M3FNUZ, E5M2, E8M0, FP16, Fixed, Float, Format, Int, PowerOfTwo, holds
 from qsim_kernels import Rule, torch as reference
-from qsim_kernels.numbers.grid import spell
+from qsim_kernels.numbers.encoding import Encoding
+from qsim_kernels.numbers.grid import GridRounding, spell
 from support import inputs
 from support.comparing import first_difference, same_bits
 from support.side_by_side import DEVICE, dealt, difficult, kernels, rule, seed
@@ -67,7 +68,15 @@ def both(
     for module in (reference, kernels):
         out = torch.full_like(x, 77, dtype=dtype)
         codes = torch.full_like(x, 77, dtype=inputs.code_dtype(code_fmt))
-        module.quantize_and_encode_into(out, codes, x, seed(number), fmt.grid, how, 5, code_fmt.grid, code_how, code_fmt.coding, -9)
+        module.quantize_and_encode_into(
+            out,
+            codes,
+            x,
+            GridRounding(fmt.grid, how),
+            (seed(number), 5, 0),
+            Encoding(code_fmt.grid, code_how, code_fmt.coding),
+            (seed(number), -9, 0),
+        )
         results.append((out, codes))
     return results
 
@@ -112,10 +121,9 @@ def test_any_count_and_no_write_beyond_the_end(formats: tuple[Format, Format]) -
     (values, codes), _ = both(memory, formats, rules)
     for count in (0, 1, 16, 2048, 7, 17, 2047, 2049, 4096, 4097):
         out, written = torch.full_like(memory, 77), torch.full_like(codes, 99)
-        code_numbers = (formats[1].grid, rules[1], formats[1].coding)
-        kernels.quantize_and_encode_into(
-            out[:count], written[:count], memory[:count], seed(3**25), formats[0].grid, rules[0], 5, *code_numbers, -9
-        )
+        rounding, encoding = GridRounding(formats[0].grid, rules[0]), Encoding(formats[1].grid, rules[1], formats[1].coding)
+        noise, code_noise = (seed(3**25), 5, 0), (seed(3**25), -9, 0)
+        kernels.quantize_and_encode_into(out[:count], written[:count], memory[:count], rounding, noise, encoding, code_noise)
         assert same_bits(out[:count], values[:count]), count
         assert same_bits(written[:count], codes[:count]), count
         assert (out[count:] == 77).all(), count
@@ -125,7 +133,8 @@ def test_any_count_and_no_write_beyond_the_end(formats: tuple[Format, Format]) -
 def test_any_strides_and_alignment() -> None:
     x = torch.randn(901, device=DEVICE)[1:].view(30, 30)
     rules = rules_of(RULES[1], torch.float32)
-    numbers = (E4M3.grid, rules[0], 5, E4M3.grid, rules[1], E4M3.coding, -9)
+    rounding, encoding = GridRounding(E4M3.grid, rules[0]), Encoding(E4M3.grid, rules[1], E4M3.coding)
+    numbers = rounding, (seed(3**25), 5, 0), encoding, (seed(3**25), -9, 0)
     ((values, codes), _) = both(x.clone(), (E4M3, E4M3), rules)
     for source in (x.clone(), x, x.t().contiguous().t()):
         for start in (0, 1, 3):
@@ -135,7 +144,7 @@ def test_any_strides_and_alignment() -> None:
             for written in (code_memory.view(-1)[start : start + 900].view(30, 30), code_memory[:, ::2].t()):
                 memory.fill_(77)
                 code_memory.fill_(99)
-                kernels.quantize_and_encode_into(out, written, source, seed(3**25), *numbers)
+                kernels.quantize_and_encode_into(out, written, source, *numbers)
                 assert same_bits(out, values)
                 assert same_bits(written, codes)
                 assert int((memory == 77).sum()) == 4

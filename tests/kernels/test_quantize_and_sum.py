@@ -12,7 +12,7 @@ from torch import Tensor
 from qsim import Stochastic, rounding as roundings
 from qsim.formats import E2M1, E4M3, E5M2, FP16, Float, Format, Int, holds
 from qsim_kernels import Rule, torch as reference
-from qsim_kernels.numbers.grid import spell
+from qsim_kernels.numbers.grid import GridRounding, spell
 from support import inputs
 from support.comparing import first_difference, same_bits
 from support.side_by_side import DEVICE, difficult, kernels, rule, seed
@@ -30,7 +30,7 @@ def both(x: Tensor, fmt: Format, how: Rule, dtype: torch.dtype | None = None) ->
     results = []
     for module in (reference, kernels):
         out = torch.full(x.shape, 77, dtype=dtype or x.dtype, device=x.device)
-        results += [out, module.quantize_and_sum_into(out, x, seed(3**25), fmt.grid, how, 5)]
+        results += [out, module.quantize_and_sum_into(out, x, GridRounding(fmt.grid, how), (seed(3**25), 5, 0))]
     return results[0], results[1], results[2], results[3]
 
 

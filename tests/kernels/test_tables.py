@@ -16,7 +16,8 @@ from qsim_kernels.arithmetic import rounding as definition
 from qsim_kernels.numba.rounding import _way
 from qsim_kernels.numbers.buckets import buckets_of
 from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits, variant_of
-from qsim_kernels.numbers.grid import Mode, Rule, read, spell
+from qsim_kernels.numbers.encoding import Encoding
+from qsim_kernels.numbers.grid import GridRounding, Mode, Rule, read, spell
 from qsim_kernels.numbers.places import memory_of, places_of
 from support import catalogue
 from support.comparing import same_bits
@@ -40,9 +41,9 @@ def results(module: Any, x: Tensor, fmt: Format, rule: Rule) -> list[Tensor]:
     """Rounded values, codes, and their values."""
     seed = torch.tensor(7) if rule.mode == Mode.STOCHASTIC else None
     values = torch.empty_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-    module.quantize_into(values, x, seed, fmt.grid, rule, 3, 16)
+    module.quantize_into(values, x, GridRounding(fmt.grid, rule), (seed, 3, 16))
     codes = torch.empty_like(x, dtype=torch.uint8 if fmt.bits <= 8 else torch.int16)
-    module.encode_into(codes, x, seed, fmt.grid, rule, fmt.coding, 3, 16, False)
+    module.encode_into(codes, x, Encoding(fmt.grid, rule, fmt.coding), (seed, 3, 16), False)
     decoded = torch.empty_like(values)
     module.decode_into(decoded, codes, fmt.grid, fmt.coding)
     return [values, codes, decoded]

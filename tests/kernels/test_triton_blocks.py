@@ -10,6 +10,8 @@ from qsim import Stochastic, rounding as roundings
 from qsim.formats import E2M1, E4M3, Float, Format
 from qsim.random import Noise
 from qsim_kernels import torch as reference
+from qsim_kernels.numbers.encoding import Encoding
+from qsim_kernels.numbers.grid import GridRounding
 from support import inputs
 from support.comparing import first_difference, same_bits
 from support.random123 import ANSWERS
@@ -51,7 +53,7 @@ def test_noise_depends_on_seed_stream_and_index(dtype: torch.dtype, bits: int | 
         assert same_bits(a, b), f"seed {number}, stream {stream}, offset {offset}: {first_difference(x, a, b)}"
         if DEVICE.type == "cuda":
             there = torch.empty_like(x)
-            kernels.quantize_into(there, x, seed(number).cuda(), E4M3.grid, how, stream, offset)
+            kernels.quantize_into(there, x, GridRounding(E4M3.grid, how), (seed(number).cuda(), stream, offset))
             assert same_bits(there, b)
 
 
@@ -79,14 +81,14 @@ def test_words_go_to_the_same_elements_whatever_is_read_and_written(source: torc
     for number, bits in enumerate((6, 16, 17, 32)):
         how = rule(Stochastic(bits), "saturate")
         first = torch.empty_like(x, dtype=torch.float64)
-        reference.quantize_into(first, x, seed(), E4M3.grid, how, 3, offset)
+        reference.quantize_into(first, x, GridRounding(E4M3.grid, how), (seed(), 3, offset))
         assert first.unique().numel() > 80
         for target in dealt(inputs.DTYPES, inputs.DTYPES.index(source) + number + offset, 2):
             out = torch.full_like(x, 77, dtype=target)
-            kernels.quantize_into(out, x, seed(), E4M3.grid, how, 3, offset, **options(kernels, x.numel()))
+            kernels.quantize_into(out, x, GridRounding(E4M3.grid, how), (seed(), 3, offset), **options(kernels, x.numel()))
             assert same_bits(out, first.to(target)), (bits, target)
         codes = torch.full_like(x, 99, dtype=torch.uint8)
-        kernels.encode_into(codes, x, seed(), E4M3.grid, how, E4M3.coding, 3, offset, **options(kernels, x.numel()))
+        kernels.encode_into(codes, x, Encoding(E4M3.grid, how, E4M3.coding), (seed(), 3, offset), **options(kernels, x.numel()))
         assert same_bits(qsim.decode(codes, E4M3, dtype=torch.float64), first), bits
 
 
@@ -100,11 +102,11 @@ def test_block_size_leaves_no_trace(number: int, offset: int) -> None:
         for rounding in ("nearest", "stochastic", Stochastic(6), Stochastic(32)):
             how = rule(rounding, "saturate")
             values, expected = torch.empty_like(x), torch.empty_like(x)
-            reference.quantize_into(expected, x, seed(), E4M3.grid, how, 3, offset)
-            kernels.quantize_into(values, x, seed(), E4M3.grid, how, 3, offset, block=block)
+            reference.quantize_into(expected, x, GridRounding(E4M3.grid, how), (seed(), 3, offset))
+            kernels.quantize_into(values, x, GridRounding(E4M3.grid, how), (seed(), 3, offset), block=block)
             assert same_bits(values, expected), rounding
         codes = torch.empty_like(x, dtype=torch.uint8)
-        kernels.encode_into(codes, x, seed(), E4M3.grid, how, E4M3.coding, 3, offset, block=block)
+        kernels.encode_into(codes, x, Encoding(E4M3.grid, how, E4M3.coding), (seed(), 3, offset), block=block)
         kernels.decode_into(values, codes, E4M3.grid, E4M3.coding, block=block)
         assert same_bits(values, expected)
 
@@ -115,14 +117,14 @@ def test_any_count_and_no_write_beyond_the_end(rounding: str | roundings.Roundin
     memory = torch.randn(3000, device=DEVICE)
     how = rule(rounding, "saturate")
     whole = torch.empty_like(memory)
-    reference.quantize_into(whole, memory, seed(), E4M3.grid, how, 0, 0)
+    reference.quantize_into(whole, memory, GridRounding(E4M3.grid, how), (seed(), 0, 0))
     for count in dealt((1, 16, 2048, 2, 7, 15, 17, 1023, 1024, 1025, 2999), len(str(rounding)), 2):
         out = torch.full((3000,), 77.0, device=DEVICE)
-        kernels.quantize_into(out[:count], memory[:count], seed(), E4M3.grid, how, 0, 0, block=1024)
+        kernels.quantize_into(out[:count], memory[:count], GridRounding(E4M3.grid, how), (seed(), 0, 0), block=1024)
         assert same_bits(out[:count], whole[:count])
         assert (out[count:] == 77).all()
         codes = torch.full((3000,), 99, dtype=torch.uint8, device=DEVICE)
-        kernels.encode_into(codes[:count], memory[:count], seed(), E4M3.grid, how, E4M3.coding, 0, 0, block=1024)
+        kernels.encode_into(codes[:count], memory[:count], Encoding(E4M3.grid, how, E4M3.coding), (seed(), 0, 0), block=1024)
         assert (codes[count:] == 99).all()
         out.fill_(77.0)
         kernels.decode_into(out[:count], codes[:count], E4M3.grid, E4M3.coding, block=1024)
@@ -133,9 +135,9 @@ def test_any_count_and_no_write_beyond_the_end(rounding: str | roundings.Roundin
 def test_nothing_to_do() -> None:
     x = torch.empty(0, 3, device=DEVICE)
     how = rule("stochastic", "saturate")
-    kernels.quantize_into(torch.empty_like(x), x, seed(), E2M1.grid, how, 0, 0)
+    kernels.quantize_into(torch.empty_like(x), x, GridRounding(E2M1.grid, how), (seed(), 0, 0))
     codes = torch.empty_like(x, dtype=torch.uint8)
-    assert not kernels.encode_into(codes, x, seed(), E2M1.grid, how, E2M1.coding, 0, 0)
+    assert not kernels.encode_into(codes, x, Encoding(E2M1.grid, how, E2M1.coding), (seed(), 0, 0))
     kernels.decode_into(x, codes, E2M1.grid, E2M1.coding)
 
 
@@ -143,24 +145,24 @@ def test_strides_and_alignment() -> None:
     x = difficult(E4M3, torch.float32)[:900].view(30, 30)
     how = rule("stochastic", "saturate")
     expected = torch.empty_like(x)
-    reference.quantize_into(expected, x, seed(), E4M3.grid, how, 0, 0)
+    reference.quantize_into(expected, x, GridRounding(E4M3.grid, how), (seed(), 0, 0))
     sources = [x, x.t().contiguous().t(), torch.cat([x[:1], x])[1:], torch.cat([x.view(-1)[:1], x.view(-1)])[1:].view(30, 30)]
     for source in sources:
         wide = torch.full((30, 62), 77.0, device=DEVICE)
         for out in (wide[:, 1::2][:, :30], wide.view(-1)[1:901].view(30, 30), wide[:, :30].t()):
             wide.fill_(77.0)
-            kernels.quantize_into(out, source, seed(), E4M3.grid, how, 0, 0, **options(kernels, x.numel()))
+            kernels.quantize_into(out, source, GridRounding(E4M3.grid, how), (seed(), 0, 0), **options(kernels, x.numel()))
             assert same_bits(out, expected)
             assert int((wide == 77).sum()) == wide.numel() - 900
             codes = torch.full((30, 62), 99, dtype=torch.uint8, device=DEVICE)
             written = codes.as_strided(out.shape, out.stride(), out.storage_offset())
-            kernels.encode_into(written, source, seed(), E4M3.grid, how, E4M3.coding, 0, 0, **options(kernels, x.numel()))
+            kernels.encode_into(written, source, Encoding(E4M3.grid, how, E4M3.coding), (seed(), 0, 0), **options(kernels, x.numel()))
             assert int((codes == 99).sum() - (written == 99).sum()) == codes.numel() - 900
             out.fill_(0)
             kernels.decode_into(out, written, E4M3.grid, E4M3.coding, **options(kernels, x.numel()))
             assert same_bits(out, expected)
     in_place = x.clone()
-    kernels.quantize_into(in_place, in_place, seed(), E4M3.grid, how, 0, 0, **options(kernels, x.numel()))
+    kernels.quantize_into(in_place, in_place, GridRounding(E4M3.grid, how), (seed(), 0, 0), **options(kernels, x.numel()))
     assert same_bits(in_place, expected)
 
 

@@ -35,13 +35,13 @@ def _fast() -> None:
 def by_kernels(a: Tensor, b: Tensor, how: Sum, scales: tuple[Tensor, Tensor] | None = None, tile: Any = TILE) -> Tensor:
     out = torch.full((*a.shape[:-1], b.shape[-1]), 77.0, device=DEVICE)
     own = None if scales is None else (scales[0].to(DEVICE), scales[1].to(DEVICE))
-    kernels.accumulate_into(out, a.to(DEVICE), b.to(DEVICE), None, how, 0, 0, own, tile)
+    kernels.accumulate_into(out, a.to(DEVICE), b.to(DEVICE), how, (None, 0, 0), own, tile)
     return out.cpu()
 
 
 def by_reference(a: Tensor, b: Tensor, how: Sum, scales: tuple[Tensor, Tensor] | None = None) -> Tensor:
     out = torch.full((*a.shape[:-1], b.shape[-1]), 55.0)
-    reference.accumulate_into(out, a, b, None, how, 0, 0, scales)
+    reference.accumulate_into(out, a, b, how, (None, 0, 0), scales)
     return out
 
 
@@ -49,7 +49,7 @@ def by_loops(a: Tensor, b: Tensor, how: Sum, scales: tuple[Tensor, Tensor] | Non
     from qsim_kernels.numba import sums as loops
 
     out = torch.full((*a.shape[:-1], b.shape[-1]), 33.0)
-    loops.accumulate_into(out, a, b, None, how, 0, 0, scales)
+    loops.accumulate_into(out, a, b, how, (None, 0, 0), scales)
     return out
 
 

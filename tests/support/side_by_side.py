@@ -12,6 +12,8 @@ from torch import Tensor
 from qsim import rounding as roundings
 from qsim.formats import Format
 from qsim_kernels import Rule, torch as reference
+from qsim_kernels.numbers.encoding import Encoding
+from qsim_kernels.numbers.grid import GridRounding
 from support import covering, inputs
 from support.covering import T
 
@@ -66,7 +68,7 @@ def both_quantized(
     results = []
     for module in (reference, kernels):
         out = torch.full_like(x, 77, dtype=dtype)
-        module.quantize_into(out, x, seed(number), fmt.grid, how, stream, offset, **options(module, x.numel()))
+        module.quantize_into(out, x, GridRounding(fmt.grid, how), (seed(number), stream, offset), **options(module, x.numel()))
         results.append(out)
     return results[0], results[1]
 
@@ -76,7 +78,9 @@ def both_encoded(x: Tensor, fmt: Format, how: Rule) -> tuple[Tensor, Tensor, boo
     results, lost = [], []
     for module in (reference, kernels):
         out = torch.full_like(x, 77, dtype=inputs.code_dtype(fmt))
-        lost.append(bool(module.encode_into(out, x, seed(), fmt.grid, how, fmt.coding, 5, 16, **options(module, x.numel() // 2))))
+        lost.append(
+            bool(module.encode_into(out, x, Encoding(fmt.grid, how, fmt.coding), (seed(), 5, 16), **options(module, x.numel() // 2)))
+        )
         results.append(out)
     return results[0], results[1], lost[0], lost[1]
 

@@ -255,7 +255,7 @@ def add_to_odd(x, y):
     return where(are_finite, assuming(are_finite, finite), special_sum(special_sum(0, x), y))
 
 
-def product_of(x, y, unused_x, unused_y):
+def multiply_to_odd(x, y, unused_x, unused_y):
     """The product of two numbers that are zero or normal: exact, or rounded to odd. The last, unused bits of significands are zero."""
     sign, has_zero = (x ^ y) & SIGN, is_zero(x) | is_zero(y)
     count = (normal_significand(x) >> unused_x) * (normal_significand(y) >> unused_y)

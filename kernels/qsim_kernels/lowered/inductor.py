@@ -1,8 +1,8 @@
 """Inductor, torch's default compiler: whether it compiles a graph, and how it learns to generate the loops of an operator.
 
-torch has no public interface for an operator whose loops fuse with their neighbours. This file and `elements` name the private ones that
-are used in its place. Devices and releases of torch that they have not been tested with get plain torch operators, which have the same
-bits and take longer to compile.
+torch has no public interface for an operator whose loops fuse with their neighbours. This file and `meanings.loop_elements` name the
+private ones that are used in its place. Devices and releases of torch that they have not been tested with get plain torch operators, which
+have the same bits and take longer to compile.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _loops(function: Callable[..., Any]) -> Callable[..., Any]:
     from torch._inductor.ir import TensorBox  # imports sympy
     from torch._inductor.lowering import broadcast_tensors, make_pointwise
 
-    from qsim_kernels.lowered.elements import LoopElement
+    from qsim_kernels.meanings.loop_elements import LoopElement
 
     def lowered(*arguments: Any) -> Any:
         given, spec = pytree.tree_flatten(arguments)

@@ -10,8 +10,8 @@ import torch
 
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
-from qsim_kernels.lowered.elements import LoopElement, where as select
 from qsim_kernels.meanings.binding import bound
+from qsim_kernels.meanings.loop_elements import LoopElement, where as select
 from qsim_kernels.numbers.carrier import SINGLE, Carrier
 
 

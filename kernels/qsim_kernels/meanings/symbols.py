@@ -45,7 +45,10 @@ def meaning(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
         vocabulary |= {"from_integer": lambda x: x, "product": lambda x, power: number_of(x, exponent_of(power, carrier), carrier)}
     if module is arithmetic.scales:
         sums = meaning(arithmetic.sums, carrier)
-        vocabulary |= {"round_bits": meaning(arithmetic.rounding, carrier).round_bits, "product": lambda x, y: sums.product_of(x, y, 0, 0)}
+        vocabulary |= {
+            "round_bits": meaning(arithmetic.rounding, carrier).round_bits,
+            "product": lambda x, y: sums.multiply_to_odd(x, y, 0, 0),
+        }
         vocabulary["quotient"] = lambda x, y: quotient(x, y, carrier)
     if module is arithmetic.sums:
         round_bits = meaning(arithmetic.rounding, carrier).round_bits

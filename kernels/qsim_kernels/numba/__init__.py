@@ -12,9 +12,11 @@ from qsim_kernels.numba import tables
 from qsim_kernels.numba.jobs import pack_values
 from qsim_kernels.numba.native import check_numba
 from qsim_kernels.numba.rounding import strip
+from qsim_kernels.numba.stored import STORED, readable, writable
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import DOUBLE, rounding_bits
-from qsim_kernels.numbers.grid import Coding, Grid, Rule
+from qsim_kernels.numbers.encoding import Encoding
+from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Noise
 from qsim_kernels.torch import checksum
 from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.rounding import as_values
@@ -23,53 +25,51 @@ __all__ = ["checksum", "decode_into", "encode_into", "quantize_and_encode_into",
 
 check_numba()
 
-_STORED = (torch.float32, torch.bfloat16)
 _QUANTIZE = Loop("values", "quantize")
 
 
-def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
+def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:
     """Round `x` onto a grid, into `out`, which may be `x` itself; see `qsim_kernels.torch.quantize_into`."""
-    rounding = _rounding(grid, rule, x.dtype, out.dtype)
-    if rounding is None or not (x.is_contiguous() and out.is_contiguous()):
-        _quantize_copies(out, x, seed, grid, rule, stream, offset)
+    known = _rounding(rounding, x.dtype, out.dtype)
+    if known is None or not (x.is_contiguous() and out.is_contiguous()):
+        _quantize_copies(out, x, rounding, noise)
         return
-    job = pack_values(out.data_ptr(), x.data_ptr(), *rounding, 0 if seed is None else seed.item(), stream, offset)
+    (out_is_narrow, x_is_narrow, loop, numbers), (seed, stream, offset) = known, noise
+    values = out.data_ptr(), out_is_narrow, x.data_ptr(), x_is_narrow
+    job = pack_values(*values, loop, numbers, 0 if seed is None else seed.item(), stream, offset)
     _QUANTIZE.share(job, x.numel())
 
 
 @lru_cache(maxsize=4096)
-def _rounding(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype) -> tuple[int, int, int, int] | None:
+def _rounding(rounding: GridRounding, source: torch.dtype, target: torch.dtype) -> tuple[int, int, int, int] | None:
     """The numbers of `Values` that do not differ between calls, if the loop reads and writes these dtypes."""
-    bits = rounding_bits(grid, rule, wide=False)
-    if bits.carrier == DOUBLE or source not in _STORED or target not in _STORED:
+    bits = rounding_bits(*rounding, wide=False)
+    if bits.carrier == DOUBLE or source not in STORED or target not in STORED:
         return None
-    return target == torch.bfloat16, source == torch.bfloat16, *strip(bits, rule)
+    return target == torch.bfloat16, source == torch.bfloat16, *strip(bits, rounding.rule)
 
 
-def _quantize_copies(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
+def _quantize_copies(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:
     """Round by way of tensors that the loop reads and writes, or in plain torch."""
-    bits = rounding_bits(grid, rule, wide=torch.float64 in (x.dtype, out.dtype))
+    bits = rounding_bits(*rounding, wide=torch.float64 in (x.dtype, out.dtype))
     if bits.carrier == DOUBLE:
-        reference.quantize_into(out, x, seed, grid, rule, stream, offset)
+        reference.quantize_into(out, x, rounding, noise)
         return
-    given = (x if x.dtype in _STORED else x.to(torch.float32)).contiguous()
-    held = out.dtype if out.dtype in _STORED else torch.float32
-    result = out if out.dtype == held and out.is_contiguous() else torch.empty_like(given, dtype=held)
-    quantize_into(result, given, seed, grid, rule, stream, offset)
+    result = writable(out)
+    quantize_into(result, readable(x), rounding, noise)
     if result is not out:
-        out.copy_(as_values(result.view(torch.int32), bits, out.dtype) if out.dtype != held else result)
+        out.copy_(as_values(result.view(torch.int32), bits, out.dtype))
 
 
-def encode_into(
-    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, check: bool = True
-) -> bool:
+def encode_into(out: Tensor, x: Tensor, encoding: Encoding, noise: Noise, check: bool = True) -> bool:
     """Round `x` onto a grid and write the codes into `out`; see `qsim_kernels.torch.encode_into`."""
+    (grid, _, coding), (seed, stream, offset) = encoding, noise
     if grid.table or not tables.has_codes(grid, coding):
-        return reference.encode_into(out, x, seed, grid, rule, coding, stream, offset, check)
+        return reference.encode_into(out, x, encoding, noise, check)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):
         values = torch.empty(source.shape, dtype=torch.bfloat16, device=source.device)
-        quantize_into(values, source, seed, grid, rule, stream, index)
+        quantize_into(values, source, encoding.rounding, (seed, stream, index))
         codes = target if target.is_contiguous() else torch.empty(source.shape, dtype=out.dtype, device=out.device)
         tables.look_up(codes, values, tables.code_table(grid, coding))
         if codes is not target:

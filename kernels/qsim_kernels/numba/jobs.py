@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
-from qsim_kernels.numbers.scales import ScaleNumbers
+from qsim_kernels.numbers.scales import ScaleNumbers, TileSizes
 from qsim_kernels.numbers.updates import Factors, PlaceNumbers, UpdateTensors, UpdateVariant
 
 #: How the name of a loop in which floats round begins.
@@ -33,30 +33,52 @@ class SharedLoop(NamedTuple):
     job: int
 
 
+class StoredValues(NamedTuple):
+    """Values in memory.
+
+    Attributes:
+        at: Their address.
+        is_narrow: Whether they are bfloat16, not float32.
+    """
+
+    at: int
+    is_narrow: int
+
+
+class LoopRounding(NamedTuple):
+    """A rounding as the loops take it.
+
+    Attributes:
+        loop: Address of the loop that rounds a strip or a row.
+        grid: Address of its `RoundingNumbers`.
+    """
+
+    loop: int
+    grid: int
+
+
+class LoopNoise(NamedTuple):
+    """The source of random bits as the loops take it: the seed, which of its streams, and the logical index of the first element."""
+
+    seed: int
+    stream: int
+    first: int
+
+
 class Values(NamedTuple):
     """Rounding to values; see `loops.values`.
 
     Attributes:
-        out: Address of the results, which may be that of the values.
-        x: Address of the values.
-        out_is_narrow: Whether results are bfloat16, not float32.
-        x_is_narrow: The same for values.
-        strip: Address of the loop that rounds a strip.
-        grid: Address of its numbers.
-        seed: See `loops.strips`.
-        stream: See `loops.strips`.
-        offset: Logical index of the first element.
+        out: The results, which may be the values.
+        x: The values.
+        strip: The rounding of a strip.
+        noise: The random bits.
     """
 
-    out: int
-    x: int
-    out_is_narrow: int
-    x_is_narrow: int
-    strip: int
-    grid: int
-    seed: int
-    stream: int
-    offset: int
+    out: StoredValues
+    x: StoredValues
+    strip: LoopRounding
+    noise: LoopNoise
 
 
 class LookUp(NamedTuple):
@@ -83,22 +105,18 @@ class Outcomes(NamedTuple):
     Attributes:
         counts: Address of the counts.
         sums: Address of the sums, two for each strip.
-        x: Address of the elements.
-        rounded: Address of the rounded elements.
+        x: The elements.
+        rounded: The rounded elements.
         size: Number of elements.
-        x_is_narrow: Whether elements are bfloat16, not float32.
-        rounded_is_narrow: The same for rounded elements.
         low: The smallest value of the grid.
         high: The largest value of the grid.
     """
 
     counts: int
     sums: int
-    x: int
-    rounded: int
+    x: StoredValues
+    rounded: StoredValues
     size: int
-    x_is_narrow: int
-    rounded_is_narrow: int
     low: float
     high: float
 
@@ -151,27 +169,18 @@ class TilesJob(NamedTuple):
     """Rounding under scales; see `loops.tiles`.
 
     Attributes:
-        x: Address of the values.
-        x_is_narrow: Whether values are bfloat16, not float32.
+        x: The values.
         matrices: Number of matrices.
-        rows: See `scales.TileSizes`.
-        columns: See `scales.TileSizes`.
-        height: See `scales.TileSizes`.
-        width: See `scales.TileSizes`.
-        across: See `scales.TileSizes`.
+        tiles: Which elements share a scale.
         loop: Address of the loop that some rows go through.
         by_tiles: Whether there is only one row, whose tiles threads share.
         scales: Address of the largest magnitudes, and of the scales that replace them.
         finite: Bits of the largest magnitude that counts.
-        out: Address of the results.
-        out_is_narrow: The same for results.
+        out: The results.
         factors: Address of what results are multiplied by, or 0.
         divisors: Address of what values are divided by: scales, times that of the whole tensor.
-        strip_loop: Address of the loop that rounds a strip.
-        grid: Address of its numbers.
-        seed: See `loops.strips`.
-        stream: See `loops.strips`.
-        offset: Logical index of the first element.
+        strip: The rounding of a strip.
+        noise: The random bits.
         limit: Bits of the largest magnitude of a result.
         leaves_zero: See `grid.Rule`.
         whole: Bits of the float32 scale of the whole tensor.
@@ -181,27 +190,18 @@ class TilesJob(NamedTuple):
         rows_loop: Address of the loop that rounds under scales.
     """
 
-    x: int
-    x_is_narrow: int
+    x: StoredValues
     matrices: int
-    rows: int
-    columns: int
-    height: int
-    width: int
-    across: int
+    tiles: TileSizes
     loop: int = 0
     by_tiles: int = 0
     scales: int = 0
     finite: int = 0
-    out: int = 0
-    out_is_narrow: int = 0
+    out: StoredValues = StoredValues(0, 0)
     factors: int = 0
     divisors: int = 0
-    strip_loop: int = 0
-    grid: int = 0
-    seed: int = 0
-    stream: int = 0
-    offset: int = 0
+    strip: LoopRounding = LoopRounding(0, 0)
+    noise: LoopNoise = LoopNoise(0, 0, 0)
     limit: int = 0
     leaves_zero: int = 0
     whole: int = 0
@@ -209,18 +209,6 @@ class TilesJob(NamedTuple):
     scales_loop: int = 0
     scales_job: int = 0
     rows_loop: int = 0
-
-
-class LoopRounding(NamedTuple):
-    """A rounding as the loops take it.
-
-    Attributes:
-        loop: Address of the loop that rounds a strip or a row.
-        grid: Address of its `RoundingNumbers`.
-    """
-
-    loop: int
-    grid: int
 
 
 class RoundingNumbers(NamedTuple):
@@ -287,17 +275,27 @@ class UpdateJob(NamedTuple):
     keys: UpdateKeys
 
 
+class OperandAddresses(NamedTuple):
+    """An operand of a product in memory.
+
+    Attributes:
+        values: Address of its float64 values.
+        exponents: Address of their exponents, int16, or of its groups' scales', where products are aligned.
+        scales: Address of the scales of groups of products that are added exactly.
+    """
+
+    values: int
+    exponents: int
+    scales: int
+
+
 class ProductJob(NamedTuple):
     """A product of matrices; see `numba.loops.sums`.
 
     Attributes:
         out: Address of the results, `[batch * rows, columns]`, float64, as all numbers.
-        a: Address of the left matrices, `[batch * rows, length]`.
-        b: Address of the right ones, transposed, `[batch * columns, length]`; or `[batch, length, columns]`, where each term is a product.
-        exponents_a: Address of the exponents of `a`, int16, or of its groups' scales, where products are aligned.
-        exponents_b: The same for `b`.
-        scales_a: Address of the scales of groups of products that are added exactly.
-        scales_b: The same for `b`.
+        a: The left matrices, `[batch * rows, length]`.
+        b: The right ones, transposed, `[batch * columns, length]`; or `[batch, length, columns]`, where each term is a product.
         rows: The number of rows of a matrix.
         columns: The number of columns of the result.
         length: The number of products in a sum.
@@ -306,9 +304,7 @@ class ProductJob(NamedTuple):
         promoted: Whether the sum of short sums is float32.
         adder: Address of an `AlignedAdder` or a `TwoStepAdder`.
         rounded: Address of a `RoundedAdder`.
-        seed: Of the random bits.
-        stream: Which of the seed's streams.
-        offset: Index of the first.
+        noise: The random bits.
         stride: The number of random bits' indices that belong to an element; 0 if nothing is drawn.
         inner: The number of them that belong to a short sum.
         width: The number of elements of a row that are computed together.
@@ -318,12 +314,8 @@ class ProductJob(NamedTuple):
     """
 
     out: int
-    a: int
-    b: int
-    exponents_a: int
-    exponents_b: int
-    scales_a: int
-    scales_b: int
+    a: OperandAddresses
+    b: OperandAddresses
     rows: int
     columns: int
     length: int
@@ -332,9 +324,7 @@ class ProductJob(NamedTuple):
     promoted: int
     adder: int
     rounded: int = 0
-    seed: int = 0
-    stream: int = 0
-    offset: int = 0
+    noise: LoopNoise = LoopNoise(0, 0, 0)
     stride: int = 0
     inner: int = 0
     width: int = 0
@@ -394,10 +384,6 @@ class RoundedAdder(NamedTuple):
     draws: int
 
 
-#: A `Values` in memory, given its numbers: small tensors need it often.
-pack_values = struct.Struct(f"{len(Values._fields)}q").pack
-
-
 def packed(job: tuple[Any, ...]) -> bytes:
     """A job in memory, as `Loop.run` takes it and `loops.bits.record_at` reads it: numbers, and the records of numbers in it."""
     numbers = _numbers_of(job)
@@ -424,6 +410,10 @@ def _letters(kind: Any) -> str:
     if hasattr(kind, "_fields"):
         return "".join(map(_letters, get_type_hints(kind).values()))
     return "d" if kind is float else "q"
+
+
+#: A `Values` in memory, given its numbers: small tensors need it often.
+pack_values = struct.Struct(_letters(Values)).pack
 
 
 def job_address(job: bytes) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from qsim_kernels.numba import quantize_into
 from qsim_kernels.numba.jobs import ScalesJob, TilesJob, Transform, job_address, packed
 from qsim_kernels.numba.native import Native
 from qsim_kernels.numba.rounding import strip
+from qsim_kernels.numba.stored import held, loop_noise, readable, writable
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers
@@ -29,7 +31,6 @@ __all__ = [
     "scales_of_tiles_into",
 ]
 
-_STORED = (torch.float32, torch.bfloat16)
 _AMAXES, _ROWS, _TILES = (Native("tiles", name, 5) for name in ("find_amaxes", "quantize_rows", "quantize_tiles"))
 _SHARE = Loop("tiles", "share")
 _SCALES: dict[int, Loop] = {rule: Loop("scales", rule.name.lower()) for rule in ScaleRule}
@@ -48,7 +49,7 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, fin
     if x.dtype == torch.float64 or not x.numel():
         reference.amaxes_into(out, x, tiles, turn, finite)
         return
-    x = _stored(x if turn is None else hadamard(x, turn))
+    x = readable(x if turn is None else hadamard(x, turn))
     if out.numel() == 1 and x.numel() > _PART:
         # The magnitudes of parts first, so that threads can share them.
         parts = torch.empty(-(-x.numel() // _PART), dtype=torch.float32, device=out.device)
@@ -83,8 +84,8 @@ def quantize_tiles_into(
         scales_of_tiles_into(scales, x, under, tiles, None, False, making)
         quantize_scaled_into(out, x, scales, under, rounding._replace(turn=None))
         return
-    x, divisors = _stored(x), scales if under is None else torch.empty_like(scales)
-    whole, result = 1.0 if under is None else under.item(), _result(out)
+    x, divisors = readable(x), scales if under is None else torch.empty_like(scales)
+    whole, result = 1.0 if under is None else under.item(), writable(out)
     scales_job = _scales_job(making, scales, scales, whole)
     job = _job(x, tiles)._replace(
         **_rounding(result, scales, divisors, rounding, out.dtype),
@@ -108,10 +109,10 @@ def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor |
         return
     if not x.numel():
         return
-    x, scales = _stored(x if rounding.turn is None else hadamard(x, rounding.turn)), scales.to(torch.float32).contiguous()
-    divisors, result = scales if under is None else under_whole(scales, under), _result(out)
+    x, scales = readable(x if rounding.turn is None else hadamard(x, rounding.turn)), scales.to(torch.float32).contiguous()
+    divisors, result = scales if under is None else under_whole(scales, under), writable(out)
     job = _job(x, rounding.tiles)._replace(**_rounding(result, scales, divisors, rounding, out.dtype))
-    _share(_ROWS, job, job.matrices * job.rows)
+    _share(_ROWS, job, job.matrices * job.tiles.rows)
     if result is not out:
         out.copy_(one_nan(result.to(out.dtype)))
 
@@ -121,39 +122,23 @@ def _in_loops(x: Tensor, out: Tensor, elements: ElementRounding) -> bool:
     return torch.float64 not in (x.dtype, out.dtype) and rounding_bits(elements.grid, elements.rule, wide=False).carrier == SINGLE
 
 
-def _stored(x: Tensor) -> Tensor:
-    """Values in the form that loops read."""
-    return (x if x.dtype in _STORED else x.to(torch.float32)).contiguous()
-
-
-def _result(out: Tensor) -> Tensor:
-    """The tensor that loops write, the output itself if they can."""
-    return out if out.dtype in _STORED and out.is_contiguous() else torch.empty(out.shape, dtype=torch.float32, device=out.device)
-
-
 def _job(x: Tensor, tiles: TileSizes) -> TilesJob:
     """The values and their tiles, as a single row if all tiles follow each other: threads can then share any number of them."""
-    rows, columns, height, width, across = tiles
-    if height == 1 and columns % width == 0 and not across:
-        rows, columns = 1, x.numel()
-    matrices = x.numel() // (rows * columns) if rows * columns else 0
-    return TilesJob(x.data_ptr(), x.element_size() == 2, matrices, rows, columns, height, width, across)
+    if tiles.height == 1 and tiles.columns % tiles.width == 0 and not tiles.across:
+        tiles = tiles._replace(rows=1, columns=x.numel())
+    size = tiles.rows * tiles.columns
+    return TilesJob(held(x), x.numel() // size if size else 0, tiles)
 
 
-def _rounding(out: Tensor, scales: Tensor, divisors: Tensor, rounding: ScaledRounding, dtype: torch.dtype) -> dict[str, int]:
+def _rounding(out: Tensor, scales: Tensor, divisors: Tensor, rounding: ScaledRounding, dtype: torch.dtype) -> dict[str, Any]:
     """A job's rounding of elements under scales; results must be finite in `dtype`."""
-    (grid, rule, restore), (seed, stream, offset) = rounding.elements, rounding.noise
-    loop = strip(grid_bits(grid, wide=False), rule)
+    grid, rule, restore = rounding.elements
     return {
-        "out": out.data_ptr(),
-        "out_is_narrow": out.element_size() == 2,
+        "out": held(out),
         "factors": {Restore.NOTHING: 0, Restore.SCALE: scales.data_ptr(), Restore.ALL: divisors.data_ptr()}[restore],
         "divisors": divisors.data_ptr(),
-        "strip_loop": loop.loop,
-        "grid": loop.grid,
-        "seed": 0 if seed is None else int(seed),
-        "stream": stream,
-        "offset": offset,
+        "strip": strip(grid_bits(grid, wide=False), rule),
+        "noise": loop_noise(rounding.noise),
         "limit": SINGLE.pattern(torch.finfo(dtype).max) if restore and rule.saturates else SINGLE.nan,
         "leaves_zero": rule.leaves_zero,
     }
@@ -161,17 +146,17 @@ def _rounding(out: Tensor, scales: Tensor, divisors: Tensor, rounding: ScaledRou
 
 def _tile_rows(job: TilesJob) -> int:
     """The number of rows of tiles in a job."""
-    return (1 if job.across else job.matrices) * -(-job.rows // job.height)
+    return (1 if job.tiles.across else job.matrices) * -(-job.tiles.rows // job.tiles.height)
 
 
 def _share(loop: Native, job: TilesJob, rows: int) -> None:
     """Run a loop of `loops.tiles` over a number of rows, or of rows of tiles; threads share those, or the tiles of a single row."""
-    job = job._replace(loop=loop.address, by_tiles=rows == 1)
+    job, tiles = job._replace(loop=loop.address, by_tiles=rows == 1), job.tiles
     if rows == 1:
-        tile = job.width * (job.matrices if job.across else 1) * job.height
-        _SHARE.share(packed(job), -(-job.columns // job.width), tile)
+        tile = tiles.width * (job.matrices if tiles.across else 1) * tiles.height
+        _SHARE.share(packed(job), -(-tiles.columns // tiles.width), tile)
     else:
-        _SHARE.share(packed(job), rows, job.matrices * job.rows * job.columns // rows)
+        _SHARE.share(packed(job), rows, job.matrices * tiles.rows * tiles.columns // rows)
 
 
 def _scales_job(making: Scales, out: Tensor, amaxes: Tensor, whole: float) -> bytes:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numba import rounding
-from qsim_kernels.numba.jobs import AlignedAdder, ProductJob, RoundedAdder, TwoStepAdder, kept_address, packed
+from qsim_kernels.numba.jobs import AlignedAdder, OperandAddresses, ProductJob, RoundedAdder, TwoStepAdder, kept_address, packed
+from qsim_kernels.numba.stored import loop_noise
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import grid_bits
-from qsim_kernels.numbers.grid import Mode
+from qsim_kernels.numbers.grid import Mode, Noise
 from qsim_kernels.numbers.sums import AlignedSum, BlockScaledSum, Order, PromotedSum, RoundedSum, Sum, TwoStepSum, noise_indices
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.sums import SummedOperand, operand_of
@@ -26,10 +27,7 @@ _SERVED = 8
 _NONE = torch.empty(0, dtype=torch.int16, device="cpu")
 
 
-def accumulate_into(
-    out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, adder: Sum, stream: int, offset: int,
-    scales: tuple[Tensor, Tensor] | None = None,
-) -> None:  # fmt: skip
+def accumulate_into(out: Tensor, a: Tensor, b: Tensor, adder: Sum, noise: Noise, scales: tuple[Tensor, Tensor] | None = None) -> None:
     """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `qsim_kernels.torch.sums.accumulate_into`."""
     if not out.numel() or not a.shape[-1]:
         out.zero_()
@@ -39,10 +37,9 @@ def accumulate_into(
     left, right = _laid_out(a, inner, inner.low_a, of_a), _laid_out(b if _is_by_rows(inner) else b.mT, inner, inner.low_b, of_b)
     result = out if out.dtype == torch.float64 else torch.empty_like(out, dtype=torch.float64)
     sizes = a.shape[-2], b.shape[-1], a.shape[-1], inner.group if isinstance(inner, BlockScaledSum) else 1
-    addresses = (0 if x is None else x.data_ptr() for pair in zip(left, right, strict=True) for x in pair)
-    job = ProductJob(*(result.data_ptr(), *addresses, *sizes, every, inner is not adder, _adder(inner)))
+    job = ProductJob(result.data_ptr(), _addresses(left), _addresses(right), *sizes, every, inner is not adder, _adder(inner))
     if isinstance(inner, RoundedSum):
-        _share_rounded(job, inner, seed, stream, offset, noise_indices(adder, job.length), len(left.values.view(-1, job.length)))
+        _share_rounded(job, inner, noise, noise_indices(adder, job.length), len(left.values.view(-1, job.length)))
     else:
         loop = _TWO_STEP if isinstance(inner, TwoStepSum) else _ALIGNED
         if isinstance(inner, BlockScaledSum) and inner.exact:
@@ -53,16 +50,14 @@ def accumulate_into(
     out.copy_(one_nan(out))
 
 
-def _share_rounded(job: ProductJob, adder: RoundedSum, seed: Tensor | None, stream: int, offset: int, stride: int, rows: int) -> None:
+def _share_rounded(job: ProductJob, adder: RoundedSum, noise: Noise, stride: int, rows: int) -> None:
     """Compute sums that are rounded after each term, with room for numbers and random bits in each thread."""
     width, threads = min(job.columns, max(1, _NUMBERS // max(stride, 1)), _WIDTH), torch.get_num_threads()
     words, part = _ROWS * _WIDTH + stride * width + _SERVED, -(-rows // threads)
     room = torch.empty(threads * words, dtype=torch.int64, device="cpu")
     job = job._replace(
         rounded=_rounded_adder(adder),
-        seed=0 if seed is None else int(seed),
-        stream=stream,
-        offset=offset,
+        noise=loop_noise(noise),
         stride=stride,
         inner=noise_indices(adder, job.every) if stride else 0,
         width=width,
@@ -85,6 +80,10 @@ def _laid_out(x: Tensor, adder: Sum, low: int, scales: Tensor | None) -> SummedO
     operand = operand_of(x, adder, low, scales)
     of_groups = None if operand.scales is None else operand.scales.contiguous()
     return SummedOperand(operand.values.contiguous(), operand.exponents.to(torch.int16), of_groups)
+
+
+def _addresses(operand: SummedOperand) -> OperandAddresses:
+    return OperandAddresses(*(0 if x is None else x.data_ptr() for x in operand))
 
 
 @cache

@@ -10,6 +10,7 @@ from torch import Tensor
 from qsim_kernels.numba.jobs import LookUp, packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits
+from qsim_kernels.numbers.encoding import Encoding
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
 from qsim_kernels.torch import decode_into, encode_into
 
@@ -32,7 +33,7 @@ def code_table(grid: Grid, coding: Coding) -> Tensor:
     """The code of each bfloat16 number that is a value of the grid, indexed by bit pattern."""
     numbers = torch.arange(1 << 16, dtype=torch.int32, device=_CPU).to(torch.int16).view(torch.bfloat16)
     table = torch.empty(numbers.shape, dtype=torch.uint8, device=_CPU)
-    encode_into(table, numbers, None, grid, _NEAREST, coding, 0, 0, check=False)
+    encode_into(table, numbers, Encoding(grid, _NEAREST, coding), (None, 0, 0), check=False)
     return table
 
 

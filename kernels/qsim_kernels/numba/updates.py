@@ -12,9 +12,10 @@ from torch import Tensor
 from qsim_kernels.numba import quantize_into
 from qsim_kernels.numba.jobs import NoiseKey, StoredRounding, UpdateJob, UpdateKeys, packed
 from qsim_kernels.numba.rounding import strip
+from qsim_kernels.numba.stored import readable
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.grid import GridRounding, Mode, Noise
 from qsim_kernels.numbers.updates import (
     ROLES,
     AdamAlgorithm,
@@ -30,14 +31,12 @@ from qsim_kernels.torch import ElementNoise, updates as reference
 from qsim_kernels.torch.rounding import one_nan
 
 _LOOPS = {name: Loop("updates", name) for name in ("adam", "amsgrad", "sgd", "momentum", "nesterov")}
-_STORED = (torch.float32, torch.bfloat16)
 _NO_KEYS = UpdateKeys(*[NoiseKey(0, 0)] * ROLES)
 
 
 def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     """Update parameters by one step; see `torch.updates.update`."""
-    chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
-    if roundings.in_format or any(rounding_bits(grid, rule, wide=False).carrier != SINGLE for grid, rule in chosen):
+    if roundings.in_format or any(rounding_bits(*rounding, wide=False).carrier != SINGLE for rounding in roundings[:3]):
         reference.update(step, algorithm, roundings, _rounded)
     else:
         reference.update(step, algorithm, roundings, _rounded, _update_whole)
@@ -52,12 +51,12 @@ def _update_whole(
     roundings: Roundings,
 ) -> None:
     """Update one parameter."""
-    held = UpdateTensors(*(None if tensor is None else _held(tensor) for tensor in x))
+    held = UpdateTensors(*(None if tensor is None else readable(tensor) for tensor in x))
     state = held.first if held.first is not None else held.param
     addresses = UpdateTensors(*(0 if tensor is None else tensor.data_ptr() for tensor in held))
     param_is_narrow, grad_is_narrow, state_is_narrow = (tensor.element_size() == 2 for tensor in (held.param, held.grad, state))
     variant = update_variant(algorithm, roundings.in_format, scaled=True, moment=held.first is not None)
-    draws = Mode.STOCHASTIC in (roundings.rule.mode, roundings.state_rule.mode)
+    draws = Mode.STOCHASTIC in (roundings.weights.rule.mode, roundings.state.rule.mode)
     keys = UpdateKeys(*(NoiseKey(*map(_signed, key(role))) for role in range(ROLES))) if draws else _NO_KEYS
     weights, compensations, moments = _stored(roundings)
     job = UpdateJob(
@@ -72,8 +71,7 @@ def _update_whole(
 @cache
 def _stored(roundings: Roundings) -> tuple[StoredRounding, ...]:
     """The roundings of weights, of compensations and of moments."""
-    chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
-    return tuple(StoredRounding(strip(grid_bits(grid, wide=False), rule), rule.saturates) for grid, rule in chosen)
+    return tuple(StoredRounding(strip(grid_bits(grid, wide=False), rule), rule.saturates) for grid, rule in roundings[:3])
 
 
 def _loop(algorithm: Algorithm, x: UpdateTensors) -> str:
@@ -83,22 +81,17 @@ def _loop(algorithm: Algorithm, x: UpdateTensors) -> str:
     return "sgd" if x.first is None else "nesterov" if algorithm.nesterov else "momentum"
 
 
-def _held(x: Tensor) -> Tensor:
-    """A tensor as the loops read and write it."""
-    return x if x.dtype in _STORED and x.is_contiguous() else x.to(torch.float32).contiguous()
-
-
-def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+def _rounded(x: Tensor, rounding: GridRounding, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Round float32 values onto a grid; see `torch.updates.rounded`."""
     if noise is not None and isinstance(noise.where, Tensor):
-        return reference.rounded(x, grid, rule, noise, dtype)
-    if rule.saturates:
+        return reference.rounded(x, rounding, noise, dtype)
+    if rounding.rule.saturates:
         x = x.masked_fill(x.isinf(), math.nan)
     out = torch.empty_like(x, dtype=dtype)
-    seed, stream, where = None, 0, 0
+    given: Noise = None, 0, 0
     if noise is not None:
-        seed, stream, where = torch.tensor(_signed(noise.seed), device="cpu"), _signed(noise.stream), int(noise.where)
-    quantize_into(out, x, seed, grid, rule, stream, where)
+        given = torch.tensor(_signed(noise.seed), device="cpu"), _signed(noise.stream), int(noise.where)
+    quantize_into(out, x, rounding, given)
     return out
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from qsim_kernels.numbers.carrier import GridBits
-from qsim_kernels.numbers.grid import BAR, Coding, Grid, Mode, Rule, read
+from qsim_kernels.numbers.grid import BAR, Coding, Grid, GridRounding, Mode, Rule, read
 from qsim_kernels.numbers.tables import read_table
 
 
@@ -25,6 +25,11 @@ class Encoding(NamedTuple):
     grid: Grid
     rule: Rule
     coding: Coding
+
+    @property
+    def rounding(self) -> GridRounding:
+        """The rounding to their values."""
+        return GridRounding(self.grid, self.rule)
 
     @property
     def is_stochastic(self) -> bool:

@@ -11,6 +11,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
+from torch import Tensor
+
 
 class Mode(IntEnum):
     """Rounding modes: which of its two neighbours a value goes to."""
@@ -111,6 +113,17 @@ class Rule(NamedTuple):
         """Whether some numbers round away from zero however small they are, so that none may underflow to zero before."""
         return self.mode in (Mode.UP, Mode.DOWN, Mode.ODD)
 
+
+class GridRounding(NamedTuple):
+    """A rounding: the values to choose from, and how to choose."""
+
+    grid: Grid
+    rule: Rule
+
+
+#: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only stochastic rounding needs; which of its streams; and the
+#: logical index of the first element.
+Noise = tuple[Tensor | None, int, int]
 
 Numbers = TypeVar("Numbers", bound=tuple[Any, ...])
 #: What separates the texts of a record's own numbers and of the records in it.

@@ -18,14 +18,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from qsim_kernels.numbers.carrier import DOUBLE, Carrier, GridNumbers, Variant, grid_in
-from qsim_kernels.numbers.grid import BAR, Grid, Mode, Overflow, Rule, read, spell
-
-#: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only stochastic rounding needs; which of its streams; and the
-#: logical index of the first element.
-Noise = tuple[Tensor | None, int, int]
+from qsim_kernels.numbers.grid import BAR, Grid, Mode, Noise, Overflow, Rule, read, spell
 
 
 class ScaleRule(IntEnum):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.numbers.grid import Grid, Rule, read
+from qsim_kernels.numbers.grid import Grid, GridRounding, Rule, read
 
 #: Roles of random bits within the update of one parameter: its own, and those of its two moments. Each has its own stream.
 ROLES = 3
@@ -116,21 +116,15 @@ class Roundings(NamedTuple):
     Rules that saturate do so only from finite values: an infinity becomes NaN, so that a step that went wrong stays visible.
 
     Attributes:
-        grid: The weights' values.
-        rule: How the new weight is rounded.
-        inner: The values of Kahan's compensation and, if arithmetic is in the format, of every intermediate; rounded to nearest.
-        inner_rule: How they are rounded.
-        state: The moments' values.
-        state_rule: How moments are rounded when they are stored.
+        weights: That of new weights.
+        inner: That of Kahan's compensation and, if arithmetic is in the format, of every intermediate: to nearest.
+        state: That of moments when they are stored.
         in_format: Whether every operation is rounded, as the algorithms of *Revisiting BFloat16 Training* are written.
     """
 
-    grid: Grid
-    rule: Rule
-    inner: Grid
-    inner_rule: Rule
-    state: Grid
-    state_rule: Rule
+    weights: GridRounding
+    inner: GridRounding
+    state: GridRounding
     in_format: bool
 
 
@@ -230,9 +224,9 @@ class Factors(NamedTuple):
 
 def read_roundings(grid: str, rule: str, inner: str, inner_rule: str, state: str, state_rule: str, in_format: bool) -> Roundings:
     """Parse roundings from their texts."""
-    return Roundings(
-        read(Grid, grid), read(Rule, rule), read(Grid, inner), read(Rule, inner_rule), read(Grid, state), read(Rule, state_rule), in_format
-    )
+    pairs = (grid, rule), (inner, inner_rule), (state, state_rule)
+    weights, inners, states = (GridRounding(read(Grid, values), read(Rule, how)) for values, how in pairs)
+    return Roundings(weights, inners, states, in_format)
 
 
 def read_algorithm(text: str) -> Algorithm:

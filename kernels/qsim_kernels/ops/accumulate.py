@@ -71,7 +71,7 @@ class AccumulateArguments(NamedTuple):
 
 
 class Implementation(OnBackend):
-    """The operator on one backend, whose `accumulate_into(out, a, b, seed, sum, stream, offset)` fills a contiguous result."""
+    """The operator on one backend, whose `accumulate_into(out, a, b, sum, noise)` fills a contiguous result."""
 
     def accumulate(
         self,
@@ -105,7 +105,7 @@ class Implementation(OnBackend):
 
     def _emulated(self, given: AccumulateArguments, adder: Sum) -> Tensor:
         out = given.a.new_empty(given.shape, dtype=_own_dtype(adder))
-        self._backend.accumulate_into(out, given.a, given.b, given.seed, adder, given.stream, given.offset)
+        self._backend.accumulate_into(out, given.a, given.b, adder, (given.seed, given.stream, given.offset))
         return out
 
 

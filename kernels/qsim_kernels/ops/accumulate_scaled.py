@@ -14,7 +14,7 @@ from qsim_kernels.torch.scaled_sums import ChainScales, accumulate_scaled_into
 
 
 class Implementation(OnBackend):
-    """The operator on one backend, whose `accumulate_into(out, a, b, seed, sum, stream, offset, scales)` fills a contiguous result."""
+    """The operator on one backend, whose `accumulate_into(out, a, b, sum, noise, scales)` fills a contiguous result."""
 
     def accumulate_scaled(
         self,
@@ -47,13 +47,13 @@ class Implementation(OnBackend):
         out, described = _result(a, b, scales_a, scales_b, shared, how)
         left, right = ChainScales(scales_a, *shared[:2]), ChainScales(scales_b, *shared[2:])
         if isinstance(described, PromotedSum):
-            accumulate_scaled_into(out, a, b, left, right, seed, described, stream, offset, chip)
+            accumulate_scaled_into(out, a, b, (left, right), described, (seed, stream, offset), chip)
             return out
         if chip == "require":
             raise RuntimeError("accumulate: chip='require': no chip is known to add like this accumulator")
         groups = -(-a.shape[-1] // described.group)
         scales = left.whole(a.shape[-2], groups), right.whole(b.shape[-1], groups)
-        self._backend.accumulate_into(out, a, b, seed, described, stream, offset, scales)
+        self._backend.accumulate_into(out, a, b, described, (seed, stream, offset), scales)
         return out
 
 

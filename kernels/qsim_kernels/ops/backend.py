@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
-from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
+from qsim_kernels.numbers.grid import Grid, GridRounding, Mode, Rule, read
 
 #: Whether the compiled CPU loops are available. Checked without importing Numba.
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
@@ -90,12 +90,12 @@ class OnBackend:
 
 
 @lru_cache(maxsize=4096)
-def read_rounding(grid: str, rule: str, is_seeded: bool) -> tuple[Grid, Rule]:
+def read_rounding(grid: str, rule: str, is_seeded: bool) -> GridRounding:
     """Parse a grid and a rule; raise an error for stochastic rounding without a seed."""
-    rounding = read(Rule, rule)
-    if rounding.mode == Mode.STOCHASTIC and not is_seeded:
+    rounding = GridRounding(read(Grid, grid), read(Rule, rule))
+    if rounding.rule.mode == Mode.STOCHASTIC and not is_seeded:
         raise ValueError("stochastic rounding needs a seed")
-    return read(Grid, grid), rounding
+    return rounding
 
 
 #: The types of schemas by annotations, which are text.

@@ -7,13 +7,14 @@ them. Noise is a pure function of (seed, stream, logical index): operators are s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from qsim_kernels.numbers.encoding import code_dtype
+from qsim_kernels.numbers.encoding import Encoding, code_dtype
 from qsim_kernels.numbers.grid import Coding, Grid, read
 from qsim_kernels.ops.backend import OnBackend, library, read_rounding
 
@@ -34,49 +35,53 @@ for _schema in (
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, *_tags))
 
 
+@lru_cache(maxsize=4096)
+def _read_encoding(grid: str, rule: str, coding: str, is_seeded: bool) -> Encoding:
+    return Encoding(*read_rounding(grid, rule, is_seeded), read(Coding, coding))
+
+
 class Implementation(OnBackend):
     """The operators on one backend: parse the numbers, allocate, fill. Bumps the version counters of tensors that kernels mutate."""
 
     def quantize(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
         """Round into a new tensor."""
         out = torch.empty_like(x) if dtype == x.dtype else torch.empty_like(x, dtype=dtype)
-        self._backend.quantize_into(out, x, seed, *read_rounding(grid, rule, seed is not None), stream, offset)
+        self._backend.quantize_into(out, x, read_rounding(grid, rule, seed is not None), (seed, stream, offset))
         return out
 
     def quantize_(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
         """Round in place."""
-        self._backend.quantize_into(x, x, seed, *read_rounding(grid, rule, seed is not None), stream, offset)
+        self._backend.quantize_into(x, x, read_rounding(grid, rule, seed is not None), (seed, stream, offset))
         increment_version(x)
 
     def quantize_out(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, out: Tensor) -> None:
         """Round into a given tensor."""
-        self._backend.quantize_into(out, x, seed, *read_rounding(grid, rule, seed is not None), stream, offset)
+        self._backend.quantize_into(out, x, read_rounding(grid, rule, seed is not None), (seed, stream, offset))
         increment_version(out)
 
     def encode(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int, offset: int, check: bool) -> Tensor:
         """Round and write codes."""
-        rounding, written = read_rounding(grid, rule, seed is not None), read(Coding, coding)
-        check = check and written.nan < 0
+        encoding = _read_encoding(grid, rule, coding, seed is not None)
+        check = check and encoding.coding.nan < 0
         if check and x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "encode: a format without NaN needs a check for NaN, which cannot be read back while a CUDA graph is captured; "
                 "pass check=False"
             )
-        codes = torch.empty_like(x, dtype=code_dtype(written.bits))
-        lost = self._backend.encode_into(codes, x, seed, *rounding, written, stream, offset, check)
+        codes = torch.empty_like(x, dtype=code_dtype(encoding.coding.bits))
+        lost = self._backend.encode_into(codes, x, encoding, (seed, stream, offset), check)
         if check and bool(lost):
             raise ValueError("encode: x holds NaN, for which the format has no code; pass check=False to store the largest value instead")
         return codes
 
     def quantize_and_encode(
-        self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype, *encoding: Any
+        self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype, *to_codes: Any
     ) -> tuple[Tensor, Tensor]:
         """Round to values and to codes of another grid in one read."""
-        code_grid, code_rule, coding, code_stream = encoding
-        rounding, written = read_rounding(grid, rule, seed is not None), read(Coding, coding)
-        code_rounding = read_rounding(code_grid, code_rule, seed is not None)
-        out, codes = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=code_dtype(written.bits))
-        self._backend.quantize_and_encode_into(out, codes, x, seed, *rounding, stream, *code_rounding, written, code_stream)
+        *spelt, code_stream = to_codes
+        rounding, encoding = read_rounding(grid, rule, seed is not None), _read_encoding(*spelt, seed is not None)
+        out, codes = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=code_dtype(encoding.coding.bits))
+        self._backend.quantize_and_encode_into(out, codes, x, rounding, (seed, stream, 0), encoding, (seed, code_stream, 0))
         return out, codes
 
     def quantize_and_sum(
@@ -85,7 +90,7 @@ class Implementation(OnBackend):
         """Round a matrix and sum its unrounded rows in one read."""
         rounding = read_rounding(grid, rule, seed is not None)
         out = torch.empty(x.shape, dtype=dtype, device=x.device)
-        return out, self._backend.quantize_and_sum_into(out, x, seed, *rounding, stream)
+        return out, self._backend.quantize_and_sum_into(out, x, rounding, (seed, stream, 0))
 
     def decode(self, codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> Tensor:
         """Decode codes."""

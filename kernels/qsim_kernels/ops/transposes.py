@@ -60,13 +60,13 @@ def _encoded(x: Tensor, seed: Tensor | None, rounding: str, stream: int, dtype: 
 class Implementation(OnBackend):
     """The operators on a backend with a kernel for both."""
 
-    def encode_transpose(self, *given: Any) -> Tensor:
+    def encode_transpose(self, x: Tensor, seed: Tensor | None, *turned: Any) -> Tensor:
         """The codes of a matrix's transpose."""
-        return self._backend.encode_both_ways(*given[:2], None, 0, None, *given[2:])[1]  # type: ignore[no-any-return]
+        return self._backend.encode_both_ways(x, seed, None, turned)[1]  # type: ignore[no-any-return]
 
-    def encode_with_transpose(self, *given: Any) -> tuple[Tensor, Tensor]:
+    def encode_with_transpose(self, x: Tensor, seed: Tensor | None, *codes: Any) -> tuple[Tensor, Tensor]:
         """The codes of a matrix, and those of its transpose."""
-        return self._backend.encode_both_ways(*given)  # type: ignore[no-any-return]
+        return self._backend.encode_both_ways(x, seed, codes[:3], codes[3:])  # type: ignore[no-any-return]
 
 
 def _transpose_fake(x: Tensor, *rest: Any) -> Tensor:

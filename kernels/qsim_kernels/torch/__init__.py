@@ -9,8 +9,8 @@ from torch import Tensor
 
 from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, counts_wide, grid_bits, rounding_bits
-from qsim_kernels.numbers.encoding import coding_bits, largest_code
-from qsim_kernels.numbers.grid import Coding, Grid, Rule
+from qsim_kernels.numbers.encoding import Encoding, coding_bits, largest_code
+from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Noise, Rule
 from qsim_kernels.torch.checksum import checksum
 from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.philox import ElementNoise, random_bits
@@ -31,44 +31,36 @@ __all__ = [
 ]
 
 
-def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
+def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:
     """Round `x` onto a grid, into `out`, which may be `x` itself.
 
     Args:
         out: Of `x`'s shape, in a dtype that holds the grid.
         x: Values.
-        seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        grid: The values to choose from.
-        rule: How to choose.
-        stream: Which of the seed's streams of random bits to use.
-        offset: Logical index of `x`'s first element.
+        rounding: How to round.
+        noise: The random bits.
     """
-    bits = rounding_bits(grid, rule, wide=torch.float64 in (x.dtype, out.dtype))
+    bits, (seed, stream, offset) = rounding_bits(*rounding, wide=torch.float64 in (x.dtype, out.dtype)), noise
     number = None if seed is None else int(seed)
     for index, (source, target) in pieces(x, out, first=offset):
-        patterns = _rounded(source, bits, rule, number, stream, index)
+        patterns = _rounded(source, bits, rounding.rule, number, stream, index)
         target.copy_(as_values(patterns, bits, out.dtype).view(source.shape))
 
 
-def encode_into(
-    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, check: bool = True
-) -> bool:
-    """Round `x` onto a grid and write the codes into `out`; takes the arguments of `quantize_into` and two more.
+def encode_into(out: Tensor, x: Tensor, encoding: Encoding, noise: Noise, check: bool = True) -> bool:
+    """Round `x` onto a grid and write the codes into `out`; see `quantize_into`.
 
     Args:
         out: Tensor for the codes.
         x: Values.
-        seed: See `quantize_into`.
-        grid: See `quantize_into`.
-        rule: See `quantize_into`.
-        coding: The codes. A NaN that has none gets that of the largest value.
-        stream: See `quantize_into`.
-        offset: See `quantize_into`.
+        encoding: How to round, and the codes. A NaN that has none gets that of the largest value.
+        noise: The random bits.
         check: Whether to look for such NaN.
 
     Returns:
         Whether there is one, if `check` is set.
     """
+    (grid, rule, coding), (seed, stream, offset) = encoding, noise
     bits = rounding_bits(grid, rule, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
     number = None if seed is None else int(seed)
     bits, code_of = _coder(grid, coding, bits)
@@ -86,31 +78,27 @@ def quantize_and_encode_into(
     out: Tensor,
     codes: Tensor,
     x: Tensor,
-    seed: Tensor | None,
-    grid: Grid,
-    rule: Rule,
-    stream: int,
-    code_grid: Grid,
-    code_rule: Rule,
-    coding: Coding,
-    code_stream: int,
+    rounding: GridRounding,
+    noise: Noise,
+    encoding: Encoding,
+    code_noise: Noise,
     quantize: Callable[..., None] = quantize_into,
     encode: Callable[..., bool] = encode_into,
 ) -> None:
     """Round `x` onto two grids: to values, as `quantize` does, and to codes, as `encode` does without a check."""
-    quantize(out, x, seed, grid, rule, stream, 0)
-    encode(codes, x, seed, code_grid, code_rule, coding, code_stream, 0, check=False)
+    quantize(out, x, rounding, noise)
+    encode(codes, x, encoding, code_noise, check=False)
 
 
 def quantize_and_sum_into(
-    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, quantize: Callable[..., None] = quantize_into
+    out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise, quantize: Callable[..., None] = quantize_into
 ) -> Tensor:
     """Round a matrix onto a grid, as `quantize` does, and sum its unrounded rows.
 
     Returns:
         The sums, in float32, or in float64 for float64 input.
     """
-    quantize(out, x, seed, grid, rule, stream, 0)
+    quantize(out, x, rounding, noise)
     return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
 
 

@@ -62,7 +62,7 @@ def rounded(bits: Tensor, grid: GridBits, rule: Rule, noise: ElementNoise | None
         return round_bits(bits, grid, rule)
     assert noise is not None  # the operators reject stochastic rounding without a seed
     arithmetic, variant = meaning.rounding(grid.carrier), variant_of(grid, rule)
-    listed = in_memory(grid, rule, bits.device)
+    listed = with_table(grid, rule, bits.device)
     count = bits_that_matter(grid, rule)
     used = used_bits(grid.carrier, count, rule.correction)
 
@@ -85,12 +85,12 @@ def round_bits(bits: Tensor, grid: GridBits, rule: Rule) -> Tensor:
     """Round values, given and returned as bit patterns of the carrier, without random bits."""
     if rounds_by_addition(grid, rule):
         return nearest_by_addition(bits, grid)
-    listed = in_memory(grid, rule, bits.device)
+    listed = with_table(grid, rule, bits.device)
     result: Tensor = meaning.rounding(grid.carrier).round_bits(bits, None, listed, variant_of(grid, rule))
     return result
 
 
-def in_memory(grid: GridBits, rule: Rule, device: torch.device) -> GridBits:
+def with_table(grid: GridBits, rule: Rule, device: torch.device) -> GridBits:
     """A grid whose table, if it is one, is in memory."""
     return grid._replace(table=rounding_table(grid, rule, device)) if grid.table else grid
 

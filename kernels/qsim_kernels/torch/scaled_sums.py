@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.meanings.torch import float_sums
+from qsim_kernels.numbers.grid import Noise
 from qsim_kernels.numbers.sums import PromotedSum, noise_indices, spell_sum
 from qsim_kernels.torch.rounding import one_nan
 
@@ -43,12 +44,9 @@ def accumulate_scaled_into(
     out: Tensor,
     a: Tensor,
     b: Tensor,
-    scales_a: ChainScales,
-    scales_b: ChainScales,
-    seed: Tensor | None,
+    scales: tuple[ChainScales, ChainScales],
     adder: PromotedSum,
-    stream: int,
-    offset: int,
+    noise: Noise,
     chip: str,
 ) -> None:
     """Multiply matrices `[…, M, K]` and `[…, K, N]` that have scales.
@@ -57,20 +55,17 @@ def accumulate_scaled_into(
         out: The result, float32.
         a: The left matrices.
         b: The right matrices.
-        scales_a: The scales of the left operand.
-        scales_b: Those of the right operand.
-        seed: A 0-d int64 tensor, needed only for stochastic rounding.
+        scales: The scales of both operands.
         adder: The sum.
-        stream: Which of the seed's streams of random bits to use.
-        offset: Logical index of the first random number.
+        noise: The random bits.
         chip: Whether the chip itself may compute the short sums.
     """
-    total, inner = torch.zeros_like(out), spell_sum(adder.inner)
+    total, inner, (of_a, of_b), (seed, stream, offset) = torch.zeros_like(out), spell_sum(adder.inner), scales, noise
     each = out.numel() * noise_indices(adder.inner, adder.every)
     for i, start in enumerate(range(0, a.shape[-1], adder.every)):
         left, right = a[..., start : start + adder.every], b[..., start : start + adder.every, :]
         short = torch.ops.qsim.accumulate.default(left, right, seed, inner, stream, offset + i * each, None, chip)
-        scale = scales_a.of_sum(i, a.shape[-2])[..., :, None] * scales_b.of_sum(i, b.shape[-1])[..., None, :]
+        scale = of_a.of_sum(i, a.shape[-2])[..., :, None] * of_b.of_sum(i, b.shape[-1])[..., None, :]
         # Both factors are float32 numbers, so that their product is exact.
         total = float_sums.add_to_odd(total.to(torch.float64), scale.to(torch.float64) * short.to(torch.float64)).to(torch.float32)
     out.copy_(one_nan(total))

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
+from qsim_kernels.numbers.grid import GridRounding
 from qsim_kernels.numbers.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers, variant_of_scales
 from qsim_kernels.numbers.sums import SINGLE_GRID
 from qsim_kernels.torch import quantize_into
@@ -146,8 +147,7 @@ def quantize_scaled_into(
     if elements.rule.leaves_zero:
         elements_of_x = kept_from_zero(elements_of_x, x.contiguous().to(elements_of_x.dtype).view(elements_of_x.shape))
     rounded = torch.empty_like(elements_of_x)
-    seed, *index = noise
-    quantize(rounded, elements_of_x, seed, elements.grid, elements.rule, *index)
+    quantize(rounded, elements_of_x, GridRounding(elements.grid, elements.rule), noise)
     if elements.restore:
         rounded = rounded * spread(whole if elements.restore == Restore.ALL else scales.to(rounded.dtype), x, tiles)
         if elements.rule.saturates:

@@ -13,7 +13,7 @@ from torch import Tensor
 from qsim_kernels.arithmetic.sums import NO_EXPONENT
 from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import GridBits, grid_bits
-from qsim_kernels.numbers.grid import Rule
+from qsim_kernels.numbers.grid import Noise, Rule
 from qsim_kernels.numbers.sums import (
     SINGLE_GRID,
     AlignedSum,
@@ -101,23 +101,18 @@ def _exponents_of(x: Tensor, low: int) -> Tensor:
     return exponents
 
 
-def accumulate_into(
-    out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, adder: Sum, stream: int, offset: int,
-    scales: tuple[Tensor, Tensor] | None = None,
-) -> None:  # fmt: skip
+def accumulate_into(out: Tensor, a: Tensor, b: Tensor, adder: Sum, noise: Noise, scales: tuple[Tensor, Tensor] | None = None) -> None:
     """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `qsim_kernels.numbers.sums`.
 
     Args:
         out: The result, contiguous, of float32 or float64.
         a: The left matrices.
         b: The right matrices.
-        seed: A 0-d int64 tensor, needed only for stochastic rounding.
         adder: The sum.
-        stream: Which of the seed's streams of random bits to use.
-        offset: Logical index of the first random number.
+        noise: The random bits.
         scales: Those of a `BlockScaledSum`, `[…, M, groups]` and `[…, N, groups]`, if its operands have some.
     """
-    rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
+    (seed, stream, offset), rows, columns, length = noise, a.shape[-2], b.shape[-1], a.shape[-1]
     count = math.prod(a.shape[:-2])  # torch does not allow -1 for matrices without elements
     left, right, target = a.reshape(count, rows, length), b.reshape(count, length, columns).mT, out.view(count, rows, columns)
     p, q = (None, None) if scales is None else (x.reshape(count, -1, x.shape[-1]) for x in scales)
@@ -126,13 +121,13 @@ def accumulate_into(
         piece, at = target[batches, lines], (batches, lines)
         x = operand_of(left[at], adder, inner.low_a, None if p is None else p[at]).along(3)
         y = operand_of(right[batches], adder, inner.low_b, None if q is None else q[batches]).along(2)
-        noise = None
+        drawn = None
         if seed is not None:
             first = (batches.start * rows + lines.start) * columns
             where = torch.arange(first, first + piece.numel(), device=a.device) * noise_indices(adder, length) + offset
-            noise = ElementNoise(int(seed), stream, where, piece.numel(), a.device)
+            drawn = ElementNoise(int(seed), stream, where, piece.numel(), a.device)
         total = x.values.new_zeros(piece.shape)
-        piece.copy_(one_nan(_sum(total, x, y, adder, noise).to(out.dtype)))
+        piece.copy_(one_nan(_sum(total, x, y, adder, drawn).to(out.dtype)))
 
 
 def _parts(batches: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim_kernels.meanings.torch import updates as rules
 from qsim_kernels.numbers.carrier import rounding_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.grid import GridRounding, Mode, Rule
 from qsim_kernels.numbers.updates import (
     ROLES,
     Algorithm,
@@ -36,11 +36,12 @@ _Rounder = Callable[[Tensor], Tensor]
 _DTYPES = {own_grid(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 
 
-def rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+def rounded(x: Tensor, rounding: GridRounding, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Round float32 values onto a grid, in a dtype that holds them; a rule that saturates turns infinities into NaN."""
+    grid, rule = rounding
     if rule.mode == Mode.NEAREST and not rule.saturates and grid in _DTYPES:
         return one_nan(x.to(_DTYPES[grid]).to(dtype))
-    onto = rounding_bits(grid, rule, wide=False)
+    onto = rounding_bits(*rounding, wide=False)
     if rule.saturates:
         x = x.masked_fill(x.isinf(), math.nan)
     carrier = float_dtype(onto)
@@ -78,7 +79,7 @@ def _in_format(factors: Factors, products: Tensor | None, algorithm: Algorithm, 
     """The numbers rounded to the format, and those derived from them in its arithmetic."""
 
     def q(x: float | Tensor) -> float:
-        return float(rounded(torch.as_tensor(x, dtype=torch.float32, device="cpu").reshape(1), roundings.inner, roundings.inner_rule))
+        return float(rounded(torch.as_tensor(x, dtype=torch.float32, device="cpu").reshape(1), roundings.inner))
 
     factors = Factors(factors.scale, *(q(x) for x in factors[1:]))
     if algorithm.decoupled:
@@ -128,7 +129,7 @@ def _update_piece(
     weight = as_single(x.param)
 
     def q(value: Tensor) -> Tensor:
-        return rounded(value, roundings.inner, roundings.inner_rule)
+        return rounded(value, roundings.inner)
 
     variant = update_variant(algorithm, roundings.in_format, scaled=True, moment=x.first is not None)
     first, second, largest = (None if state is None else as_single(state) for state in (x.first, x.second, x.largest))
@@ -141,10 +142,10 @@ def _update_piece(
     for role, (state, value) in enumerate(zip((x.first, x.second, x.largest), states, strict=True), start=1):
         if state is not None and value is not None:
             # The largest second moment was itself a second moment, so it uses the same random bits.
-            noise = noise_of(roundings.state_rule, min(role, ROLES - 1))
-            _store(state, rounded(value, roundings.state, roundings.state_rule, noise, state.dtype))
+            noise = noise_of(roundings.state.rule, min(role, ROLES - 1))
+            _store(state, rounded(value, roundings.state, noise, state.dtype))
     if x.compensation is None:
-        _store(x.param, rounded(weight - change, roundings.grid, roundings.rule, noise_of(roundings.rule, 0), x.param.dtype))
+        _store(x.param, rounded(weight - change, roundings.weights, noise_of(roundings.weights.rule, 0), x.param.dtype))
     else:
         _add_compensated(x, weight, change, roundings, q if roundings.in_format else None, rounded)
 
@@ -156,12 +157,12 @@ def _add_compensated(
     assert x.compensation is not None
     added = -change - as_single(x.compensation)
     added = added if q is None else q(added)
-    total = rounded(weight + added, roundings.grid, roundings.rule)
+    total = rounded(weight + added, roundings.weights)
     lost = total - weight
     compensation = (lost if q is None else q(lost)) - added
-    _store(x.compensation, rounded(compensation, roundings.inner, roundings.inner_rule, None, x.compensation.dtype))
+    _store(x.compensation, rounded(compensation, roundings.inner, None, x.compensation.dtype))
     # Last, because the weight is a view of a float32 tensor.
-    _store(x.param, rounded(total, roundings.grid, roundings.rule, None, x.param.dtype))
+    _store(x.param, rounded(total, roundings.weights, None, x.param.dtype))
 
 
 #: A function that updates a whole parameter.

@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.triton.device.blocks import as_single
+from qsim_kernels.triton.device.parts import swizzled
 from qsim_kernels.triton.device.regions import narrowed
 
 
@@ -33,15 +34,6 @@ class Factor(NamedTuple):
     of_group: Any
     of_row: Any
     of_column: Any
-
-
-@triton.jit
-def swizzled(tile, down, along, DEEP: tl.constexpr):
-    """The row and column of a tile, so that programs that run together share rows and columns of operands."""
-    width = DEEP * along
-    first = tile // width * DEEP
-    deep = tl.minimum(down - first, DEEP)
-    return first + tile % width % deep, tile % width // deep
 
 
 @triton.jit

@@ -113,8 +113,8 @@ power, _aligned_step, _two_step = _ALIGNED.power, _ALIGNED.aligned_step, _TWO_ST
 @part
 def _terms(job, row, column, k, count):
     """The products of a row and a column, from one on."""
-    x, y = row * job.length + k, (row // job.rows * job.columns + column) * job.length + k
-    return TermRows(job.a + 8 * x, job.b + 8 * y, job.exponents_a + 2 * x, job.exponents_b + 2 * y, count)
+    a, b, x, y = job.a, job.b, row * job.length + k, (row // job.rows * job.columns + column) * job.length + k
+    return TermRows(a.values + 8 * x, b.values + 8 * y, a.exponents + 2 * x, b.exponents + 2 * y, count)
 
 
 @part
@@ -134,34 +134,38 @@ def _aligned(terms, adder):
 
 
 @part
+def _in_two_steps(terms, adder):
+    """One sum of products that are added before the running sum."""
+    total = 0.0
+    for start in range(0, terms.size, adder.block):
+        total = _two_step(total, _step(terms, start, adder.block), 0, adder)
+    return total
+
+
+@part
 def _promoted(total, inner):
     """A total in float32 to which a short sum is added."""
     return np.float64(_f32(_f32(total) + _f32(inner)))
 
 
-def aligned(job_at, first, count):
-    """Rows of a product whose sums are `AlignedSum`s, or promoted."""
-    job = _product_at(job_at)
-    out, adder = doubles(job.out), _aligned_at(job.adder)
-    for row in range(first, first + count):
-        for column in range(job.columns):
-            total = 0.0
-            for k in range(0, job.length, job.every):
-                inner = _aligned(_terms(job, row, column, k, min(job.every, job.length - k)), adder)
-                total = _promoted(total, inner) if job.promoted else inner
-            out[row * job.columns + column] = total
+def _rows(adder_at, sum_of):
+    """The loop for rows of a product whose sums a function computes; they may be promoted."""
+
+    def rows(job_at, first, count):
+        job = _product_at(job_at)
+        out, adder = doubles(job.out), adder_at(job.adder)
+        for row in range(first, first + count):
+            for column in range(job.columns):
+                total = 0.0
+                for k in range(0, job.length, job.every):
+                    inner = sum_of(_terms(job, row, column, k, min(job.every, job.length - k)), adder)
+                    total = _promoted(total, inner) if job.promoted else inner
+                out[row * job.columns + column] = total
+
+    return rows
 
 
-def two_step(job_at, first, count):
-    """Rows of a product whose sums are `TwoStepSum`s."""
-    job = _product_at(job_at)
-    out, adder = doubles(job.out), _two_step_at(job.adder)
-    for row in range(first, first + count):
-        for column in range(job.columns):
-            total, terms = 0.0, _terms(job, row, column, 0, job.length)
-            for start in range(0, job.length, adder.block):
-                total = _two_step(total, _step(terms, start, adder.block), 0, adder)
-            out[row * job.columns + column] = total
+aligned, two_step = _rows(_aligned_at, _aligned), _rows(_two_step_at, _in_two_steps)
 
 
 @part
@@ -181,8 +185,8 @@ def exact_groups(job_at, first, count):
     """
     job = _product_at(job_at)
     out, adder, groups = doubles(job.out), _aligned_at(job.adder), -(-job.length // job.group)
-    scales_a, scales_b = doubles(job.scales_a), doubles(job.scales_b)
-    exponents_a, exponents_b = shorts(job.exponents_a), shorts(job.exponents_b)
+    scales_a, scales_b = doubles(job.a.scales), doubles(job.b.scales)
+    exponents_a, exponents_b = shorts(job.a.exponents), shorts(job.b.exponents)
     values, ones = room_for_doubles(MOST_BLOCK), room_for_doubles(MOST_BLOCK)
     exponents, zeros = room_for_shorts(MOST_BLOCK), room_for_shorts(MOST_BLOCK)
     for i in range(MOST_BLOCK):
@@ -219,7 +223,8 @@ def _write_terms(job, adder, chunk_adder, room, row, begin, k, length, count):
     """Write the terms of some elements that begin with product `k`, one product or a chunk of at most `length`."""
     into = doubles(room + _TERM)
     if adder.chunk == 1:
-        left, right = doubles(job.a)[row * job.length + k], doubles(job.b + 8 * ((row // job.rows * job.length + k) * job.columns + begin))
+        left = doubles(job.a.values)[row * job.length + k]
+        right = doubles(job.b.values + 8 * ((row // job.rows * job.length + k) * job.columns + begin))
         for i in range(count):
             into[i] = left * right[i]
     else:
@@ -271,8 +276,8 @@ def _copy(into_at, x_at, count):
 @part
 def _draw(job, room, index, count):
     """Draw the random bits of so many indices; return the place of the first."""
-    first = job.offset + index
-    draw(words(room + _NOISE_AT), count // SERVED + 1, _u64(first // SERVED), _u64(job.seed), _u64(job.stream))
+    first = job.noise.first + index
+    draw(words(room + _NOISE_AT), count // SERVED + 1, _u64(first // SERVED), _u64(job.noise.seed), _u64(job.noise.stream))
     return first % SERVED
 
 

@@ -33,8 +33,8 @@ def tally(job_at, first, strips):
     for strip in range(first, first + strips):
         start = strip * STRIP
         count = min(STRIP, job.size - start)
-        load(x, job.x, start, count, job.x_is_narrow != 0)
-        load(rounded, job.rounded, start, count, job.rounded_is_narrow != 0)
+        load(x, job.x.at, start, count, job.x.is_narrow != 0)
+        load(rounded, job.rounded.at, start, count, job.rounded.is_narrow != 0)
         for i in range(count):
             counts[(x[i] & _MAGNITUDE) >> _MANTISSA] += 1
         _add_facts(counts, x, rounded, count, job.low, job.high)

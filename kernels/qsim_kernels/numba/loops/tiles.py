@@ -44,63 +44,66 @@ _saturated, _to_bfloat16, _under_whole = meaning.elements.saturated, meaning.ele
 def share(job_at, first, count):
     """Run the loop of a job over some rows, or over some tiles if there is one row."""
     job = _job_at(job_at)
+    sizes = job.tiles
     if job.by_tiles:
-        start = first * job.width
-        call(job.loop, (job_at, 0, 1, start, min(count * job.width, job.columns - start)))
+        start = first * sizes.width
+        call(job.loop, (job_at, 0, 1, start, min(count * sizes.width, sizes.columns - start)))
     else:
-        call(job.loop, (job_at, first, count, 0, job.columns))
+        call(job.loop, (job_at, first, count, 0, sizes.columns))
 
 
 @part
-def _tiles_of(job):
+def _tiles_of(sizes):
     """The number of tiles down a matrix, and along it."""
-    return (job.rows + job.height - 1) // job.height, (job.columns + job.width - 1) // job.width
+    return (sizes.rows + sizes.height - 1) // sizes.height, (sizes.columns + sizes.width - 1) // sizes.width
 
 
 def quantize_tiles(job_at, first, count, column, columns):
     """Round some rows of tiles under their own scales: find the largest magnitudes, replace them by scales, and round."""
     job = _job_at(job_at)
-    down, along = _tiles_of(job)
+    sizes = job.tiles
+    down, along = _tiles_of(sizes)
     for row in range(first, first + count):
-        top = row % down * job.height
-        height = min(job.height, job.rows - top)
-        step = max(max(_NEAR // height, STRIP) // job.width, 1) * job.width
+        top = row % down * sizes.height
+        height = min(sizes.height, sizes.rows - top)
+        step = max(max(_NEAR // height, STRIP) // sizes.width, 1) * sizes.width
         for start in range(column, column + columns, step):
             size = min(step, column + columns - start)
-            tile, tiles = row * along + start // job.width, (size + job.width - 1) // job.width
+            tile, tiles = row * along + start // sizes.width, (size + sizes.width - 1) // sizes.width
             call(job.amaxes_loop, (job_at, row, 1, start, size))
             call(job.scales_loop, (job.scales_job, tile, tiles))
             if job.divisors != job.scales:
                 divisors, scales = ints(job.divisors + 4 * tile), ints(job.scales + 4 * tile)
                 for i in range(tiles):
                     divisors[i] = _under_whole(scales[i], _i32(job.whole))
-            call(job.rows_loop, (job_at, row // down * job.rows + top, height, start, size))
+            call(job.rows_loop, (job_at, row // down * sizes.rows + top, height, start, size))
 
 
 def find_amaxes(job_at, first, count, column, columns):
     """Write the largest magnitudes of the tiles in some rows of tiles, or NaN where one contains it."""
     job, room = _job_at(job_at), room_for_ints(STRIP)
-    down, along = _tiles_of(job)
+    sizes = job.tiles
+    down, along = _tiles_of(sizes)
     for tile_row in range(first, first + count):
         amaxes = ints(job.scales + 4 * (tile_row * along))
-        for tile in range(column // job.width, (column + columns + job.width - 1) // job.width):
+        for tile in range(column // sizes.width, (column + columns + sizes.width - 1) // sizes.width):
             amaxes[tile] = 0
-        top = tile_row % down * job.height
-        for matrix in range(0 if job.across else tile_row // down, job.matrices if job.across else tile_row // down + 1):
-            for row in range(top, min(top + job.height, job.rows)):
-                at = (matrix * job.rows + row) * job.columns
+        top = tile_row % down * sizes.height
+        for matrix in range(0 if sizes.across else tile_row // down, job.matrices if sizes.across else tile_row // down + 1):
+            for row in range(top, min(top + sizes.height, sizes.rows)):
+                at = (matrix * sizes.rows + row) * sizes.columns
                 for start in range(column, column + columns, STRIP):
                     size = min(STRIP, column + columns - start)
-                    _raise_amaxes(amaxes, _patterns(room, job, at + start, size), start, size, job.width, _i32(job.finite))
+                    _raise_amaxes(amaxes, _patterns(room, job, at + start, size), start, size, sizes.width, _i32(job.finite))
 
 
 @part
 def _patterns(room, job, start, count):
     """The patterns of some elements: in memory, or in `room` if they are bfloat16."""
-    if job.x_is_narrow:
-        load(room, job.x, start, count, True)
+    if job.x.is_narrow:
+        load(room, job.x.at, start, count, True)
         return room
-    return ints(job.x + 4 * start)
+    return ints(job.x.at + 4 * start)
 
 
 @part
@@ -136,15 +139,26 @@ def quantize_rows(job_at, first, count, column, columns):
     job = _job_at(job_at)
     room, results, values = room_for_ints(STRIP), room_for_ints(STRIP), room_for_ints(STRIP)
     inverses, factors = room_for_ints(_ROOM), room_for_ints(_ROOM)
-    down, along = _tiles_of(job)
+    sizes, noise = job.tiles, job.noise
+    down, along = _tiles_of(sizes)
     for row in range(first, first + count):
-        at, tile = row * job.columns, ((0 if job.across else row // job.rows * down) + row % job.rows // job.height) * along
+        at, tile = (
+            row * sizes.columns,
+            ((0 if sizes.across else row // sizes.rows * down) + row % sizes.rows // sizes.height) * along,
+        )
         start, end = column, column + columns
         while start < end:
             # Every strip but the first of a row begins with a block of random bits.
-            size = min(STRIP - (job.offset + at + start) % SERVED, end - start)
+            size = min(STRIP - (noise.first + at + start) % SERVED, end - start)
             _spread(
-                inverses, factors, ints(job.divisors + 4 * tile), ints(job.factors + 4 * tile), start, size, job.width, job.factors != 0
+                inverses,
+                factors,
+                ints(job.divisors + 4 * tile),
+                ints(job.factors + 4 * tile),
+                start,
+                size,
+                sizes.width,
+                job.factors != 0,
             )
             x = _patterns(room, job, at + start, size)
             for i in range(size):
@@ -152,8 +166,8 @@ def quantize_rows(job_at, first, count, column, columns):
             if job.leaves_zero:
                 for i in range(size):
                     values[i] = _kept_from_zero(values[i], x[i])
-            noise = job.seed, job.stream, job.offset + at + start
-            call(job.strip_loop, (address_of(results), address_of(values), size, job.grid, *noise))
+            drawn = noise.seed, noise.stream, noise.first + at + start
+            call(job.strip.loop, (address_of(results), address_of(values), size, job.strip.grid, *drawn))
             _restore(job, at + start, results, factors, size)
             start += size
 
@@ -186,11 +200,11 @@ def _spread(inverses, factors, divisors, scales, start, count, width, restores):
 def _restore(job, start, results, factors, count):
     """Multiply elements by their factors, limit them to a largest magnitude, and write them as float32 or bfloat16."""
     limit = _i32(job.limit)
-    if job.out_is_narrow:
-        narrow = shorts(job.out + 2 * start)
+    if job.out.is_narrow:
+        narrow = shorts(job.out.at + 2 * start)
         for i in range(count):
             narrow[i] = _i16(_to_bfloat16(_product(results[i], factors[i]), limit) >> 16)
     else:
-        wide = ints(job.out + 4 * start)
+        wide = ints(job.out.at + 4 * start)
         for i in range(count):
             wide[i] = _saturated(_product(results[i], factors[i]), limit)

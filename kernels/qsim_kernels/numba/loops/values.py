@@ -45,19 +45,19 @@ def store(out_at, start, patterns, count, is_narrow):
 def quantize(job_at, start, count):
     """Round some elements of a tensor, strip by strip; `job_at` is the address of a `Values` of `numba.jobs`."""
     job = _job_at(job_at)
-    given, results = room_for_ints(STRIP), room_for_ints(STRIP)
-    in_place = job.out == job.x
+    given, results, noise = room_for_ints(STRIP), room_for_ints(STRIP), job.noise
+    in_place = job.out.at == job.x.at
     at, end = start, start + count
     while at < end:
         # Every strip but the first begins with a block of random bits.
-        size = min(STRIP - (job.offset + at) % SERVED, end - at)
-        source, target = job.x + 4 * at, job.out + 4 * at
-        if job.x_is_narrow:
-            load(given, job.x, at, size, True)
+        size = min(STRIP - (noise.first + at) % SERVED, end - at)
+        source, target = job.x.at + 4 * at, job.out.at + 4 * at
+        if job.x.is_narrow:
+            load(given, job.x.at, at, size, True)
             source = address_of(given)
-        if job.out_is_narrow or in_place:
+        if job.out.is_narrow or in_place:
             target = address_of(results)
-        call(job.strip, (target, source, size, job.grid, job.seed, job.stream, job.offset + at))
-        if job.out_is_narrow or in_place:
-            store(job.out, at, results, size, job.out_is_narrow)
+        call(job.strip.loop, (target, source, size, job.strip.grid, noise.seed, noise.stream, noise.first + at))
+        if job.out.is_narrow or in_place:
+            store(job.out.at, at, results, size, job.out.is_narrow)
         at += size

@@ -14,6 +14,7 @@ from qsim_kernels.triton.accumulate.aligned import aligned_sum, store_sums, term
 from qsim_kernels.triton.accumulate.planes import first_terms
 from qsim_kernels.triton.accumulate.rounded_sums import RandomNumbers, add_term, first_blocks
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, words
+from qsim_kernels.triton.device.parts import swizzled
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import rounding_of
 
@@ -69,15 +70,6 @@ def add_chunk(total, lost, chunk, index, blocks, onto, adder: tl.constexpr):
 
 
 @triton.jit
-def grouped_tile(program, rows, columns, tile: tl.constexpr, GROUP: tl.constexpr):
-    """The row and the column of a program's tile: programs that run at the same time share rows and columns."""
-    down, across = tl.cdiv(rows, tile.rows), tl.cdiv(columns, tile.columns)
-    group = program // (GROUP * across)
-    height = tl.minimum(down - group * GROUP, GROUP)
-    return group * GROUP + program % (GROUP * across) % height, program % (GROUP * across) // height
-
-
-@triton.jit
 def load_step(at_a, at_b, row, column, k, rows, columns, left, EVEN: tl.constexpr):
     """The elements of both operands for one step along the sum; zero where the sum or the matrix ends."""
     if EVEN:
@@ -99,7 +91,7 @@ def chunked_kernel(
     Other arguments are as in `rounded_kernel`.
     """
     onto = rounding_of(seed_pointer, random.seed, random.stream, used, grid, adder.wide)
-    tile_row, tile_column = grouped_tile(tl.program_id(0), rows, columns, tile, chunks.group)
+    tile_row, tile_column = swizzled(tl.program_id(0), tl.cdiv(rows, tile.rows), tl.cdiv(columns, tile.columns), chunks.group)
     batch = tl.program_id(2).to(tl.int64)
     a, b = a + batch * batch_stride_a, b + batch * batch_stride_b
     row = tile_row.to(tl.int64) * tile.rows + tl.arange(0, tile.rows)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.numbers.grid import Noise
 from qsim_kernels.numbers.sums import (
     AlignedSum,
     BlockScaledSum,
@@ -62,9 +63,7 @@ class ProductLaunch(NamedTuple):
     b: Tensor
     scales: tuple[Tensor, Tensor] | None
     adder: Sum
-    seed: Tensor | None
-    stream: int
-    offset: int
+    noise: Noise
     tile: ResultTile | None
 
     @property
@@ -100,18 +99,16 @@ class ProductLaunch(NamedTuple):
     def random(self) -> tuple[Any, ...]:
         """The kernels' arguments from the seed to the sizes of the result."""
         inner = noise_indices(self.adder.inner, self.adder.every) if isinstance(self.adder, PromotedSum) else 0
-        strides = noise_indices(self.adder, self.length), inner
-        return *seed_of(self.seed, self.a), self.stream, self.offset, *strides, *self.out.shape[1:]
+        (seed, stream, offset), strides = self.noise, (noise_indices(self.adder, self.length), inner)
+        return *seed_of(seed, self.a), stream, offset, *strides, *self.out.shape[1:]
 
 
 def accumulate_into(
     out: Tensor,
     a: Tensor,
     b: Tensor,
-    seed: Tensor | None,
     adder: Sum,
-    stream: int,
-    offset: int,
+    noise: Noise,
     scales: tuple[Tensor, Tensor] | None = None,
     tile: ResultTile | None = None,
 ) -> None:
@@ -121,18 +118,17 @@ def accumulate_into(
         out: The result, contiguous, of float32 or float64.
         a: The left matrices.
         b: The right matrices.
-        seed: A 0-d int64 tensor, needed only for stochastic rounding.
         adder: The sum.
-        stream: Which of the seed's streams of random bits to use.
-        offset: Logical index of the first random number.
+        noise: The random bits.
         scales: Those of a `BlockScaledSum`, `[…, M, groups]` and `[…, N, groups]`, if its operands have some.
         tile: The size of a program's tile; by default the fastest.
     """
     if not out.numel() or not a.shape[-1]:
         out.zero_()
         return
+    seed, stream, offset = noise
     if not _has_kernel(adder, offset):
-        reference.accumulate_into(out, a, b, seed, adder, stream, offset)
+        reference.accumulate_into(out, a, b, adder, noise)
         return
     rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
     left, right, result = a.reshape(-1, rows, length), b.reshape(-1, length, columns), out.view(-1, rows, columns)
@@ -142,7 +138,7 @@ def accumulate_into(
         first = offset + start * rows * columns * noise_indices(adder, length)
         of_part = None if factors is None else (factors[0][part], factors[1][part])
         with nullcontext() if INTERPRETED else torch.cuda.device(a.device):
-            _launch(ProductLaunch(result[part], left[part], right[part], of_part, adder, seed, stream, first, tile))
+            _launch(ProductLaunch(result[part], left[part], right[part], of_part, adder, (seed, stream, first), tile))
 
 
 def _has_kernel(adder: Sum, offset: int) -> bool:

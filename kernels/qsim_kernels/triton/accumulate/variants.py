@@ -11,7 +11,7 @@ import triton.language as tl
 
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, grid_bits
-from qsim_kernels.numbers.grid import Grid, Mode, Overflow, Rule
+from qsim_kernels.numbers.grid import Grid, GridRounding, Mode, Overflow, Rule
 from qsim_kernels.numbers.sums import LEAST_EXPONENT, SINGLE_GRID, AlignedSum, BlockScaledSum, Order, RoundedSum, TwoStepSum, is_single
 from qsim_kernels.numbers.updates import own_grid
 from qsim_kernels.triton.accumulate.aligned import AlignedVariant
@@ -31,7 +31,7 @@ _MOST_STOCHASTIC = 19
 @lru_cache(maxsize=256)
 def aligned(adder: AlignedSum, single: bool, launches: int, promoted: bool, dpx: bool) -> tuple[AlignedVariant, tuple[int, ...]]:
     """An aligned sum, and the numbers of its grid."""
-    variant, numbers = arguments.rounding(adder.grid, adder.rounding, True)
+    variant, numbers = arguments.rounding(GridRounding(adder.grid, adder.rounding), True)
     is_single_range = adder.low == SINGLE_GRID.exponent and adder.grid.least == math.ldexp(1.0, -126 - adder.grid.mantissa)
     unit = AlignedVariant(
         _even(adder.block),
@@ -83,19 +83,19 @@ class RoundedArguments(NamedTuple):
 @lru_cache(maxsize=256)
 def rounded(adder: RoundedSum, draws: bool, promoted: bool) -> RoundedArguments:
     """A rounded sum."""
-    pairs = [(adder.grid, adder.rule)]
+    pairs = [GridRounding(adder.grid, adder.rule)]
     if adder.product is not None and adder.product_rule is not None:
-        pairs.append((adder.product, adder.product_rule))
-    wide = draws or not is_single(adder) or not all(_rounds_in_single(grid, rule) for grid, rule in pairs)
-    (of_sums, numbers), (product, product_numbers) = (_step_rounding(*pair, wide) for pair in (pairs[0], pairs[-1]))
+        pairs.append(GridRounding(adder.product, adder.product_rule))
+    wide = draws or not is_single(adder) or not all(_rounds_in_single(*pair) for pair in pairs)
+    (of_sums, numbers), (product, product_numbers) = (_step_rounding(pair, wide) for pair in (pairs[0], pairs[-1]))
     roundings = adder.roundings if draws else 0
     variant = RoundedVariant(of_sums, product, len(pairs) > 1, adder.order == Order.KAHAN, wide, roundings, promoted)
     return RoundedArguments(variant, numbers, product_numbers)
 
 
-def _step_rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[StepRounding, tuple[int, ...]]:
-    variant, numbers = arguments.rounding(grid, rule, wide)
-    return StepRounding(_native(grid, rule, wide), _is_fast(grid, rule, wide), variant), numbers
+def _step_rounding(rounding: GridRounding, wide: bool) -> tuple[StepRounding, tuple[int, ...]]:
+    variant, numbers = arguments.rounding(rounding, wide)
+    return StepRounding(_native(*rounding, wide), _is_fast(*rounding, wide), variant), numbers
 
 
 def _rounds_in_single(grid: Grid, rule: Rule) -> bool:
@@ -121,7 +121,7 @@ def _native(grid: Grid, rule: Rule, wide: bool) -> Any:
 
 def _is_fast(grid: Grid, rule: Rule, wide: bool) -> bool:
     """Whether adding and subtracting a power of two rounds to a symmetric grid."""
-    saturating, _ = arguments.rounding(grid, rule._replace(overflow=int(Overflow.SATURATE)), wide)
+    saturating, _ = arguments.rounding(GridRounding(grid, rule._replace(overflow=int(Overflow.SATURATE))), wide)
     if wide:
         is_even = grid_bits(grid, wide=True).low > 0 and saturating.symmetric and saturating.signed
         return rule.mode == Mode.STOCHASTIC and is_even and grid.mantissa <= _MOST_STOCHASTIC

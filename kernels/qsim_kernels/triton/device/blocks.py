@@ -1,4 +1,4 @@
-"""Building blocks of kernels: reading, rounding and writing one block of elements."""
+"""Building blocks of kernels: rounding a block of elements, to values or to codes."""
 
 import triton
 import triton.language as tl
@@ -7,25 +7,6 @@ from qsim_kernels.meanings.triton import INTERPRETED, round_bits
 from qsim_kernels.triton.device.codes import codes_of, narrow_integers_of
 from qsim_kernels.triton.device.rounding import NEAREST, clamp, round_magnitude, round_nearest, round_single
 from qsim_kernels.triton.device.undecided import round_later
-
-
-@triton.jit
-def load(block, place, left, MASKED: tl.constexpr):
-    """Load the elements at some positions of a block; zero past the end."""
-    if MASKED:
-        elements = tl.load(block + place, mask=place < left, other=0)
-    else:
-        elements = tl.load(block + place)
-    return elements
-
-
-@triton.jit
-def store(block, values, place, left, MASKED: tl.constexpr):
-    """Store elements at some positions of a block, up to the end."""
-    if MASKED:
-        tl.store(block + place, values, mask=place < left)
-    else:
-        tl.store(block + place, values)
 
 
 @triton.jit

@@ -91,21 +91,21 @@ class Words(NamedTuple):
 
 
 @triton.jit
-def words_of_runs(noise, first, RUN: tl.constexpr, BLOCK: tl.constexpr):
-    """The `Words` of `BLOCK` elements starting at the logical index 8 * `first`."""
-    drawn = shared_words(first + RUN // 8 * tl.arange(0, BLOCK // RUN), noise.seed, noise.stream, RUN)
-    place = tl.arange(0, BLOCK)
-    return Words(tl.interleave(drawn, drawn), place & 7, first + (place >> 3), noise.seed, noise.stream)
+def behind_first(first, steps):
+    """Numbers some steps behind a first one; behind several, each has a row."""
+    if first.type.is_block():
+        first, steps = first[:, None], steps[None, :]
+    return first + steps
 
 
 @triton.jit
-def words_of_rows(noise, first, RUN: tl.constexpr, WIDTH: tl.constexpr):
-    """The `Words` of `WIDTH` neighbours in each of several rows, whose first elements have the logical indices 8 * `first`."""
-    runs = first[:, None] + (RUN // 8 * tl.arange(0, WIDTH // RUN))[None, :]
-    drawn = shared_words(runs, noise.seed, noise.stream, RUN)
-    place = tl.arange(0, WIDTH)
-    block = first[:, None] + (place >> 3)[None, :]
-    return Words(tl.interleave(drawn, drawn), tl.broadcast_to((place & 7)[None, :], block.shape), block, noise.seed, noise.stream)
+def words_of_runs(noise, first, RUN: tl.constexpr, WIDTH: tl.constexpr):
+    """The `Words` of `WIDTH` elements from the logical index 8 * `first` on; see `behind_first`."""
+    drawn = shared_words(behind_first(first, RUN // 8 * tl.arange(0, WIDTH // RUN)), noise.seed, noise.stream, RUN)
+    place, block = tl.arange(0, WIDTH) & 7, behind_first(first, tl.arange(0, WIDTH) >> 3)
+    if first.type.is_block():
+        place = tl.broadcast_to(place[None, :], block.shape)
+    return Words(tl.interleave(drawn, drawn), place, block, noise.seed, noise.stream)
 
 
 @triton.jit
@@ -128,16 +128,16 @@ def integers_of_runs(noise, runs, ROUNDING: tl.constexpr, RUN: tl.constexpr):
 
 
 @triton.jit
-def random_integers(noise, first, ROUNDING: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """The random integers of `BLOCK` elements for `round_bits` and `round_magnitude`; zero where the rounding needs none.
+def random_integers(noise, first, ROUNDING: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr):
+    """The random integers of neighbours for `round_bits` and `round_magnitude`; zero where the rounding needs none.
 
     Args:
         noise: A `Noise`.
-        first: Logical index of the block's first element.
+        first: Logical index of the first element, or of the first of each row.
         ROUNDING: The `KernelVariant`.
         RUN: Number of neighbours a thread holds, so that words are made where they are used instead of going through shared memory.
         ALIGNED: Whether `first` begins a Philox block.
-        BLOCK: Number of elements.
+        WIDTH: Number of elements, or of those in a row.
 
     Returns:
         `Words` for the variants that draw later.
@@ -146,30 +146,14 @@ def random_integers(noise, first, ROUNDING: tl.constexpr, RUN: tl.constexpr, ALI
     drawn = 0
     if ROUNDING.mode == STOCHASTIC:
         HALVES: tl.constexpr = max(RUN, 8)
-        if ROUNDING.draws_late:
-            drawn = words_of_runs(noise, first // 8, HALVES, BLOCK)
-        elif ALIGNED:
-            drawn = integers_of_runs(noise, first // 8 + HALVES // 8 * tl.arange(0, BLOCK // HALVES), ROUNDING, HALVES)
-        else:
-            drawn = integers_at(noise, first + tl.arange(0, BLOCK), ROUNDING)
-    return drawn
-
-
-@triton.jit
-def integers_of_rows(noise, first, ROUNDING: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr):
-    """`random_integers` for `WIDTH` neighbours in each of several rows, whose first elements have the given logical indices."""
-    drawn = 0
-    if ROUNDING.mode == STOCHASTIC:
-        HALVES: tl.constexpr = max(RUN, 8)
         if ROUNDING.draws_late and ALIGNED:
-            drawn = words_of_rows(noise, first // 8, HALVES, WIDTH)
+            drawn = words_of_runs(noise, first // 8, HALVES, WIDTH)
         elif ROUNDING.draws_late:
-            drawn = words_at(noise, first[:, None] + tl.arange(0, WIDTH)[None, :])
+            drawn = words_at(noise, behind_first(first, tl.arange(0, WIDTH)))
         elif ALIGNED:
-            runs = (first // 8)[:, None] + (HALVES // 8 * tl.arange(0, WIDTH // HALVES))[None, :]
-            drawn = integers_of_runs(noise, runs, ROUNDING, HALVES)
+            drawn = integers_of_runs(noise, behind_first(first // 8, HALVES // 8 * tl.arange(0, WIDTH // HALVES)), ROUNDING, HALVES)
         else:
-            drawn = integers_at(noise, first[:, None] + tl.arange(0, WIDTH)[None, :], ROUNDING)
+            drawn = integers_at(noise, behind_first(first, tl.arange(0, WIDTH)), ROUNDING)
     return drawn
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.device.noise import integers_of_rows, random_integers
+from qsim_kernels.triton.device.noise import random_integers
 
 
 class TransposedTile(NamedTuple):
@@ -115,6 +115,15 @@ def places_of(program, rows, columns, TILE: tl.constexpr):
 
 
 @triton.jit
+def swizzled(tile, down, along, DEEP: tl.constexpr):
+    """The row and column of a tile of a product, so that programs that run together share rows and columns of operands."""
+    width = DEEP * along
+    first = tile // width * DEEP
+    deep = tl.minimum(down - first, DEEP)
+    return first + tile % width % deep, tile % width // deep
+
+
+@triton.jit
 def load_part(x, part):
     """Load the elements of a part; zero where there are none."""
     return tl.load(x + part.start + part.places, mask=part.inside, other=0)
@@ -127,10 +136,10 @@ def store_part(out, values, part):
 
 
 @triton.jit
-def drawn_for(part, offset, noise, ROUNDING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr):
+def drawn_for(part, offset, noise, ROUNDING: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     """The random integers of a part, given the logical index of the whole tensor's first element."""
     if TILE is None:
-        drawn = random_integers(noise, offset + part.first, ROUNDING, SHARE.run, SHARE.aligned, SHARE.block)
+        drawn = random_integers(noise, offset + part.first, ROUNDING, BLOCKS.run, BLOCKS.aligned, BLOCKS.block)
     else:
-        drawn = integers_of_rows(noise, offset + part.first, ROUNDING, TILE.run, TILE.aligned, TILE.rows)
+        drawn = random_integers(noise, offset + part.first, ROUNDING, TILE.run, TILE.aligned, TILE.rows)
     return drawn

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from qsim_kernels.meanings.triton import INTERPRETED, elements
 from qsim_kernels.triton.device.blocks import as_single
+from qsim_kernels.triton.device.parts import Part, load_part
 from qsim_kernels.triton.device.rounding import NAN
 
 nearest_even, with_nan = elements.nearest_even, elements.with_nan
@@ -132,10 +133,10 @@ def inside(row, rows, column, columns, REGION: tl.constexpr):
 
 
 @triton.jit
-def load_region(x, at, matrices, REGION: tl.constexpr):
-    """Load the elements of a region; zero outside the matrix."""
-    place = at.first[:, None] + tl.arange(0, REGION.width)[None, :]
-    return tl.load(x + place, mask=inside(at.row, matrices.rows, at.column, matrices.columns, REGION), other=0)
+def region_part(at, matrices, REGION: tl.constexpr):
+    """The elements of a region as a `Part`."""
+    places = at.first[:, None] + tl.arange(0, REGION.width)[None, :]
+    return Part(0, places, inside(at.row, matrices.rows, at.column, matrices.columns, REGION), at.first)
 
 
 @triton.jit
@@ -173,14 +174,7 @@ def hadamard(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.const
 @triton.jit
 def load_transformed(x, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
     """Load the elements of a region as float32 and transform them; see `hadamard`."""
-    return hadamard(as_single(load_region(x, at, matrices, REGION)), signs, TURN, REGION.height, REGION.width)
-
-
-@triton.jit
-def store_region(out, values, at, matrices, REGION: tl.constexpr):
-    """Write the elements of a region."""
-    place = at.first[:, None] + tl.arange(0, REGION.width)[None, :]
-    tl.store(out + place, values, mask=inside(at.row, matrices.rows, at.column, matrices.columns, REGION))
+    return hadamard(as_single(load_part(x, region_part(at, matrices, REGION))), signs, TURN, REGION.height, REGION.width)
 
 
 @triton.jit

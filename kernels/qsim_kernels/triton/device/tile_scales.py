@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED, elements, scale_of
 from qsim_kernels.numbers.carrier import GridNumbers
-from qsim_kernels.numbers.grid import Grid, Rule
+from qsim_kernels.numbers.grid import Grid, GridRounding, Rule
 from qsim_kernels.numbers.scales import SMALLEST, ScaleNumbers, ScaleRule, Scales, rounding_of_scales, scale_numbers as numbers_of
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.records import kernel
@@ -197,7 +197,7 @@ def making_of(scales: Scales, is_under: bool) -> tuple[tuple[ScaleVariant, Kerne
     """
     rule = rounding_of_scales(scales.rule)
     ratios = is_under and _is_of_ratios(scales, rule)
-    rounding, (_, _, *grid) = arguments.rounding(scales.grid, rule, not ratios)
+    rounding, (_, _, *grid) = arguments.rounding(GridRounding(scales.grid, rule), not ratios)
     *numbers, _ = numbers_of(scales)
     return (ScaleVariant(scales.rule, not is_under and _is_of_powers(scales), ratios), rounding), (*numbers, *grid)
 
@@ -216,7 +216,7 @@ def is_e8m0(grid: Grid) -> bool:
 
 def _is_of_ratios(scales: Scales, rule: Rule) -> bool:
     """Whether `nearest_ratios` applies: a midpoint times `M` must be a float32, and scales far from float32's own limits."""
-    grid, (variant, _) = scales.grid, arguments.rounding(scales.grid, rule, False)
+    grid, (variant, _) = scales.grid, arguments.rounding(GridRounding(scales.grid, rule), False)
     fraction, _ = math.frexp(scales.largest)
     bits = next(bits for bits in range(1, 54) if math.ldexp(fraction, bits).is_integer())
     near = grid.least >= 2.0**-40 and grid.max <= 2.0**40 and 2.0**-40 <= scales.largest <= 2.0**40

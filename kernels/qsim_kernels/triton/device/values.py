@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.numbers.carrier import GridNumbers, UsedBits, Variant
+from qsim_kernels.numbers.encoding import CodingVariant
 from qsim_kernels.numbers.grid import Overflow
 
 
@@ -15,16 +16,7 @@ class KernelVariant(NamedTuple):
     """The compile-time variant of a kernel. Everything else about formats and roundings is passed at run time.
 
     Attributes:
-        mode: See `carrier.Variant`, as the next ones.
-        overflow: See there.
-        flat: See there.
-        zero: See there.
-        signed: See there.
-        keep_sign: See there.
-        symmetric: See there.
-        open: See there.
-        flush: See there.
-        table: See there.
+        rounding: The facts of the rounding, which are attributes of a kernel's variant, too.
         fast: Whether `round_single` supports the grid and the rounding.
         wide: Whether the carrier is float64; otherwise float32.
         draws_16: Whether 16 random bits are drawn per element; otherwise 32.
@@ -35,16 +27,7 @@ class KernelVariant(NamedTuple):
         in_pairs: Whether codes of values are found two at a time; see `pairs`.
     """
 
-    mode: int
-    overflow: int
-    flat: bool
-    zero: bool
-    signed: bool
-    keep_sign: bool
-    symmetric: bool
-    open: bool
-    flush: bool
-    table: int
+    rounding: Variant
     fast: bool
     wide: bool
     draws_16: bool
@@ -57,37 +40,35 @@ class KernelVariant(NamedTuple):
     @property
     def saturates(self) -> bool:
         """Whether overflow goes to a value of the grid."""
-        return self.overflow != Overflow.NONFINITE
+        return self.rounding.overflow != Overflow.NONFINITE
+
+    def __getattr__(self, name: str) -> Any:
+        """A fact of the rounding."""
+        return getattr(self.rounding, name)
 
 
 class CodeVariant(NamedTuple):
     """The compile-time variant of a kernel that reads or writes codes.
 
     Attributes:
-        twos_complement: Codes are integers; otherwise sign and magnitude.
-        zero: Whether zero is a value.
-        subnormals: Whether there are values between zero and the smallest normal.
-        signed: Whether negative values exist.
-        infinity: Whether codes of infinities occur.
+        coding: The facts of the coding, which are attributes of a kernel's variant, too.
         apart: Whether infinity and NaN have codes of their own, instead of the top exponent's.
         nan: Whether a code of NaN exists.
-        nan_is_zero: Whether that is the code of negative zero.
         far: Whether the grid's exponents are so far from the carrier's that converting between them takes two factors.
         fills_byte: Whether codes have eight bits.
         wide: Whether the carrier is float64; otherwise float32.
     """
 
-    twos_complement: bool
-    zero: bool
-    subnormals: bool
-    signed: bool
-    infinity: bool
+    coding: CodingVariant
     apart: bool
     nan: bool
-    nan_is_zero: bool
     far: bool
     fills_byte: bool
     wide: bool
+
+    def __getattr__(self, name: str) -> bool:
+        """A fact of the coding."""
+        return getattr(self.coding, name)  # type: ignore[no-any-return]
 
 
 class Codes(NamedTuple):

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, rounding_bits, used_bits, variant_of
-from qsim_kernels.numbers.encoding import largest_code
-from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
+from qsim_kernels.numbers.encoding import coding_bits, largest_code
+from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Mode, Overflow, Rule
 from qsim_kernels.triton.device.undecided import SCALED_BY
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host.launcher import TableAddress
@@ -33,20 +33,19 @@ def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
 
 
 @lru_cache(maxsize=4096)
-def rounding(grid: Grid, rule: Rule, wide: bool, writes_codes: bool = False) -> tuple[KernelVariant, tuple[Any, ...]]:
+def rounding(chosen: GridRounding, wide: bool, writes_codes: bool = False) -> tuple[KernelVariant, tuple[Any, ...]]:
     """The variant and the numbers of a rounding, those of `UsedBits` and `GridNumbers`; a table's address is a `TableAddress`.
 
     Args:
-        grid: The values to choose from.
-        rule: How to choose.
+        chosen: The rounding.
         wide: Use float64 even if float32 is enough.
         writes_codes: Whether results of rounding onto a table are codes.
     """
-    bits = rounding_bits(grid, rule, wide)
+    (grid, rule), bits = chosen, rounding_bits(*chosen, wide)
     rule = rule._replace(bits=bits_that_matter(bits, rule))
     draws_16 = 0 < rule.bits <= 16
     variant = KernelVariant(
-        *variant_of(bits, rule),
+        variant_of(bits, rule),
         fast=_is_fast(bits, rule),
         wide=bits.carrier == DOUBLE,
         draws_16=draws_16,
@@ -121,17 +120,12 @@ def reading(grid: Grid, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[
 
 
 def _code_variant(grid: Grid, coding: Coding, wide: bool) -> CodeVariant:
-    signed, nan_is_zero = grid.min < 0, coding.nan == 1 << (coding.bits - 1) and grid.min < 0
-    empty = (1 << (coding.bits - signed)) - (1 << grid.mantissa)
+    _, variant = coding_bits(grid, coding, grid_bits(grid, wide))
+    empty = (1 << (coding.bits - variant.signed)) - (1 << grid.mantissa)
     return CodeVariant(
-        twos_complement=coding.twos_complement,
-        zero=grid.zero,
-        subnormals=grid.least < 2.0**grid.exponent,
-        signed=signed,
-        infinity=coding.infinity >= 0,
-        apart=coding.infinity >= 0 and (coding.infinity != empty or nan_is_zero),
+        variant,
+        apart=variant.infinity and (coding.infinity != empty or variant.nan_is_zero),
         nan=coding.nan >= 0,
-        nan_is_zero=nan_is_zero,
         far=_power(grid, coding, wide) > _bias(wide),
         fills_byte=coding.bits == 8,
         wide=wide,

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import triton
 from torch import Tensor
 
 from qsim_kernels.triton.device.parts import TransposedTile
@@ -157,15 +158,10 @@ def in_order(run: Callable[..., T], x: Tensor, *outs: Tensor) -> T:
 def tile_of(transposed: Transposed, order: ElementOrder) -> TransposedTile:
     """The tile that a program rounds."""
     rows, columns = transposed
-    across = min(_ACROSS, _power_from(columns))
-    down = max(2 * _RUN, min(_TILE // across, _power_from(rows)))
+    across = min(_ACROSS, triton.next_power_of_2(columns))
+    down = max(2 * _RUN, min(_TILE // across, triton.next_power_of_2(rows)))
     is_whole = rows % down == 0 and columns % across == 0
     return TransposedTile(down, across, _RUN, rows % 8 == 0 and order == ElementOrder.GROUPS, columns % 16 == 0, is_whole)
-
-
-def _power_from(size: int) -> int:
-    """The smallest power of two that is not smaller."""
-    return 1 << (size - 1).bit_length()
 
 
 def flat(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from qsim_kernels.triton.device.values import Codes, codes_in_carrier, rounding_
 
 @triton.jit
 def on_parts(
-    work: tl.constexpr, given, constants: tl.constexpr, sizes, SHARE: tl.constexpr, TILE: tl.constexpr, RUN: tl.constexpr = 0
+    work: tl.constexpr, given, constants: tl.constexpr, sizes, BLOCKS: tl.constexpr, TILE: tl.constexpr, RUN: tl.constexpr = 0
 ):  # fmt: skip
     """Call a function with each part of a program's elements: a tile, or some blocks, without a mask where all are full.
 
@@ -24,26 +24,26 @@ def on_parts(
         given: Its arguments after the part.
         constants: Those behind them that are known when code is compiled.
         sizes: `Sizes`.
-        SHARE: The program's `Blocks`.
+        BLOCKS: The program's `Blocks`.
         TILE: The `TransposedTile`, if matrices are stored transposed.
         RUN: See `block_part`.
     """
-    start = tl.program_id(0).to(tl.int64) * (SHARE.steps * SHARE.block)
+    start = tl.program_id(0).to(tl.int64) * (BLOCKS.steps * BLOCKS.block)
     if TILE is not None:
-        work(tile_part(sizes.rows, sizes.columns, TILE), *given, *constants, SHARE, TILE)
-    elif start + SHARE.steps * SHARE.block <= sizes.count:
-        for step in range(SHARE.steps):
-            work(block_part(start + step * SHARE.block, sizes.count, SHARE.block, False, RUN), *given, *constants, SHARE, TILE)
+        work(tile_part(sizes.rows, sizes.columns, TILE), *given, *constants, BLOCKS, TILE)
+    elif start + BLOCKS.steps * BLOCKS.block <= sizes.count:
+        for step in range(BLOCKS.steps):
+            work(block_part(start + step * BLOCKS.block, sizes.count, BLOCKS.block, False, RUN), *given, *constants, BLOCKS, TILE)
     else:
-        for step in range(SHARE.steps):
-            work(block_part(start + step * SHARE.block, sizes.count, SHARE.block, True, RUN), *given, *constants, SHARE, TILE)
+        for step in range(BLOCKS.steps):
+            work(block_part(start + step * BLOCKS.block, sizes.count, BLOCKS.block, True, RUN), *given, *constants, BLOCKS, TILE)
 
 
 @triton.jit
-def quantize_part(part, x, out, offset, rounding, ROUNDING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr):
+def quantize_part(part, x, out, offset, rounding, ROUNDING: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     """Round some values."""
     values = load_part(x, part)
-    drawn = drawn_for(part, offset, rounding.noise, ROUNDING, SHARE, TILE)
+    drawn = drawn_for(part, offset, rounding.noise, ROUNDING, BLOCKS, TILE)
     # A conversion to 16 bits already makes every NaN the same.
     values = rounded(as_single(values), drawn, rounding.grid, ROUNDING, out.dtype.element_ty == tl.float32)
     store_part(out, as_dtype(values, out.dtype.element_ty), part)
@@ -52,22 +52,22 @@ def quantize_part(part, x, out, offset, rounding, ROUNDING: tl.constexpr, SHARE:
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_kernel(
     x, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64, sizes: Sizes, used: UsedBits, grid: GridNumbers,
-    ROUNDING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
+    ROUNDING: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round values, of transposed matrices if there is a `TransposedTile`."""
     rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
-    on_parts(quantize_part, (x, out, offset, rounding), (ROUNDING,), sizes, SHARE, TILE)
+    on_parts(quantize_part, (x, out, offset, rounding), (ROUNDING,), sizes, BLOCKS, TILE)
 
 
 @triton.jit
 def encode_part(
     part, x, out, lost, offset, rounding, coding,
-    ROUNDING: tl.constexpr, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
+    ROUNDING: tl.constexpr, CODING: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round some values and write their codes."""
     read = load_part(x, part)
     values = as_single(read)
-    drawn = drawn_for(part, offset, rounding.noise, ROUNDING, SHARE, TILE)
+    drawn = drawn_for(part, offset, rounding.noise, ROUNDING, BLOCKS, TILE)
     if ROUNDING.in_pairs:
         codes = codes_of_pairs(read, drawn, rounding.grid, coding, CODING.fills_byte)
     else:
@@ -78,7 +78,7 @@ def encode_part(
             values = rounded(values, drawn, rounding.grid, ROUNDING, True)
         if TILE is None:
             # Each thread adds up its own.
-            values = tl.reshape(values, (SHARE.block // SHARE.run, SHARE.run))
+            values = tl.reshape(values, (BLOCKS.block // BLOCKS.run, BLOCKS.run))
         note_lost(lost, values)
 
 
@@ -86,16 +86,16 @@ def encode_part(
 def encode_kernel(
     x, out, lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     sizes: Sizes, used: UsedBits, grid: GridNumbers, coding: Codes,
-    ROUNDING: tl.constexpr, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
+    ROUNDING: tl.constexpr, CODING: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round values and write their codes; set `lost`, if given, where a NaN has no code."""
     rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
     coding = codes_in_carrier(coding, rounding.grid.shift, ROUNDING.wide)
-    on_parts(encode_part, (x, out, lost, offset, rounding, coding), (ROUNDING, CODING), sizes, SHARE, TILE)
+    on_parts(encode_part, (x, out, lost, offset, rounding, coding), (ROUNDING, CODING), sizes, BLOCKS, TILE)
 
 
 @triton.jit
-def decode_part(part, codes, out, coding, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr):
+def decode_part(part, codes, out, coding, CODING: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     """Write the values of some codes."""
     read = load_part(codes, part).to(tl.int32)
     # A conversion to 16 bits already makes every NaN the same.
@@ -105,22 +105,22 @@ def decode_part(part, codes, out, coding, CODING: tl.constexpr, SHARE: tl.conste
 
 @kernel()
 def decode_kernel(
-    codes, out, sizes: Sizes, coding: Codes, CODING: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr
+    codes, out, sizes: Sizes, coding: Codes, CODING: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Write the values of codes."""
-    on_parts(decode_part, (codes, out, codes_in_carrier(coding, coding.shift, CODING.wide)), (CODING,), sizes, SHARE, TILE)
+    on_parts(decode_part, (codes, out, codes_in_carrier(coding, coding.shift, CODING.wide)), (CODING,), sizes, BLOCKS, TILE)
 
 
 @triton.jit
 def quantize_and_encode_part(
     part, x, out, codes_out, rounding, code_rounding, coding,
     ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr, ONE_GRID: tl.constexpr,
-    SHARE: tl.constexpr, TILE: tl.constexpr,
+    BLOCKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round some values to two grids."""
     values = as_single(load_part(x, part))
-    drawn = drawn_for(part, 0, rounding.noise, ROUNDING, SHARE, TILE)
-    code_drawn = drawn_for(part, 0, code_rounding.noise, CODE_ROUNDING, SHARE, TILE)
+    drawn = drawn_for(part, 0, rounding.noise, ROUNDING, BLOCKS, TILE)
+    code_drawn = drawn_for(part, 0, code_rounding.noise, CODE_ROUNDING, BLOCKS, TILE)
     # Steps shared by both are done once if the grid is the same.
     CLAMPED: tl.constexpr = ONE_GRID and TILE is None
     if CLAMPED:
@@ -137,7 +137,7 @@ def quantize_and_encode_kernel(
     x, out, codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64, sizes: Sizes,
     used: UsedBits, grid: GridNumbers, code_used: UsedBits, code_grid: GridNumbers, coding: Codes,
     ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr,
-    ONE_GRID: tl.constexpr, SHARE: tl.constexpr, TILE: tl.constexpr,
+    ONE_GRID: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round values to one grid, and to another whose codes are written: both that a layer needs of its input, in one read."""
     rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
@@ -145,4 +145,4 @@ def quantize_and_encode_kernel(
     coding = codes_in_carrier(coding, code_grid.shift, CODE_ROUNDING.wide)
     # A thread holds as many neighbours for the narrow codes as for the values; otherwise one of them would go through shared memory.
     given = (x, out, codes_out, rounding, code_rounding, coding)
-    on_parts(quantize_and_encode_part, given, (ROUNDING, CODE_ROUNDING, CODING, ONE_GRID), sizes, SHARE, TILE, SHARE.run)
+    on_parts(quantize_and_encode_part, given, (ROUNDING, CODE_ROUNDING, CODING, ONE_GRID), sizes, BLOCKS, TILE, BLOCKS.run)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from qsim_kernels import torch as reference
 from qsim_kernels.numbers.carrier import counts_wide
-from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.numbers.encoding import Encoding
+from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Mode, Noise, Rule
 from qsim_kernels.triton.device.parts import Blocks, TransposedTile
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host import arguments
@@ -19,56 +20,40 @@ from qsim_kernels.triton.host.layouts import ElementOrder, in_order, prepared
 from qsim_kernels.triton.quantize.kernels import decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
 
 
-def quantize_into(
-    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int, block: int | None = None
-) -> None:
+def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise, block: int | None = None) -> None:
     """Round `x` onto a grid, into `out`; see `reference.quantize_into`.
 
     Args:
         out: Of `x`'s shape, in a dtype that holds the grid.
         x: Values.
-        seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        grid: The values to choose from.
-        rule: How to choose.
-        stream: Which of the seed's streams of random bits to use.
-        offset: Logical index of `x`'s first element.
+        rounding: How to round.
+        noise: The random bits.
         block: Elements of a block; by default the fastest number.
     """
+    seed, stream, offset = noise
     pointer, number = seed_of(seed, x)
     aligned = offset % 8 == 0
-    form = ((grid, rule), (x.dtype, out.dtype), pointer is None, aligned, block)
-    launch = prepared(_quantizer, form, _order(rule, aligned), x.shape, x.stride(), out.stride())
+    form = (rounding, (x.dtype, out.dtype), pointer is None, aligned, block)
+    launch = prepared(_quantizer, form, _order(rounding.rule, aligned), x.shape, x.stride(), out.stride())
     if launch is None:
-        in_order(lambda source, target: quantize_into(target, source, seed, grid, rule, stream, offset, block), x, out)
+        in_order(lambda source, target: quantize_into(target, source, rounding, noise, block), x, out)
         return
     launch(x, out, pointer, number, stream, offset)
 
 
-def encode_into(
-    out: Tensor,
-    x: Tensor,
-    seed: Tensor | None,
-    grid: Grid,
-    rule: Rule,
-    coding: Coding,
-    stream: int,
-    offset: int,
-    check: bool = True,
-    block: int | None = None,
-) -> Tensor | bool:
+def encode_into(out: Tensor, x: Tensor, encoding: Encoding, noise: Noise, check: bool = True, block: int | None = None) -> Tensor | bool:
     """Round `x` onto a grid and write the codes into `out`; see `reference.encode_into`.
 
     Returns:
         Whether there was a NaN without a code, on the device of `x`.
     """
-    check = check and coding.nan < 0
+    check, (seed, stream, offset) = check and encoding.coding.nan < 0, noise
     pointer, number = seed_of(seed, x)
     aligned = offset % 8 == 0
-    form = ((grid, rule, coding), (x.dtype, out.dtype), pointer is None, aligned, check, block)
-    launch = prepared(_encoder, form, _order(rule, aligned), x.shape, x.stride(), out.stride())
+    form = (encoding, (x.dtype, out.dtype), pointer is None, aligned, check, block)
+    launch = prepared(_encoder, form, _order(encoding.rule, aligned), x.shape, x.stride(), out.stride())
     if launch is None:
-        others = (seed, grid, rule, coding, stream, offset, check, block)
-        return in_order(lambda source, target: encode_into(target, source, *others), x, out)
+        return in_order(lambda source, target: encode_into(target, source, encoding, noise, check, block), x, out)
     lost = torch.zeros((), dtype=torch.int32, device=x.device) if check else None
     launch(x, out, lost, pointer, number, stream, offset)
     return False if lost is None else lost
@@ -88,25 +73,16 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: i
 
 
 def quantize_and_encode_into(
-    out: Tensor,
-    codes: Tensor,
-    x: Tensor,
-    seed: Tensor | None,
-    grid: Grid,
-    rule: Rule,
-    stream: int,
-    code_grid: Grid,
-    code_rule: Rule,
-    coding: Coding,
-    code_stream: int,
+    out: Tensor, codes: Tensor, x: Tensor, rounding: GridRounding, noise: Noise, encoding: Encoding, code_noise: Noise
 ) -> None:
     """Round `x` onto two grids, into values and into codes; see `reference.quantize_and_encode_into`."""
+    (seed, stream, _), (_, code_stream, _) = noise, code_noise
     pointer, number = seed_of(seed, x)
-    order = max(_order(rule, True), _order(code_rule, True))
-    form = ((grid, rule), (code_grid, code_rule, coding), (x.dtype, out.dtype, codes.dtype), pointer is None, codes.data_ptr() % 16)
+    order = max(_order(rounding.rule, True), _order(encoding.rule, True))
+    form = (rounding, encoding, (x.dtype, out.dtype, codes.dtype), pointer is None, codes.data_ptr() % 16)
     launch = prepared(_both, form, order, x.shape, x.stride(), out.stride(), codes.stride())
     if launch is None:
-        others = (seed, grid, rule, stream, code_grid, code_rule, coding, code_stream)
+        others = (rounding, noise, encoding, code_noise)
         in_order(lambda source, target, written: quantize_and_encode_into(target, written, source, *others), x, out, codes)
         return
     launch(x, out, codes, pointer, number, stream, code_stream)
@@ -120,19 +96,19 @@ def _order(rule: Rule, aligned: bool) -> ElementOrder:
 
 
 def _quantizer(
-    rounding: tuple[Grid, Rule],
+    rounding: GridRounding,
     dtypes: tuple[torch.dtype, ...],
     unseeded: bool,
     aligned: bool,
     block: int | None,
     tile: TransposedTile | None,
 ) -> Launcher:
-    variant, numbers = arguments.rounding(*rounding, torch.float64 in dtypes)
+    variant, numbers = arguments.rounding(rounding, torch.float64 in dtypes)
     source, target = dtypes
     run, steps = run_length(source, target), 1
     is_plain = aligned and not variant.wide and tile is None
     if is_plain:
-        variant = drawn_later_if_faster(variant, rounding[0], source)
+        variant = drawn_later_if_faster(variant, rounding.grid, source)
     draws_words = is_plain and variant.mode == Mode.STOCHASTIC and not variant.draws_16
     size, warps = 1024 if run == 4 else 2048, 4
     registers = 0
@@ -152,7 +128,7 @@ def _quantizer(
 
 
 def _encoder(
-    encoded: tuple[Grid, Rule, Coding],
+    encoded: Encoding,
     dtypes: tuple[torch.dtype, ...],
     unseeded: bool,
     aligned: bool,
@@ -160,8 +136,8 @@ def _encoder(
     block: int | None,
     tile: TransposedTile | None,
 ) -> Launcher:
-    (variant, code_variant), numbers = encoding(*encoded, dtypes[0], may_draw_later=aligned and tile is None)
-    in_pairs = dtypes == (torch.bfloat16, torch.uint8) and arguments.has_pairs(variant, code_variant, encoded[0])
+    (variant, code_variant), numbers = encoding_of(encoded, dtypes[0], may_draw_later=aligned and tile is None)
+    in_pairs = dtypes == (torch.bfloat16, torch.uint8) and arguments.has_pairs(variant, code_variant, encoded.grid)
     # Several blocks amortize a thread's fixed costs, which memory traffic would not hide.
     size, steps, warps = (1024, 4, 2) if in_pairs else (2048, 2, 4)
     block = block or size
@@ -178,20 +154,20 @@ def _decoder(grid: Grid, coding: Coding, dtypes: tuple[torch.dtype, ...], block:
 
 
 def _both(
-    rounding: tuple[Grid, Rule],
-    codes: tuple[Grid, Rule, Coding],
+    rounding: GridRounding,
+    codes: Encoding,
     dtypes: tuple[torch.dtype, ...],
     unseeded: bool,
     misaligned: int,
     tile: TransposedTile | None,
 ) -> Launcher:
     source, target, _ = dtypes
-    variant, numbers = arguments.rounding(*rounding, torch.float64 in (source, target))
+    variant, numbers = arguments.rounding(rounding, torch.float64 in (source, target))
     if tile is None:
-        variant = drawn_later_if_faster(variant, rounding[0], source)
-    (code_rounding, code_variant), code_numbers = encoding(*codes, source, may_draw_later=tile is None)
+        variant = drawn_later_if_faster(variant, rounding.grid, source)
+    (code_rounding, code_variant), code_numbers = encoding_of(codes, source, may_draw_later=tile is None)
     are_fast = all(each.fast and each.saturates for each in (variant, code_rounding))
-    one_grid = rounding[0] == codes[0] and are_fast and code_variant.nan
+    one_grid = rounding.grid == codes.grid and are_fast and code_variant.nan
     constants = (variant, code_rounding, code_variant, one_grid, Blocks(2048, 1, run_length(source, target), True), tile)
     # Two grids need so many registers that fewer threads fit.
     scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
@@ -199,11 +175,10 @@ def _both(
     return launcher(quantize_and_encode_kernel, form, *numbers, *code_numbers, *constants, share=2048, **scarce)
 
 
-def encoding(
-    grid: Grid, rule: Rule, coding: Coding, source: torch.dtype, may_draw_later: bool
-) -> tuple[tuple[KernelVariant, CodeVariant], tuple[int, ...]]:
+def encoding_of(encoding: Encoding, source: torch.dtype, may_draw_later: bool) -> tuple[tuple[KernelVariant, CodeVariant], tuple[int, ...]]:
     """The variants and the numbers of a rounding to codes."""
-    variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding), writes_codes=True)
+    grid, _, coding = encoding
+    variant, numbers = arguments.rounding(encoding.rounding, source == torch.float64 or counts_wide(grid, coding), writes_codes=True)
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
     if may_draw_later:
         variant = drawn_later_if_faster(variant, grid, source)

@@ -13,13 +13,13 @@ from torch import Tensor
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.encoding import code_dtype, read_encoding
 from qsim_kernels.triton.device.blocks import as_single, encoded
-from qsim_kernels.triton.device.noise import integers_of_rows
+from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.parts import Part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import Codes, codes_in_carrier, rounding_of
 from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.quantize.launch import encoding
+from qsim_kernels.triton.quantize.launch import encoding_of
 
 
 class Square(NamedTuple):
@@ -45,7 +45,7 @@ class Square(NamedTuple):
 @triton.jit
 def tile_of_codes(values, first, rounding, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr, SQUARE: tl.constexpr):
     """The codes of a tile's values, given the logical index of each row's first element."""
-    drawn = integers_of_rows(rounding.noise, first, ROUNDING, SQUARE.run, SQUARE.aligned, SQUARE.columns)
+    drawn = random_integers(rounding.noise, first, ROUNDING, SQUARE.run, SQUARE.aligned, SQUARE.columns)
     return encoded(values, drawn, rounding.grid, codes_in_carrier(coding, rounding.grid.shift, ROUNDING.wide), ROUNDING, CODING, True)
 
 
@@ -97,31 +97,23 @@ def both_ways_kernel(
     store_part(turned_out, tl.trans(turned), turned_part)
 
 
-def encode_both_ways(
-    x: Tensor,
-    seed: Tensor | None,
-    rounding: str | None,
-    stream: int,
-    dtype: torch.dtype | None,
-    turned: str,
-    turned_stream: int,
-    turned_dtype: torch.dtype,
-) -> tuple[Tensor | None, Tensor]:
+#: How codes are made, spelled; their stream of random bits; and their dtype.
+WantedCodes = tuple[str, int, torch.dtype]
+
+
+def encode_both_ways(x: Tensor, seed: Tensor | None, codes: WantedCodes | None, turned: WantedCodes) -> tuple[Tensor | None, Tensor]:
     """Round a matrix twice from one read, or once: codes in place, of at most 16 bits, and transposed ones.
 
     Args:
         x: A matrix.
         seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        rounding: How codes in place are made, if they are wanted.
-        stream: Their stream of random bits.
-        dtype: Their dtype.
-        turned: The same for the transposed codes.
-        turned_stream: The same.
-        turned_dtype: The same.
+        codes: The codes in place, if they are wanted.
+        turned: The transposed codes.
     """
-    rows, columns = x.shape
+    (rows, columns), (turned_rounding, turned_stream, turned_dtype) = x.shape, turned
+    rounding, stream, dtype = codes or (None, 0, None)
     pointer, number = seed_of(seed, x)
-    form = _form(rounding, turned, x.dtype, rows, columns, stream == turned_stream, pointer is None)
+    form = _form(rounding, turned_rounding, x.dtype, rows, columns, stream == turned_stream, pointer is None)
     if form.draws and seed is None:
         raise ValueError("stochastic rounding needs a seed")
     lines = x.contiguous()
@@ -155,7 +147,7 @@ def _form(rounding: str | None, turned: str, source: torch.dtype, rows: int, col
     square = Square(64, 64, 16, columns % 8 == 0, rows % 64 == 0 and columns % 64 == 0, alike)
     codes = None if rounding is None else code_dtype(one.coding.bits)
     turned_codes = code_dtype(other.coding.bits)
-    (variants, numbers), (turned_variants, turned_numbers) = (encoding(*each, source, may_draw_later=True) for each in (one, other))
+    (variants, numbers), (turned_variants, turned_numbers) = (encoding_of(each, source, may_draw_later=True) for each in (one, other))
     tail = (*numbers, *turned_numbers, *variants, *turned_variants, square)
     run = launcher(both_ways_kernel, (source, codes, turned_codes, unseeded), *tail, num_warps=4)
     programs = -(-rows // square.rows) * -(-columns // square.columns)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.meanings.triton import mixing
-from qsim_kernels.triton.device.blocks import load
+from qsim_kernels.triton.device.parts import block_part, load_part
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
 _BLOCK = 1024
@@ -37,13 +37,13 @@ def word_of(element):
 @triton.jit
 def checksum_block(words, start, count, offset, row, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     """The summand of each element of a block."""
-    place = tl.arange(0, BLOCK)
-    index = start + place
+    part = block_part(start, count, BLOCK, MASKED)
+    index = start + part.places
     if ROWS:
         index = index // row * stride + index % row
-    h = mixed(word_of(load(words + start, place, count - start, MASKED)), offset + index).to(tl.int64)
+    h = mixed(word_of(load_part(words, part)), offset + index).to(tl.int64)
     if MASKED:
-        h = tl.where(place < count - start, h, 0)
+        h = tl.where(part.inside, h, 0)
     return h
 
 

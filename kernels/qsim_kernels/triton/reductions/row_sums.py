@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
-from qsim_kernels.numbers.grid import Grid, Rule
-from qsim_kernels.triton.device.blocks import as_dtype, as_single, load, rounded, store
+from qsim_kernels.numbers.grid import GridRounding, Noise
+from qsim_kernels.triton.device.blocks import as_dtype, as_single, rounded
 from qsim_kernels.triton.device.noise import random_integers
+from qsim_kernels.triton.device.parts import Part, block_part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.host import arguments
@@ -41,17 +42,17 @@ def walk_down(
     ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Round some rows of a block of columns."""
-    place = tl.arange(0, BLOCK)
-    left = columns - column
+    block = block_part(column, columns, BLOCK, MASKED)
     total = tl.zeros([BLOCK], tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32)
     for row in range(first, end):
         start = index(row, columns, column)
-        values = as_single(load(x + start, place, left, MASKED))
+        part = Part(start, block.places, block.inside, start)
+        values = as_single(load_part(x, part))
         total += values
         drawn = random_integers(rounding.noise, start, ROUNDING, RUN, True, BLOCK)
         result = rounded(values, drawn, rounding.grid, ROUNDING, out.dtype.element_ty == tl.float32)
-        store(out + start, as_dtype(result, out.dtype.element_ty), place, left, MASKED)
-    store(sums + index(0, columns, column), total, place, left, MASKED)
+        store_part(out, as_dtype(result, out.dtype.element_ty), part)
+    store_part(sums, total, block)
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
@@ -86,13 +87,14 @@ def add_parts_kernel(sums, out, columns: tl.int64, parts: tl.int64, DEPTH: tl.co
     tl.store(out + place, tl.sum(total, axis=0), mask=place < columns)
 
 
-def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int) -> Tensor:
+def quantize_and_sum_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> Tensor:
     """Round the matrix `x` onto a grid, into `out`; see `reference.quantize_and_sum_into`."""
+    seed, stream, _ = noise
     pointer, number = seed_of(seed, x)
-    form = _prepared(grid, rule, x.shape, x.dtype, out.dtype, pointer is None)
+    form = _prepared(rounding, x.shape, x.dtype, out.dtype, pointer is None)
     if form is None:
         # Rows that do not begin where random bits begin would need separate bits for each element.
-        quantize_into(out, x, seed, grid, rule, stream, 0)
+        quantize_into(out, x, rounding, noise)
         return x.sum(0, dtype=_kind(x.dtype))
     round_, add, parts, kind = form
     sums = torch.empty((parts, x.shape[1]), dtype=kind, device=x.device)
@@ -110,7 +112,7 @@ def _kind(dtype: torch.dtype) -> torch.dtype:
 
 @lru_cache(maxsize=4096)
 def _prepared(
-    grid: Grid, rule: Rule, shape: torch.Size, source: torch.dtype, target: torch.dtype, unseeded: bool
+    rounding: GridRounding, shape: torch.Size, source: torch.dtype, target: torch.dtype, unseeded: bool
 ) -> tuple[Launch, Launch, int, torch.dtype] | None:
     """The launches of rounding and of adding up, how many sums a column has, and their dtype; none if rows begin within Philox blocks."""
     rows, columns = shape
@@ -120,7 +122,7 @@ def _prepared(
     across = -(-columns // block)
     depth = max(_LEAST_ROWS, -(-rows * across * _warps(block) // _WARPS))
     parts, kind = -(-rows // depth), _kind(source)
-    variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
+    variant, numbers = arguments.rounding(rounding, torch.float64 in (source, target))
     constants, options = (variant, run_length(source, target), block), {"num_warps": _warps(block), "maxnreg": 64}
     round_ = launcher(quantize_and_sum_kernel, (source, target, unseeded), *numbers, *constants, **options)
     add = launcher(add_parts_kernel, (kind,), 64, _ADDED)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from qsim_kernels.numbers import tallies
 from qsim_kernels.numbers.carrier import double_bits
-from qsim_kernels.triton.device.blocks import as_single, load
+from qsim_kernels.triton.device.blocks import as_single
+from qsim_kernels.triton.device.parts import block_part, load_part
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.layouts import flat
 
@@ -64,15 +65,15 @@ def sums_of_neighbours(squares, GROUP: tl.constexpr):
 
 
 @triton.jit
-def tally_block(elements, rounded, left, lowest, highest, MASKED: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def tally_block(elements, rounded, start, count, lowest, highest, MASKED: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """The counts of one block; positions past the end count only as field 0."""
-    place = tl.arange(0, BLOCK)
-    before, after = load(elements, place, left, MASKED), load(rounded, place, left, MASKED)
+    part = block_part(start, count, BLOCK, MASKED)
+    before, after = load_part(elements, part), load_part(rounded, part)
     fields = tl.histogram(fields_of(before), FIELDS)
     x, q = as_single(before).to(lowest.dtype), as_single(after).to(lowest.dtype)
     facts = facts_of(x, q, lowest, highest)
     if MASKED:
-        facts = tl.where(place < left, facts, 0)
+        facts = tl.where(part.inside, facts, 0)
     finite = (tl.abs(x) < float("inf")) & (tl.abs(q) < float("inf"))
     x, q = tl.where(finite, x, 0.0).to(tl.float64), tl.where(finite, q, 0.0).to(tl.float64)
     return fields, facts, sums_of_neighbours(x * x, GROUP), sums_of_neighbours((q - x) * (q - x), GROUP)
@@ -95,10 +96,10 @@ def tally_kernel(
         start = first + step * BLOCK
         left = count - start
         if left >= BLOCK:
-            block = tally_block(elements + start, rounded + start, left, lowest, highest, False, BLOCK, GROUP)
+            block = tally_block(elements, rounded, start, count, lowest, highest, False, BLOCK, GROUP)
             fields, facts, signal, noise = fields + block[0], facts + block[1], signal + block[2], noise + block[3]
         elif left > 0:
-            block = tally_block(elements + start, rounded + start, left, lowest, highest, True, BLOCK, GROUP)
+            block = tally_block(elements, rounded, start, count, lowest, highest, True, BLOCK, GROUP)
             fields, facts, signal, noise = fields + block[0], facts + block[1], signal + block[2], noise + block[3]
             fields -= tl.where(tl.arange(0, FIELDS) == 0, (BLOCK - left).to(tl.int32), 0)
     tl.atomic_add(counts + tl.arange(0, FIELDS), fields.to(tl.int64), mask=fields != 0, sem="relaxed")

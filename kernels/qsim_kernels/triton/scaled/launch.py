@@ -10,12 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from qsim_kernels.numbers.grid import GridRounding
 from qsim_kernels.numbers.scales import ElementRounding, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch import scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device import tile_scales
+from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_place, store_region
+from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_part, region_place
 from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
@@ -98,21 +100,17 @@ class _Call(NamedTuple):
     @property
     def rounding(self) -> tuple[KernelVariant, tuple[int, ...]]:
         """The variant and numbers of the rounding; if more bytes are moved, all random bits are drawn at no extra cost."""
-        variant, numbers = arguments.rounding(self.elements.grid, self.elements.rule, False)
+        variant, numbers = arguments.rounding(GridRounding(self.elements.grid, self.elements.rule), False)
         return arguments.drawn_later(variant, self.elements.grid, few_bits=False) if is_narrow(*self.types) else variant, numbers
 
 
-def _call(out: Tensor, x: Tensor, under: Tensor | None, rounding: ScaledRounding) -> tuple[_Call, Noise]:
-    """A call, and the numbers of its random bits, as kernels take them."""
+def _call(out: Tensor, x: Tensor, under: Tensor | None, rounding: ScaledRounding) -> tuple[_Call, tuple[Tensor | None, int, int, int]]:
+    """A call, and the source of its random bits as kernels take it: a tensor with a seed or a seed, a stream, and an offset."""
     tiles, turn, elements, (seed, stream, offset) = rounding
     pointer, number = seed_of(seed, x)
     wholes = 0 if under is None else under.numel()
     call = _Call(tiles, turn, elements, x.shape, (x.dtype, out.dtype), wholes, pointer is None, offset % 8 == 0)
     return call, (pointer, number, stream, offset)
-
-
-#: A tensor with a seed, a seed, which of its streams, and the logical index of the first element.
-Noise = tuple[Tensor | None, int, int, int]
 
 
 def quantize_tiles_into(
@@ -194,7 +192,7 @@ def _under_given(call: _Call) -> Launch | None:
 def hadamard_kernel(x, out, matrices: Matrices, signs: tl.int64, TURN: tl.constexpr, REGION: tl.constexpr):
     """Write the transform of a region in float32."""
     at = region_place(tl.program_id(0), matrices, REGION)
-    store_region(out, load_transformed(x, at, matrices, signs, TURN, REGION), at, matrices, REGION)
+    store_part(out, load_transformed(x, at, matrices, signs, TURN, REGION), region_part(at, matrices, REGION))
 
 
 def hadamard(x: Tensor, turn: Turn) -> Tensor:

@@ -9,9 +9,10 @@ from qsim_kernels.meanings.triton import INTERPRETED, elements
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.triton.device.blocks import rounded
-from qsim_kernels.triton.device.noise import integers_of_rows
+from qsim_kernels.triton.device.noise import random_integers
+from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, load_transformed, narrowed, region_place, store_region
+from qsim_kernels.triton.device.regions import Matrices, load_transformed, narrowed, region_part, region_place
 from qsim_kernels.triton.device.rounding import DOWN, ODD, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
 from qsim_kernels.triton.device.tile_scales import MakingNumbers, inverses_of, scale_numbers, tile_scales, under_whole
@@ -96,7 +97,8 @@ def round_region(
     ROUNDING: tl.constexpr, REGION: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """Round the values of a region under scales broadcast over it, and write them; for `CLAMP` see `saturation`."""
-    drawn = integers_of_rows(rounding.noise, offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
+    part = region_part(at, matrices, REGION)
+    drawn = random_integers(rounding.noise, offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
     # NaN is made canonical when it is stored.
     result = rounded(divided(values, inverses, ROUNDING), drawn, rounding.grid, ROUNDING, False).to(tl.float32)
     if RESTORE != NOTHING:
@@ -105,11 +107,11 @@ def round_region(
             result = clamped(result, out.dtype.element_ty)
     if CLAMP == BY_TENSOR:
         if reach > largest_finite(out.dtype.element_ty):
-            store_region(out, narrowed(clamped(result, out.dtype.element_ty), out.dtype.element_ty), at, matrices, REGION)
+            store_part(out, narrowed(clamped(result, out.dtype.element_ty), out.dtype.element_ty), part)
         else:
-            store_region(out, narrowed(result, out.dtype.element_ty), at, matrices, REGION)
+            store_part(out, narrowed(result, out.dtype.element_ty), part)
     else:
-        store_region(out, narrowed(result, out.dtype.element_ty), at, matrices, REGION)
+        store_part(out, narrowed(result, out.dtype.element_ty), part)
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "under"])

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.numbers.scales import Scales
-from qsim_kernels.triton.device.blocks import as_single, load
+from qsim_kernels.triton.device.blocks import as_single
+from qsim_kernels.triton.device.parts import block_part, load_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.tile_scales import MakingNumbers, making_of, scale_numbers, tile_scales
 from qsim_kernels.triton.host.launcher import Launch, launcher
@@ -23,10 +24,7 @@ _SMALL = 1 << 16
 @triton.jit
 def largest_pattern(x, start, count, FINITE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     """The magnitude patterns of a block."""
-    values = as_single(load(x + start, tl.arange(0, BLOCK), count - start, MASKED))
-    bits = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    if MASKED:
-        bits = tl.where(tl.arange(0, BLOCK) < count - start, bits, 0)
+    bits = as_single(load_part(x, block_part(start, count, BLOCK, MASKED))).to(tl.int32, bitcast=True) & 0x7FFFFFFF
     if FINITE:
         bits = tl.where(bits < 0x7F800000, bits, 0)
     return bits

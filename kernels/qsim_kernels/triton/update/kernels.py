@@ -7,8 +7,9 @@ import triton.language as tl
 
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.numbers.updates import Factors, PlaceNumbers, UpdateTensors
-from qsim_kernels.triton.device.blocks import as_single, load, store
+from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.noise import integers_at, random_integers
+from qsim_kernels.triton.device.parts import block_part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import Noise, in_carrier, used_in_carrier
 from qsim_kernels.triton.update.multi_tensor import COLUMNS, COUNT, FACTORS, KEYS, OFFSET, ROW, STRIDE, addresses
@@ -35,19 +36,17 @@ def read_block(at, start, count, KIND: tl.constexpr, RUN: tl.constexpr, BLOCK: t
 
     Where one dtype is wider than another, a thread holds as many neighbours of both.
     """
-    place = tl.max_contiguous(tl.arange(0, BLOCK), RUN)
-    left = count - start
-    param = load(at.param + start, place, left, MASKED)
-    grad = load(at.grad + start, place, left, MASKED)
+    part = block_part(start, count, BLOCK, MASKED, RUN)
+    param, grad = load_part(at.param, part), load_part(at.grad, part)
     first, second, largest, compensation = param, param, param, param
     if KIND.moment:
-        first = load(at.first + start, place, left, MASKED)
+        first = load_part(at.first, part)
     if KIND.adam:
-        second = load(at.second + start, place, left, MASKED)
+        second = load_part(at.second, part)
     if KIND.amsgrad:
-        largest = load(at.largest + start, place, left, MASKED)
+        largest = load_part(at.largest, part)
     if KIND.kahan:
-        compensation = load(at.compensation + start, place, left, MASKED)
+        compensation = load_part(at.compensation, part)
     return UpdateTensors(param, grad, first, second, largest, compensation)
 
 
@@ -80,8 +79,7 @@ def update_block(
         BLOCK: Number of elements.
         SMOOTH: Whether the block is full, all tensors are aligned and the elements are consecutive in the whole tensor.
     """
-    lane = tl.max_contiguous(tl.arange(0, BLOCK), RUN)
-    left = count - start
+    part = block_part(start, count, BLOCK, not SMOOTH, RUN)
     weight = as_single(x.param)
     grad = decayed(as_single(x.grad).to(tl.float32), weight, factors, inner, KIND)
     if KIND.adam:
@@ -92,22 +90,22 @@ def update_block(
     change = with_decay(change, weight, factors, inner, KIND)
     if KIND.moment:
         drawn = integers(keys, 1, moments_used, start, place, MOMENTS, RUN, BLOCK, SMOOTH)
-        store(at.first + start, written(first, drawn, moments_grid, MOMENTS, KIND.native_moments, MOMENT), lane, left, not SMOOTH)
+        store_part(at.first, written(first, drawn, moments_grid, MOMENTS, KIND.native_moments, MOMENT), part)
     if KIND.adam:
         drawn = integers(keys, 2, moments_used, start, place, MOMENTS, RUN, BLOCK, SMOOTH)
-        store(at.second + start, written(second, drawn, moments_grid, MOMENTS, KIND.native_moments, MOMENT), lane, left, not SMOOTH)
+        store_part(at.second, written(second, drawn, moments_grid, MOMENTS, KIND.native_moments, MOMENT), part)
         if KIND.amsgrad:
-            store(at.largest + start, written(largest, drawn, moments_grid, MOMENTS, KIND.native_moments, MOMENT), lane, left, not SMOOTH)
+            store_part(at.largest, written(largest, drawn, moments_grid, MOMENTS, KIND.native_moments, MOMENT), part)
     if KIND.kahan:
         INNER: tl.constexpr = KIND.inner
         added = q(-change - as_single(x.compensation), inner, KIND)
         total = written(weight + added, 0, grid, WEIGHTS, KIND.native, KIND.stored)
-        store(at.param + start, total, lane, left, not SMOOTH)
+        store_part(at.param, total, part)
         kept = q(as_single(total) - weight, inner, KIND) - added
-        store(at.compensation + start, written(kept, 0, inner, INNER, KIND.native_inner, KIND.stored), lane, left, not SMOOTH)
+        store_part(at.compensation, written(kept, 0, inner, INNER, KIND.native_inner, KIND.stored), part)
     else:
         drawn = integers(keys, 0, used, start, place, WEIGHTS, RUN, BLOCK, SMOOTH)
-        store(at.param + start, written(weight - change, drawn, grid, WEIGHTS, KIND.native, KIND.stored), lane, left, not SMOOTH)
+        store_part(at.param, written(weight - change, drawn, grid, WEIGHTS, KIND.native, KIND.stored), part)
 
 
 @kernel(do_not_specialize_on_alignment=["found_inf"])

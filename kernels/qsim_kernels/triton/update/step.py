@@ -63,14 +63,14 @@ def _kind(
     kahan: bool,
     scaled: bool,
 ) -> Kind:
-    inner, _ = arguments.rounding(roundings.inner, roundings.inner_rule, False)
+    inner, _ = arguments.rounding(roundings.inner, False)
     return Kind(
         update_variant(algorithm, roundings.in_format, scaled, moment),
         adam=isinstance(algorithm, AdamAlgorithm),
         kahan=kahan,
-        native=_is_native(roundings.grid, roundings.rule, param),
-        native_inner=_is_native(roundings.inner, roundings.inner_rule, param),
-        native_moments=_is_native(roundings.state, roundings.state_rule, state),
+        native=_is_native(*roundings.weights, param),
+        native_inner=_is_native(*roundings.inner, param),
+        native_moments=_is_native(*roundings.state, state),
         inner=inner,
         stored=_TYPES[param],
     )
@@ -87,7 +87,7 @@ def _preparer(algorithm: Algorithm, roundings: Roundings, kind: Kind, absent: tu
         numbers = (algorithm.beta1, algorithm.beta2, algorithm.epsilon, algorithm.decay, 0.0)
     else:
         numbers = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
-    _, (_, _, *grid) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
+    _, (_, _, *grid) = arguments.rounding(roundings.inner, False)
     patterns = tuple(double_bits(number) for number in numbers)
     return launcher(prepare_kernel, absent, *patterns, *grid, kind, _LANES, num_warps=1, enable_fp_fusion=False)
 
@@ -96,9 +96,9 @@ def _preparer(algorithm: Algorithm, roundings: Roundings, kind: Kind, absent: tu
 def _updater(
     roundings: Roundings, kind: Kind, param: torch.dtype, grad: torch.dtype, state: torch.dtype, smooth: bool, unchecked: bool
 ) -> Launcher:
-    weights = arguments.rounding(roundings.grid, roundings.rule, False)
-    _, (_, _, *inner_numbers) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
-    states = arguments.rounding(roundings.state, roundings.state_rule, False)
+    weights = arguments.rounding(roundings.weights, False)
+    _, (_, _, *inner_numbers) = arguments.rounding(roundings.inner, False)
+    states = arguments.rounding(roundings.state, False)
     run = 16 // max(param.itemsize, grad.itemsize, state.itemsize)
     constants = (kind, weights[0], states[0], _TYPES[grad], _TYPES[state], max(run, 4), _BLOCK, _STEPS, smooth)
     numbers = (*weights[1], *inner_numbers, *states[1])
