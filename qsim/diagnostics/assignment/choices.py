@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -109,10 +110,7 @@ def _combined(act: FivePoint, weight: FivePoint, grad: FivePoint) -> FivePoint |
     """Points of three candidates; `None` if they do not fit together."""
     if len({(own.accumulate, own.chip, own.output, own.bias) for own in (act, weight, grad)}) > 1:
         return None
-    own = {"act": act.act, "act_bwd": act.act_bwd, "weight": weight.weight, "weight_bwd": weight.weight_bwd}
     try:
-        return FivePoint(
-            **own, grad=grad.grad, grad_w=grad.grad_w, output=act.output, bias=act.bias, accumulate=act.accumulate, chip=act.chip
-        )
+        return replace(act, weight=weight.weight, weight_bwd=weight.weight_bwd, grad=grad.grad, grad_w=grad.grad_w)
     except ValueError:
         return None

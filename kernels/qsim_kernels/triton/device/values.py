@@ -25,6 +25,7 @@ class KernelVariant(NamedTuple):
         draws_late: Whether the last 16 of 32 random bits are drawn only by threads that may need them; see `undecided`.
         few_bits: Whether values have so few significant bits that the first 16 decide above the grid's smallest value.
         in_pairs: Whether codes of values are found two at a time; see `pairs`.
+        fills_byte: Whether codes that are found in pairs have eight bits.
     """
 
     rounding: Variant
@@ -36,6 +37,7 @@ class KernelVariant(NamedTuple):
     draws_late: bool = False
     few_bits: bool = False
     in_pairs: bool = False
+    fills_byte: bool = False
 
     @property
     def saturates(self) -> bool:
@@ -55,7 +57,6 @@ class CodeVariant(NamedTuple):
         apart: Whether infinity and NaN have codes of their own, instead of the top exponent's.
         nan: Whether a code of NaN exists.
         far: Whether the grid's exponents are so far from the carrier's that converting between them takes two factors.
-        fills_byte: Whether codes have eight bits.
         wide: Whether the carrier is float64; otherwise float32.
     """
 
@@ -63,7 +64,6 @@ class CodeVariant(NamedTuple):
     apart: bool
     nan: bool
     far: bool
-    fills_byte: bool
     wide: bool
 
     def __getattr__(self, name: str) -> bool:

@@ -127,7 +127,6 @@ def _code_variant(grid: Grid, coding: Coding, wide: bool) -> CodeVariant:
         apart=variant.infinity and (coding.infinity != empty or variant.nan_is_zero),
         nan=coding.nan >= 0,
         far=_power(grid, coding, wide) > _bias(wide),
-        fills_byte=coding.bits == 8,
         wide=wide,
     )
 

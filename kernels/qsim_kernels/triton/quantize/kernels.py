@@ -69,7 +69,7 @@ def encode_part(
     values = as_single(read)
     drawn = drawn_for(part, offset, rounding.noise, ROUNDING, BLOCKS, TILE)
     if ROUNDING.in_pairs:
-        codes = codes_of_pairs(read, drawn, rounding.grid, coding, CODING.fills_byte)
+        codes = codes_of_pairs(read, drawn, rounding.grid, coding, ROUNDING.fills_byte)
     else:
         codes = encoded(values, drawn, rounding.grid, coding, ROUNDING, CODING, out.dtype.element_ty != tl.int32)
     store_part(out, codes.to(out.dtype.element_ty), part)

@@ -141,7 +141,9 @@ def _encoder(
     # Several blocks amortize a thread's fixed costs, which memory traffic would not hide.
     size, steps, warps = (1024, 4, 2) if in_pairs else (2048, 2, 4)
     block = block or size
-    constants = (variant._replace(in_pairs=in_pairs), code_variant, Blocks(block, steps, run_length(*dtypes), aligned), tile)
+    if in_pairs:
+        variant = variant._replace(in_pairs=True, fills_byte=encoded.coding.bits == 8)
+    constants = (variant, code_variant, Blocks(block, steps, run_length(*dtypes), aligned), tile)
     return launcher(encode_kernel, (dtypes, unseeded, checked), *numbers, *constants, share=steps * block, num_warps=warps)
 
 
