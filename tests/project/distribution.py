@@ -25,9 +25,12 @@ def has_valid_metadata(wheel: zipfile.ZipFile) -> None:
 
 
 def has_every_module(wheel: zipfile.ZipFile) -> None:
-    """Check that no package is missing from setup.cfg, and nothing else was added."""
+    """Check that no module and no words of a study are missing from setup.cfg, and nothing else was added."""
     folders = {"qsim": ROOT, "qsim_kernels": ROOT / "kernels"}
-    due = {path.relative_to(folder).as_posix() for name, folder in folders.items() for path in (folder / name).rglob("*.py")}
+    files = (
+        (folder, path) for name, folder in folders.items() for ending in ("py", "ini") for path in (folder / name).rglob(f"*.{ending}")
+    )
+    due = {path.relative_to(folder).as_posix() for folder, path in files}
     due |= {f"{name}/py.typed" for name in folders}
     found = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert found == due, f"missing {sorted(due - found)}, not expected {sorted(found - due)}"
