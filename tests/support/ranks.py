@@ -38,6 +38,8 @@ IMPORTED = [
     "torch.distributed.tensor.parallel",
     "pytest",
 ]
+# Inductor asks for CUDA at import: in the way that does not start it, since a process that has started CUDA cannot fork one that uses it.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 NEEDS_GLOO = pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="needs torch.distributed")
 
 
