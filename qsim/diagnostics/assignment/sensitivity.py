@@ -45,6 +45,11 @@ class Sensitivity:
         bias: The squared mean error that it makes in the gradients of all weights, each relative to the square of that gradient.
         variance: The variance of that error, over batches and draws.
         loss: The increase of the loss, to second order.
+
+    Example:
+        >>> from qsim.diagnostics import Sensitivity
+        >>> Sensitivity("0", "act", "e2m1", elements=4096, bits=4.25, bias=0.25, variance=0.5, loss=0.0).error
+        0.75
     """
 
     layer: str
