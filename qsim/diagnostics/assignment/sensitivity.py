@@ -232,7 +232,7 @@ class SensitivityProbe:
         found = {}
         for k, (weight, unit) in enumerate(zip(self._weights.tensors, self._units, strict=True)):
             source = torch.Generator().manual_seed(streams.stream("assign", self._seed, number, k) & (2**63 - 1))
-            signs = torch.randint(2, weight.shape, generator=source).mul_(2).sub_(1)
+            signs = torch.randint(2, weight.shape, generator=source, dtype=torch.int8).mul_(2).sub_(1)
             found[weight] = signs.to(weight.device, weight.dtype) * unit
         return found
 
