@@ -28,8 +28,8 @@ class PointChoice(NamedTuple):
 
     Example:
         >>> import qsim
-        >>> qsim.diagnostics.PointChoice(qsim.FivePoint("e2m1", "e4m3"), ("e2m1", "e4m3", "bf16")).points.weight.format
-        E4M3
+        >>> qsim.diagnostics.PointChoice(qsim.FivePoint("e2m1", "e4m3"), ("e2m1", "e4m3", "bf16")).points.weight.format.bits
+        8
     """
 
     points: FivePoint
