@@ -49,7 +49,7 @@ CANDIDATES = {"ternary": blocks(qsim.Fixed(2, 0, symmetric=True))} | {
 
 @dataclass(frozen=True)
 class Task:
-    """What a model learns.
+    """A task for a model: its data, its loss and its learning rate.
 
     Attributes:
         make: Makes the model; its weights depend on torch's seed.

@@ -1,4 +1,4 @@
-"""What rounding each tensor of each layer to each candidate does to gradients and to the loss, from a few passes for all of them."""
+"""Sensitivities: the effect of rounding each tensor of each layer on gradients and the loss, from a few passes for all of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FORWARD = ("act", "weight")
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What rounding one tensor of one layer to one candidate does.
+    """The effect of rounding one tensor of one layer to one candidate.
 
     Attributes:
         layer: The layer.
