@@ -38,7 +38,7 @@ class BlockTally(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BlockCounts:
-    """What rounding does to each block of the elements that are rounded at one point of a layer.
+    """The outcomes of rounding for each block of the elements at one point of a layer.
 
     A block is what shares a scale: a block, a tile, a row or a whole matrix, as the point's scale says. Without scales, it is a row. Each
     value is a tensor of shape [matrices, rows of blocks, blocks in a row]; the matrices of a stack are experts, or the images of a batch.

@@ -55,7 +55,7 @@ class BlockFollower:
         self._tallies[layer, site.name] = fmt, tally
 
     def copies(self) -> list[tuple[NumberedPoint, Format, HostCopy, HostCopy]]:
-        """What was counted, on its way to the host."""
+        """The counts, on their way to the host."""
         return [(place, fmt, HostCopy(tally.blocks), HostCopy(tally.channels)) for place, (fmt, tally) in self._tallies.items()]
 
 

@@ -20,6 +20,19 @@ __all__ = ["running"]  # a fixture
 pytestmark = pytest.mark.slow
 
 
+def test_assign_formats(run: RunExample) -> None:
+    candidates = importlib.import_module("assign_formats").CANDIDATES
+    narrow = {name: candidates[name] for name in ("ternary", "e2m0", "e2m2")}
+    options = ("--model", "resnet", "--steps", 12, "--warm-up", 6, "--seeds", 1)
+    printed = run("assign_formats.py", *options, CANDIDATES=narrow, BATCH=16)
+    assert len(re.findall(r"^seed 0: assigned in \d+ s$", printed, flags=re.MULTILINE)) == 1
+    spent, budget = re.findall(r"^([\d.]+) bits per element, budget ([\d.]+);", printed, flags=re.MULTILINE)[0]
+    assert float(spent) <= float(budget)
+    losses = dict(re.findall(r"^(.+?)  +([\d.]+) \[", printed.partition("test loss")[2], flags=re.MULTILINE))
+    assert list(losses) == ["float32", "e2m0 everywhere", "assigned", "random search"]
+    assert float(losses["assigned"]) < float(losses["e2m0 everywhere"])
+
+
 def test_train_transformer(run: RunExample) -> None:
     printed = run("train_transformer.py", "--steps", 30, BATCH=8)
     rows = table(printed, "layers that round")

@@ -25,6 +25,11 @@ class Uniform:
         candidate: Its name.
         spent: What it costs.
         error: The mean squared error of the gradients, relative to these.
+
+    Example:
+        >>> import qsim
+        >>> qsim.diagnostics.Uniform("e2m1", spent=4.25, error=0.11).spent
+        4.25
     """
 
     candidate: str
@@ -90,7 +95,7 @@ class Assignment(Records[Sensitivity]):
         return trade_off(self, ax)
 
     def _above(self) -> list[str]:
-        return [f"{self.spent:.4g} {self.unit}, of {self.budget:g}; squared error of gradients {self.error:.2g}"]
+        return [f"{self.spent:.4g} {UNITS[self.unit]}, budget {self.budget:g}; squared error of gradients {self.error:.2g}"]
 
     def _below(self) -> list[str]:
         lines = [f"uniform: {', '.join(f'{own.candidate} {own.spent:.4g} ({own.error:.2g})' for own in self.uniform)}"]

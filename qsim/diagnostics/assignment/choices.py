@@ -25,6 +25,11 @@ class PointChoice(NamedTuple):
     Attributes:
         points: The points.
         names: The name of the candidate of each tensor.
+
+    Example:
+        >>> import qsim
+        >>> qsim.diagnostics.PointChoice(qsim.FivePoint("e2m1", "e4m3"), ("e2m1", "e4m3", "bf16")).points.weight.format.bits
+        8
     """
 
     points: FivePoint

@@ -46,7 +46,7 @@ class LayerSize:
 
 
 class Charge(NamedTuple):
-    """What a layer costs: the sum of all elements or multiply-adds, each times its cost, and their number."""
+    """The cost of a layer: the sum of all elements or multiply-adds, each times its cost, and their number."""
 
     amount: float
     units: int
@@ -100,7 +100,7 @@ def quantizer_at(points: FivePoint, point: str) -> Quantizer | None:
 
 
 def charge(cost: Cost, points: FivePoint, size: LayerSize) -> Charge:
-    """What a layer costs with some points.
+    """The cost of a layer with some points.
 
     Args:
         cost: What is counted.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qsim.diagnostics.assignment.assignment import UNITS, Assignment
 from qsim.plot.axes import drawing
 from qsim.plot.figures import LOOKS, REFERENCE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from qsim.diagnostics.assignment.assignment import Assignment
 
 
 def trade_off(found: Assignment, ax: Axes | None) -> Axes:
@@ -27,7 +26,7 @@ def trade_off(found: Assignment, ax: Axes | None) -> Axes:
         axes.axvline(found.budget, label="budget", **REFERENCE(linewidth=1))
         axes.plot([found.spent], [found.error], label="assigned", **LOOKS[0].alone()())
         axes.set_yscale("log")
-        axes.set_xlabel(found.unit)
+        axes.set_xlabel(UNITS[found.unit])
         axes.set_ylabel("squared error of gradients")
         axes.legend(frameon=False)
     return axes

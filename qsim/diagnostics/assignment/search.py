@@ -25,7 +25,7 @@ class Option(NamedTuple):
     loss: float
 
 
-class Step(NamedTuple):
+class HullStep(NamedTuple):
     """A step along the hull of an item: to an option that costs more and loses less."""
 
     item: int
@@ -50,18 +50,18 @@ def cheapest(items: Sequence[Sequence[Option]]) -> list[int]:
     return [min(range(len(options)), key=lambda index: options[index]) for options in items]
 
 
-def steps(items: Sequence[Sequence[Option]]) -> list[Step]:
+def steps(items: Sequence[Sequence[Option]]) -> list[HullStep]:
     """The steps along the hulls of all items, the most valuable first; those of one item are in the order of its hull.
 
     Example:
         >>> steps([[Option(1, 9), Option(2, 6), Option(3, 0)]])
-        [Step(item=0, option=2, cost=2, gain=9)]
+        [HullStep(item=0, option=2, cost=2, gain=9)]
     """
     found = [step for item, options in enumerate(items) for step in _hull(item, options)]
     return sorted(found, key=lambda step: -step.gain / step.cost)
 
 
-def _hull(item: int, options: Sequence[Option]) -> list[Step]:
+def _hull(item: int, options: Sequence[Option]) -> list[HullStep]:
     """The steps along the lower convex hull of an item's options, from its cheapest one."""
     corners: list[int] = []
     for index in sorted(range(len(options)), key=lambda index: options[index]):
@@ -70,7 +70,7 @@ def _hull(item: int, options: Sequence[Option]) -> list[Step]:
         if not corners or options[index].loss < options[corners[-1]].loss:
             corners.append(index)
     return [
-        Step(item, after, options[after].cost - options[before].cost, options[before].loss - options[after].loss)
+        HullStep(item, after, options[after].cost - options[before].cost, options[before].loss - options[after].loss)
         for before, after in pairwise(corners)
     ]
 
@@ -151,7 +151,7 @@ def _undominated(costs: Tensor, losses: Tensor) -> Tensor:
 class _Relaxation:
     """The least loss of some items for a cost, if the last step may be taken in part."""
 
-    def __init__(self, start: Option, path: Sequence[Step]) -> None:
+    def __init__(self, start: Option, path: Sequence[HullStep]) -> None:
         self._costs = list(accumulate((step.cost for step in path), initial=start.cost))
         self._losses = list(accumulate((-step.gain for step in path), initial=start.loss))
 

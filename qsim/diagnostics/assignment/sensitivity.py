@@ -1,4 +1,4 @@
-"""What rounding each tensor of each layer to each candidate does to gradients and to the loss, from a few passes for all of them."""
+"""Sensitivities: the effect of rounding each tensor of each layer on gradients and the loss, from a few passes for all of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FORWARD = ("act", "weight")
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What rounding one tensor of one layer to one candidate does.
+    """The effect of rounding one tensor of one layer to one candidate.
 
     Attributes:
         layer: The layer.
@@ -45,6 +45,11 @@ class Sensitivity:
         bias: The squared mean error that it makes in the gradients of all weights, each relative to the square of that gradient.
         variance: The variance of that error, over batches and draws.
         loss: The increase of the loss, to second order.
+
+    Example:
+        >>> from qsim.diagnostics import Sensitivity
+        >>> Sensitivity("0", "act", "e2m1", elements=4096, bits=4.25, bias=0.25, variance=0.5, loss=0.0).error
+        0.75
     """
 
     layer: str
@@ -227,7 +232,7 @@ class SensitivityProbe:
         found = {}
         for k, (weight, unit) in enumerate(zip(self._weights.tensors, self._units, strict=True)):
             source = torch.Generator().manual_seed(streams.stream("assign", self._seed, number, k) & (2**63 - 1))
-            signs = torch.randint(2, weight.shape, generator=source).mul_(2).sub_(1)
+            signs = torch.randint(2, weight.shape, generator=source, dtype=torch.int8).mul_(2).sub_(1)
             found[weight] = signs.to(weight.device, weight.dtype) * unit
         return found
 
