@@ -20,8 +20,8 @@ class ComponentGap:
         component: `weights`, `inputs`, `sums`, `cache`, `router`, `dtype`, or `all` of them.
         setting: What the engine does there.
         kl: The mean of KL(serving ‖ training) over the positions, in nats. NaN if the component does nothing without the others.
-        mean: The mean of ``|log p_serving − log p_training|`` over the tokens of the batch.
-        largest: The largest of them.
+        mean: The mean magnitude of log p_serving − log p_training over the tokens of the batch.
+        largest: The largest of these magnitudes.
         top: The share of positions at which another token is the most probable.
         experts: The share of choices, one per token and mixture, that are another set of experts. NaN without mixtures.
         without: The KL of the twin with all components but this one.
