@@ -29,8 +29,8 @@ class ScaledCodes(NamedTuple):
     code of NaN if the elements' format has one, else that of its largest value.
 
     Attributes:
-        codes: Elements' codes, in the tensor's shape, or packed along its last dimension.
-        scales: Scales' codes in their own format (uint8 for E8M0, an exponent plus 127, and for E4M3); float32 values where that is
+        codes: Codes of the elements, in the tensor's shape, or packed along its last dimension.
+        scales: Codes of the scales in their own format (uint8 for E8M0, an exponent plus 127, and for E4M3); float32 values where that is
             fp32. In the tensor's shape, but as many along each dimension as there are scales.
         outer: The scale of the whole tensor, a 0-d float32 tensor, if there is one.
 

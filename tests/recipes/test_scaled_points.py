@@ -185,7 +185,7 @@ def test_a_float64_operand_is_not_cut_to_float32() -> None:
         lambda w: qsim.optim.AdamW([w], state=qsim.Block("e2m1", 32)),
         lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), weight="nvfp4"),
         lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), grad=Quantizer("e4m3", scale=PerTensor())),
-        lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), state={"momentum_buffer": "mxfp8"}),
+        lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), state={"momentum_buffer": Quantizer("e4m3", scale=PerTensor())}),
         lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), accumulator=TURNED),
     ],
 )

@@ -17,7 +17,7 @@ from qsim.diagnostics.assignment.operands import LOCAL, ROLES, Operands, Recorde
 from qsim.diagnostics.gradients.borrowed import Borrowed
 from qsim.diagnostics.gradients.drawn import Gradients, MeasuredWeights
 from qsim.diagnostics.gradients.points import alone
-from qsim.nn.converting.checks import product_of
+from qsim.nn.converting.checks import layer_product
 from qsim.nn.converting.layers import is_conv1d
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product.along import along
@@ -294,7 +294,7 @@ def curvatures(layer: FivePointModule, operands: Operands) -> dict[str, Tensor]:
 def size_of(layer: FivePointModule, calls: Sequence[Operands]) -> LayerSize:
     """The size of a layer's work, over all its calls."""
     weight: Any = layer.weight
-    product = product_of(layer)
+    product = layer_product(layer)
     shapes = {"weight": tuple(weight.T.shape if is_conv1d(layer) else weight.shape)}
     for name, tensors in (("act", [call.x for call in calls]), ("grad", [call.g for call in calls])):
         matrices = [rows(x) for x in tensors] if product.merges_rows(2) else tensors

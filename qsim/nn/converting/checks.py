@@ -78,7 +78,7 @@ def _check_sums(module: nn.Module, points: FivePoint) -> None:
         raise errors[0]
 
 
-def product_of(module: nn.Module) -> Product:
+def layer_product(module: nn.Module) -> Product:
     """The operation of a layer: a lookup, a convolution, whose stride and padding do not matter here, or a product of matrices."""
     if isinstance(module, nn.Embedding):
         return Lookup(-1)
@@ -94,7 +94,7 @@ def _error_of_plan(module: nn.Module, points: FivePoint, dtype: torch.dtype) -> 
     points = Embedding.own_points(points) if isinstance(module, nn.Embedding) else points
     operand: Tensor = torch.empty((0,) * dims, dtype=dtype, device="cpu")
     try:
-        plan_for(points, product_of(module), operand, operand)
+        plan_for(points, layer_product(module), operand, operand)
     except ValueError as error:
         return error
     return None

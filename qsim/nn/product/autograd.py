@@ -18,7 +18,7 @@ from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.functorch import transformed_product
 from qsim.nn.product.plans import ProductPlan, SplitProduct
-from qsim.nn.product.sites import RoundedOperand
+from qsim.nn.product.sites import RoundedOperand, Site
 from qsim.random import seeds
 from qsim.random.shards import is_distributed
 from qsim.random.sources import Stream
@@ -144,7 +144,7 @@ class FivePointProduct(torch.autograd.Function):
         observer = ctx.observer = observers.current(ops)
         plan = plan if ends is None else plan.in_groups(ends, is_observed=observer is not None)
         first, second, carrier = plan.first, plan.second, plan.carriers[0]
-        seed_of_w = plan.seed_of_second(seed, weight_seed, second.forward)
+        seed_of_w = _seed_of_second(plan, second.forward, seed, weight_seed)
         x = first.round(ops, a, seed, carrier, keeps=needs_w, raw=raw_a)
         y = second.round(ops, w, seed_of_w, carrier, keeps=needs_a, raw=raw_w)
         if observer is not None:
@@ -243,7 +243,7 @@ class _BackwardPass(NamedTuple):
         """The operand of a product, from what was kept of it."""
         plan = self.plan
         operand = plan.second if index == 1 else plan.first
-        seed = self.seed if index == 2 else plan.seed_of_second(self.seed, self.weight_seed, operand.backward)
+        seed = self.seed if index == 2 else _seed_of_second(plan, operand.backward, self.seed, self.weight_seed)
         rounded = operand.recall(self.ops, kept, seed, plan.carriers[index], scales)
         if self.observer is not None:
             operand.show_recalled(self.observer, kept, rounded, self.noted[2 - index], seed)
@@ -265,6 +265,12 @@ class _BackwardPass(NamedTuple):
         """Tell an observer, if there is one, which products the next operator computes."""
         if self.observer is not None and not self.plan.product.is_lookup:
             self.observer.multiplies(*(self.plan.pairs[index] for index in indices))
+
+
+def _seed_of_second(plan: ProductPlan, site: Site, seed: Tensor | None, weight_seed: Tensor | None) -> Tensor | None:
+    """The seed of the second operand at a site: that of the call, for another input and where it shares signs with the first."""
+    shares_signs = site.call is not None and site.draws_signs
+    return seed if plan.two_inputs or shares_signs else weight_seed
 
 
 def _unless(clipped: Tensor | None, gradient: Tensor | None) -> Tensor | None:

@@ -101,10 +101,6 @@ class ProductPlan:
         """All sites."""
         return [site for pair in self.pairs for site in pair]
 
-    def seed_of_second(self, seed: Tensor | None, weight_seed: Tensor | None, site: Site) -> Tensor | None:
-        """The seed of the second operand at a site: that of the call, for another input and where it shares signs with the first."""
-        return seed if self.two_inputs or site.draws_signs else weight_seed
-
     def in_groups(self, ends: Tensor, *, is_observed: bool) -> ProductPlan:
         """The plan in one pass, whose rows fall into groups: only scales, transforms and observers need to know which."""
         if not is_observed and all(site.is_plain for site in self.sites):

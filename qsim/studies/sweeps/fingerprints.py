@@ -147,7 +147,9 @@ class _Fingerprinter:
     def _of_function(self, function: FunctionType, name: str) -> Iterator[bytes]:
         if _is_installed(function.__module__):
             yield f"{function.__module__}.{function.__qualname__}".encode()
-            return
+            if "<locals>" not in function.__qualname__:
+                return
+        # A function made by another one, even by a library's, depends on what it was made with.
         yield self.digest(function.__code__, name)
         yield from (self.digest(part, f"a default of {name}") for part in (function.__defaults__, function.__kwdefaults__))
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
