@@ -115,13 +115,13 @@ class Recipe:
             >>> import qsim
             >>> print(qsim.recipes.hfp8().describe())
             hfp8
-              point       format                scale  rounding  after
-              act         Float(4, 3, bias=4)   -      nearest   -
-              weight      Float(4, 3, bias=4)   -      nearest   -
+              point       format          scale  rounding  after
+              act         e4m3b11fnuz     -      nearest   -
+              weight      e4m3b11fnuz     -      nearest   -
               act_bwd     same as act
               weight_bwd  same as weight
-              grad        e5m2                  -      nearest   -
-              range without scales: act, weight from 0.0156 to 3840; grad from 1.53e-05 to 57344
+              grad        e5m2            -      nearest   -
+              range without scales: act, weight from 0.000122 to 30; grad from 1.53e-05 to 57344
               high precision: the first and the last layer
               source: Sun et al., Hybrid 8-bit Floating Point Training and Inference, NeurIPS 2019
         """

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from qsim import scaling
 from qsim.accumulators import Rounded
-from qsim.formats import E4M3, E5M2, Float, Int
+from qsim.formats import E4M3, E4M3B11FNUZ, E5M2, Float, Int
 from qsim.functional.quantizer import Quantizer
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
@@ -94,10 +94,11 @@ def deepseek_v3() -> Recipe:
 
 
 def hfp8(*, chunk: int | None = None) -> Recipe:
-    """IBM's hybrid: four exponent bits with a bias of 4 forward, five for gradients; the first and the last layer in high precision.
+    """IBM's hybrid: E4M3 moved by a factor of 2⁻⁴ forward, E5M2 for gradients; the first and the last layer in high precision.
 
-    There are no scales: the bias moves E4M3's range to the magnitudes of inputs and weights. Scale gradients with the loss, by hand or with
-    a `torch.amp.GradScaler`, which notices when E5M2 overflows.
+    There are no scales: the paper's bias of 4 comes on top of E4M3's own 7 and moves its range to the magnitudes of weights and
+    activations, 2⁻¹³ to 30. That is `float8_e4m3b11fnuz` of XLA and ml_dtypes, which cite the paper for it. Scale gradients with the loss,
+    by hand or with a `torch.amp.GradScaler`, which notices when E5M2 overflows.
 
     Args:
         chunk: Number of products whose sum is added to the running sum in FP16 with six exponent bits; 64 in the paper. `None` adds in
@@ -107,11 +108,10 @@ def hfp8(*, chunk: int | None = None) -> Recipe:
         >>> import qsim
         >>> recipe = qsim.recipes.hfp8(chunk=64)
         >>> print(recipe.points.act.format, recipe.first, recipe.last, recipe.points.accumulate)
-        Float(4, 3, bias=4) 1 1 Rounded('Float(6, 9)', chunk=64)
+        Float(4, 3, bias=11, specials='fnuz') 1 1 Rounded('Float(6, 9)', chunk=64)
     """
-    operand = Float(4, 3, bias=4)
     sums = None if chunk is None else Rounded("e6m9", chunk=chunk)
-    points = FivePoint(operand, operand, act_bwd="same", weight_bwd="same", grad=E5M2, accumulate=sums)
+    points = FivePoint(E4M3B11FNUZ, E4M3B11FNUZ, act_bwd="same", weight_bwd="same", grad=E5M2, accumulate=sums)
     source = "Sun et al., Hybrid 8-bit Floating Point Training and Inference, NeurIPS 2019"
     return Recipe("hfp8", points, first=1, last=1, source=source)
 

@@ -22,7 +22,7 @@ from qsim.scaling import Delayed, PerBlock, PerRow, PerTensor, PerTile, Scaling
 from qsim.transforms import Hadamard
 from support.points import in_order
 
-IBM = Float(4, 3, bias=4)
+IBM = "e4m3b11fnuz"
 MX8 = Quantizer("e4m3", scale=PerBlock(32, format="e8m0", rule="ceil"))
 MX4 = Quantizer("e2m1", scale=PerBlock(32, format="e8m0", rule="floor"))
 MX4_NOISY = Quantizer("e2m1", "stochastic", scale=PerBlock(32, format="e8m0", rule="ceil"), transform=Hadamard(32))
@@ -282,7 +282,7 @@ class TestDescribe:
         columns = [" ".join(cell.split()) for cell in lines[-2].split("  ") if cell]
         summary = "-, any, -: Round only the weight, with round-to-nearest, once for both passes"
         assert columns == ["any", "weight_only(format)", summary]
-        assert "Float(4, 3, bias=4), Float(4, 3, bias=4), e5m2: " in next(line for line in lines if " hfp8 " in line)
+        assert "e4m3b11fnuz, e4m3b11fnuz, e5m2: " in next(line for line in lines if " hfp8 " in line)
 
     @pytest.mark.parametrize(
         ("name", "error", "message"),
