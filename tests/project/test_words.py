@@ -45,10 +45,11 @@ PHRASES = {
 #: The first words of a docstring: it starts with a verb, or with a noun that names the thing.
 OPENINGS = r"(What|Of|How (far|fast|long|many|much|often))\b"
 
-#: A string, or a comment, whose text is a group.
-STRING_OR_COMMENT = re.compile(
-    r"""\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|#([^\n]*)""", re.DOTALL
-)
+#: A string, whose text is the last group, or a comment, whose text is the first.
+STRING_OR_COMMENT = re.compile(r"""#[#: ]*([^\n]*)|(?P<quotes>"{3}|'{3}|"|')(?P<string>(?:\\.|(?!(?P=quotes)).)*)(?P=quotes)""", re.DOTALL)
+
+#: A name in an f-string.
+EXPRESSION = re.compile(r"{[^{}]*}")
 
 
 def files(*endings: str) -> Iterator[Path]:
@@ -58,16 +59,9 @@ def files(*endings: str) -> Iterator[Path]:
     yield from (path for ending in endings for path in ROOT.glob(f"*{ending}"))
 
 
-def nodes(source: str) -> list[ast.AST]:
-    """The syntax of Python code."""
-    return list(ast.walk(ast.parse(source)))
-
-
 def prose(source: str) -> str:
     """The comments and strings of Python code, in which names and keywords do not count."""
-    comments = [found[1].strip("#: ") for found in STRING_OR_COMMENT.finditer(source) if found[1] is not None]
-    strings = [node.value for node in nodes(source) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return "\n".join([*strings, *comments])
+    return "\n".join(EXPRESSION.sub("", found["string"] or found[1] or "") for found in STRING_OR_COMMENT.finditer(source))
 
 
 def texts() -> dict[str, str]:
@@ -80,7 +74,7 @@ def docstrings() -> Iterator[tuple[str, str]]:
     """Every docstring of the files in which any string opens in a way to avoid, with its file."""
     for path in files(".py"):
         source = path.read_text(encoding="utf-8")
-        for node in nodes(source) if re.search(r"""["']\s*""" + OPENINGS, source) else ():
+        for node in ast.walk(ast.parse(source)) if re.search(r"""["']\s*""" + OPENINGS, source) else ():
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 yield str(path.relative_to(ROOT)), ast.get_docstring(node) or ""
 
