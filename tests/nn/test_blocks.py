@@ -136,8 +136,14 @@ class CallsCompiledCode(nn.Module):
         return self.called(x @ self.scores) @ self.scores
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
-@pytest.mark.parametrize("way", ["compile", "torch.compile"])
+@pytest.mark.parametrize(
+    ("way", "backend"),
+    [
+        ("compile", "eager"),
+        ("torch.compile", "inductor"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("compile", "inductor"), ("torch.compile", "eager"))),
+    ],
+)
 def test_a_graphs_products_are_rounded_once(way: str, backend: str) -> None:
     """A model that runs in Python rounds what it calls; compiled code in it has been rounded when it was traced."""
     points = FivePoint(lambda x: (4 * x).round() / 4 + 1, None, None)  # rounding twice would add two

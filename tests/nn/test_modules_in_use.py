@@ -137,6 +137,7 @@ def gradients(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) 
     return [value.detach(), *torch.autograd.grad(value.square().mean(), list(model.parameters()))]
 
 
+@pytest.mark.slow
 def test_compiled_code_gives_the_same_bits() -> None:
     # float32 points and a compiler that keeps the order of operations; weights are noisy, but unchanged.
     points = qsim.FivePoint("e4m3", Quantizer("e4m3", "stochastic"), act_bwd="e4m3", weight_bwd="same", grad="e5m2")

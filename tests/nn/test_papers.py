@@ -99,7 +99,7 @@ def at_rounded_weights(model: nn.Module, points: FivePoint) -> nn.Module:
 @pytest.mark.parametrize(
     ("net", "weight"),
     [
-        ("mlp", "nearest"),
+        pytest.param("mlp", "nearest", marks=pytest.mark.slow),
         ("mlp", "stochastic"),
         pytest.param("conv", "nearest", marks=pytest.mark.slow),
         pytest.param("attention", "nearest", marks=pytest.mark.slow),

@@ -90,7 +90,7 @@ def whole(tmp_path_factory: Any) -> tuple[Any, Path]:
 
 
 @pytest.mark.parametrize(("stop", "bits"), [(1, {"16"}), (2, {"4", "16"}), (4, {"4", "16"}), (7, {"16"})])
-@pytest.mark.parametrize("loaded", [True, False], ids=["from_pretrained", "a new model"])
+@pytest.mark.parametrize("loaded", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["from_pretrained", "a new model"])
 def test_a_schedule_goes_on_to_the_bit_inside_each_phase(
     stop: int, bits: set[str], loaded: bool, whole: tuple[Any, Path], tmp_path: Path
 ) -> None:

@@ -169,7 +169,7 @@ def test_the_state_has_the_same_keys_before_and_after_the_first_tensor(make: Mak
     assert {name: value.shape for name, value in point.state_dict().items()} == before
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12)
 @deterministic
 def test_compiles_to_one_graph_with_the_same_bits(make: Make) -> None:
     # Both before and after the first tensor, by which some are initialized.

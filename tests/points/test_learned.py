@@ -198,6 +198,7 @@ def digits_net(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
+@pytest.mark.slow
 def test_digits_train_with_four_bits_as_in_float32() -> None:
     exact = accuracy(digits_net(0))
     net = qsim.convert(digits_net(0), qsim.FivePoint(act=LSQ("uint4"), weight=LSQ("int4")))

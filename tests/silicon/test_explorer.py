@@ -173,6 +173,7 @@ def test_blocks_are_the_librarys(scale: str, rule: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_chances_are_shares_of_random_integers(tmp_path: Path) -> None:
     for bits, x in itertools.product((1, 3, 8), (0.3, -0.7, 1.0, 5.9, 100.0, 1e-9)):
         found = node(tmp_path, "(x, bits) => qsim.chance(Math.fround(x), qsim.format('e2m1'), 'saturate', bits)", x, bits)

@@ -129,8 +129,8 @@ def vectors_of(circuit: Circuit, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_golden_vectors_find_faults() -> None:
-    outcome = mutations.survey(24, seed=1)
-    assert outcome.harmful > 15
+    outcome = mutations.survey(12, seed=1)
+    assert outcome.harmful > 7
     assert outcome.missed == ()
 
 

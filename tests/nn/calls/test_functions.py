@@ -83,6 +83,7 @@ def test_products_with_parameters_are_those_of_layers(way: str) -> None:
     assert not torch.allclose(own[0], qsim.revert(model)(inputs()), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_compiled_code_gives_the_same_bits() -> None:
     ways = ("addmm_", "operator addmm_", "operator linear", "reflected @", "cast to an input's dtype", "views of a cast")
     model = made(lambda m, x: sum(WAYS[way][0](m, x) for way in ways))
