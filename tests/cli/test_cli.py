@@ -93,7 +93,7 @@ def test_negative_numbers_need_no_quoting(capsys: pytest.CaptureFixture[str], wo
     assert (found["below"]["value"], found["above"]["value"], found["position"]) == (-0.3125, -0.28125, "3/5")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["e4m3", "e5m2", "e3m2", "e2m1", "bf16", "int8", "e4m3fnuz"])
 @pytest.mark.parametrize("value", ["0.3", "-0.3", "1/3", "-2.5", "3", "0x1.8p-7", "1e-9", "-0.0"])
 def test_roundings_are_those_of_the_library(capsys: pytest.CaptureFixture[str], name: str, value: str) -> None:
@@ -170,7 +170,7 @@ def test_round_to_odd_never_makes_a_tie() -> None:
 # block formats
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["mxfp4", "mxfp8", "mxint8", "nvfp4", "fp8_1x128", "fp8_128x128", "Block('e3m2', 4, rule='even')"])
 @pytest.mark.parametrize("values", [("0.3",), ("0.3", "-0.1", "6", "1e-9"), ("-1e30", "65504"), ("0", "-0.0")])
 def test_numbers_in_a_block_are_those_of_the_library(capsys: pytest.CaptureFixture[str], name: str, values: tuple[str, ...]) -> None:

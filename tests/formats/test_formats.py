@@ -42,7 +42,7 @@ def check_facts(fmt: Format) -> None:
         assert fmt.epsilon == 2.0**-fmt.mantissa
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("fmt", [fmt for fmt in EVERY if fmt.bits <= 16], ids=repr)
 def test_facts(fmt: Format) -> None:
     check_facts(fmt)

@@ -28,7 +28,7 @@ def same(ours: np.ndarray, others: np.ndarray) -> bool:
     return bool(((ours == others) & (np.signbit(ours) == np.signbit(others)) | (np.isnan(ours) & np.isnan(others))).all())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("bits", "precision", "signed", "domain"), ALL)
 def test_codes_and_values(bits: int, precision: int, signed: bool, domain: str) -> None:
     fmt, peer = P3109(bits, precision, signed, domain), theirs(bits, precision, signed, domain)  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ def test_codes_and_values(bits: int, precision: int, signed: bool, domain: str) 
     assert (fmt.has_nan, fmt.has_inf, fmt.has_negative_zero) == (True, domain == "extended", False)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("bits", "precision", "signed", "domain"), ALL)
 def test_roundings(bits: int, precision: int, signed: bool, domain: str) -> None:
     fmt, peer = P3109(bits, precision, signed, domain), theirs(bits, precision, signed, domain)  # type: ignore[arg-type]

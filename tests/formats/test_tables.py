@@ -61,7 +61,7 @@ def test_nf4_is_the_published_table() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_roundings_are_exact(name: str, dtype: torch.dtype) -> None:
@@ -97,7 +97,7 @@ def test_every_random_integer_decides_as_the_definition_says(name: str, dtype: t
                 assert_equal(found, expected, (bits, correction, overflow, R))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("correction", [False, True])
 def test_all_32_bits_count(name: str, correction: bool) -> None:

@@ -90,7 +90,7 @@ def test_codes_and_values_of_16_bits(fmt: Format) -> None:
     check_values(fmt, constructed(value, fmt.bits, in_range))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("fmt", [fmt for fmt in TAPERED if fmt.bits in (3, 5) or fmt in (Posit(8, 2), Takum(8))], ids=str)
 def test_roundings(fmt: Format) -> None:
     table = TAPERED[fmt]

@@ -53,7 +53,7 @@ def test_every_code(fmt: Format) -> None:
     check_decode(fmt)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("exponent", range(1, 8))
 def test_every_code_of_the_sweep(exponent: int) -> None:
     for fmt in sweep():
@@ -74,7 +74,7 @@ def test_decode_agrees_with_ml_dtypes(fmt: Format, theirs: type) -> None:
     assert not len(mismatches(qsim.decode(torch.from_numpy(codes), fmt, dtype=torch.float64), expected))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_encode_is_the_code_of_what_quantize_gives(fmt: Format) -> None:
     x = torch.cat([inputs.edges(fmt, torch.float64, 500), inputs.edges(fmt, torch.float32, 500).double()])

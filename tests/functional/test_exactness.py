@@ -37,7 +37,7 @@ def check(x: torch.Tensor, fmt: Format, settings: Sequence[tuple[str, str]] = SE
         assert not len(where), f"{fmt!r}, {rounding}, {overflow}, {x.dtype} to {target}: {explain(x, got, expected, where)}"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_every_16_bit_pattern(fmt: Format, dtype: torch.dtype) -> None:
@@ -45,14 +45,14 @@ def test_every_16_bit_pattern(fmt: Format, dtype: torch.dtype) -> None:
     check(inputs.every_pattern(dtype), fmt, dealt(SETTINGS, [*NAMED, *VARIETY].index(fmt) + inputs.DTYPES.index(dtype), 2))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_midpoints_and_their_neighbours(fmt: Format, dtype: torch.dtype) -> None:
     check(inputs.edges(fmt, dtype, count=2**12), fmt)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_random_bit_patterns(fmt: Format, dtype: torch.dtype, session_seed: int) -> None:
@@ -65,7 +65,7 @@ def test_no_double_rounding_of_float64(fmt: Format) -> None:
     check(inputs.double_rounding(fmt, 2**12), fmt)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("exponent", range(1, 9))
 def test_sweep(exponent: int, dtype: torch.dtype) -> None:

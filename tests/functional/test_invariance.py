@@ -245,7 +245,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda size: monkeypatch.setattr(chunks, "CHUNK", size)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("size", [1, 7, 34])
 @pytest.mark.parametrize("option", ["nearest", "stochastic", "stochastic, 6 bits"])
 def test_chunks_leave_no_trace(values: Tensor, small_chunks: Callable[[int], None], size: int, option: str) -> None:

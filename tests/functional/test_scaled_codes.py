@@ -48,7 +48,7 @@ def check(x: Tensor, format: Any, packed: bool = False, overflow: str = "saturat
     return encoded
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", DIFFERENT)

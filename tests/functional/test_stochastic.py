@@ -56,7 +56,7 @@ def outcomes(x: float, fmt: Format, bits: int, correction: bool = False) -> dict
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("bits", [1, 2, 3, 6])
 @pytest.mark.parametrize("correction", [False, True])
 @pytest.mark.parametrize(("fmt", "low", "high"), INTERVALS)
@@ -73,7 +73,7 @@ def test_probability_is_exact(fmt: Format, low: float, high: float, bits: int, c
             assert ups == set(range(2**bits - due, 2**bits)), "the largest R round up"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("bits", [1, 3, 6])
 @pytest.mark.parametrize(("fmt", "low", "high"), INTERVALS)
 def test_unbiased_where_the_bits_suffice(fmt: Format, low: float, high: float, bits: int) -> None:
@@ -96,7 +96,7 @@ def test_bias_of_few_bits(bits: int) -> None:
         assert abs(corrected) <= Fraction(1, 2 ** (bits + 1)) / 2
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("correction", [False, True])
 @pytest.mark.parametrize("fmt", [fmt for fmt in [*NAMED, *VARIETY] if fmt.bits <= 16], ids=repr)
 def test_values_of_the_format_never_move(fmt: Format, correction: bool) -> None:
@@ -108,7 +108,7 @@ def test_values_of_the_format_never_move(fmt: Format, correction: bool) -> None:
             assert torch.equal(got, expected), (bits, overflow)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_every_decision_follows_from_its_bits(fmt: Format, dtype: torch.dtype) -> None:

@@ -121,7 +121,7 @@ def taken(accumulator: Accumulator) -> list[Format]:
     return list(accumulator.taken or (E4M3, E5M2, BF16, FP16, FP32))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("spread", [0.0, 3.0])
 @pytest.mark.parametrize("name", ROUNDED | {f"unit {name}": 0 for name in ALIGNED})
 def test_sums_are_those_of_exact_arithmetic(name: str, spread: float) -> None:
@@ -150,7 +150,7 @@ def test_any_operands(data: st.DataObject) -> None:
     check(accumulator, left.view(1, length), right.view(length, 1), pair)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("accumulator", [*ROUNDED.values(), *ALIGNED.values()], ids=[*ROUNDED, *(f"unit {name}" for name in ALIGNED)])
 def test_special_operands(accumulator: Accumulator) -> None:
     fmt = taken(accumulator)[-1]

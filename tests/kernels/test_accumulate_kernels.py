@@ -119,7 +119,7 @@ def compare(module: Any, setting: str, spread: float, special: float, batch: tup
     assert_same_bits(computed(module, a, b, how, **options).cpu(), computed(reference, a.cpu(), b.cpu(), how))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.skipif(not HAS_NUMBA or DEVICE.type != "cpu", reason="Numba's loops run on CPUs")
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(("spread", "special"), [(1.0, 0.0), (8.0, 0.003), (40.0, 0.003)])
@@ -169,7 +169,7 @@ def test_compiled_loops_of_more_columns_than_are_computed_together(setting: str,
 
 
 # The interpreter computes with NumPy, which warns of NaN and infinity.
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_kernels_are_the_reference(setting: str) -> None:
@@ -205,7 +205,7 @@ def test_tiles_and_batches_do_not_change_kernels() -> None:
     assert_same_bits(computed(kernels, a[:, :3, :9], b[:, :9], how, tile=kernels.ResultTile(2, 4, 1)), wanted)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="GPUs with such a unit are tested above")
 @pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting.startswith("chunks")])
 @pytest.mark.parametrize(("rows", "length", "columns"), [(16, 64, 32), (7, 41, 18)])

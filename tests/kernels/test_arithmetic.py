@@ -44,7 +44,7 @@ def defined(x: Tensor, how: GridBits, rule: Rule, words: Tensor) -> Tensor:
     return bits.view(torch.float32)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rounding", [*qsim.rounding.NAMED], ids=str)
 @pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
 def test_pythons_integers_round_as_the_operators_do(rounding: str, overflow: str) -> None:
@@ -93,7 +93,7 @@ def test_loops_in_floats_round_as_the_others(rounding: Any) -> None:
     assert min(tried[True, False], tried[False, False]) > 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rounding", ["nearest", "toward_zero", "up", "down", *STOCHASTIC], ids=str)
 @pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
 def test_faster_kernels_round_as_the_arithmetic_does(rounding: Any, overflow: str, device: torch.device) -> None:

@@ -164,7 +164,7 @@ def operands(shape: tuple[int, ...], fmt: str, spread: float, special: float) ->
     return x
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(("spread", "special"), [(0.0, 0.0), (5.0, 0.01), (40.0, 0.0)])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_tensors_add_as_the_arithmetic_does(setting: str, spread: float, special: float) -> None:

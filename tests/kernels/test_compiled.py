@@ -48,7 +48,7 @@ def target_of(fmt: Format, dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in able else min(able, key=lambda held: held.itemsize)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("fmt", FORMATS, ids=repr)
 def test_rounds_as_the_reference_does(fmt: Format, dtype: torch.dtype) -> None:

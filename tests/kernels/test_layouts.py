@@ -104,7 +104,7 @@ def turn(layout: str) -> int:
     return [*TRANSPOSED].index(layout)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.usefixtures("nothing_is_copied")
 @pytest.mark.parametrize("layout", TRANSPOSED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
@@ -127,7 +127,7 @@ def test_nothing_is_copied_and_bits_are_those_of_logical_indices(fmt: Format, dt
         assert not first_difference(x, found, expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.usefixtures("nothing_is_copied")
 @pytest.mark.parametrize("layout", TRANSPOSED)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)

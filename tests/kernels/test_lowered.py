@@ -40,7 +40,7 @@ def operators(call: Callable[..., Any], *given: Tensor, compiler: Callable[..., 
     return [str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("fmt", FORMATS, ids=repr)
 def test_gives_the_operators_bits(fmt: Format, dtype: torch.dtype) -> None:

@@ -64,7 +64,7 @@ class TestOpcheck:
         fmt, how, seed, stream, offset = arguments
         return fmt, None if seed is None else torch.tensor(seed, device=device), how, (stream, offset)
 
-    @pytest.mark.sampled(3)
+    @pytest.mark.sampled(6)
     def test_quantize(self, given: Tensor, numbers: Any) -> None:
         fmt, seed, how, noise = numbers
         for dtype in {given.dtype, torch.float64}:
@@ -80,7 +80,7 @@ class TestOpcheck:
         out = torch.empty_like(given, dtype=torch.float32)
         torch.library.opcheck(OPERATORS.quantize_out.default, (given, seed, spell(fmt.grid), how, *noise, out))
 
-    @pytest.mark.sampled(3)
+    @pytest.mark.sampled(6)
     def test_encode_and_decode(self, given: Tensor, numbers: Any) -> None:
         fmt, seed, how, noise = numbers
         for check in (True, False):

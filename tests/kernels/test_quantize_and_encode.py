@@ -93,7 +93,7 @@ def rules_of(given: tuple[Rounding, str, Rounding, str], dtype: torch.dtype) -> 
     return rule(given[0], given[1]), rule(given[2], given[3])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("formats", "source"), CASES)
 def test_triton_and_reference_agree(formats: tuple[Format, Format], source: torch.dtype) -> None:
     # Difficult numbers for either format, including specials and subnormals; together more than one block of the kernel.

@@ -99,7 +99,7 @@ def test_whatever_is_rounded(fmt: Format, source: torch.dtype) -> None:
         assert not first_difference(x, a, b), f"{rounding}, {overflow}: {first_difference(x, a, b)}"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("source", inputs.DTYPES)
 @pytest.mark.parametrize("target", inputs.DTYPES)
 def test_any_carrier(source: torch.dtype, target: torch.dtype) -> None:

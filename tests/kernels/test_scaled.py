@@ -25,7 +25,7 @@ KERNELS = Implementation("qsim_kernels.triton.scaled.launch")
 SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], ["fit", "ceil", "floor", "even", "ceil_log2"]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("number", range(32 if DEVICE.type == "cpu" else 600))
 def test_kernels_do_what_the_reference_does(number: int) -> None:
     check(KERNELS, DEVICE, setting(number, SMALL if DEVICE.type == "cpu" else LARGE))

@@ -24,7 +24,7 @@ IMPLEMENTATIONS = {
 TILES = {"rows": (1, 48), "along": (1, 16), "down": (2, 1), "rectangles": (4, 16), "whole": (6, 48)}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("restore", [0, 1, 2])
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)

@@ -68,7 +68,7 @@ def turn(fmt: Format, *dtypes: torch.dtype) -> int:
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("fmt", "dtype"), CASES)
 def test_quantize(fmt: Format, dtype: torch.dtype) -> None:
     x = difficult(fmt, dtype)
@@ -78,7 +78,7 @@ def test_quantize(fmt: Format, dtype: torch.dtype) -> None:
         assert not first_difference(x, a, b), f"{rounding}, {overflow}: {first_difference(x, a, b)}"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("source", inputs.DTYPES)
 @pytest.mark.parametrize(
     ("fmt", "target"),
@@ -93,7 +93,7 @@ def test_into_another_dtype(fmt: Format, source: torch.dtype, target: torch.dtyp
         assert not first_difference(x, a, b), f"{rounding}, {overflow}: {first_difference(x, a, b)}"
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("fmt", "dtype"), CASES)
 def test_encode(fmt: Format, dtype: torch.dtype) -> None:
     x = difficult(fmt, dtype)

@@ -95,7 +95,7 @@ SUMS: dict[str, tuple[Accumulator, str]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("spread", "special"), [(0.0, 0.0), (3.0, 0.02), (50.0, 0.003)])
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_of_units(name: str, spread: float, special: float) -> None:

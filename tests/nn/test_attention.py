@@ -286,7 +286,7 @@ def attended(kind: type[nn.MultiheadAttention], points: FivePoint, options: Any,
     return [result, x.grad, model[0].out_proj.weight.grad, *([weights] if need_weights else [])]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("options", [{}, {"batch_first": True}, {"kdim": 12, "vdim": 10}, {"add_bias_kv": True}], ids=str)

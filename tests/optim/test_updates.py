@@ -124,7 +124,7 @@ def check(
 SETTINGS = [(update, arithmetic) for arithmetic in ("float32", "format") for update in ("nearest", "kahan", "stochastic")]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("carried", list(CARRIED))
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_a_few_steps(algorithm: str, carried: str) -> None:
@@ -134,7 +134,7 @@ def test_a_few_steps(algorithm: str, carried: str) -> None:
         check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
 @pytest.mark.parametrize("algorithm", ["AdamW", "SGD"])
 def test_forty_steps(algorithm: str, update: str, device: torch.device) -> None:
@@ -177,7 +177,7 @@ def test_nan_and_infinity(carried: str, update: str) -> None:
             check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4, given=given)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
 @pytest.mark.parametrize("carried", list(CARRIED))
 def test_weights_that_are_nan(carried: str, update: str) -> None:

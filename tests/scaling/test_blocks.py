@@ -39,7 +39,7 @@ ENDS = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("fmt", SCALES, ids=repr)
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
@@ -105,7 +105,7 @@ def floor_log2_of(x: Fraction, element: Format | None) -> int:
     return math.frexp(float(round(x / unit) * unit))[1] - 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [name for name in DIFFERENT if isinstance(NAMED[name].size, int) and name != "nvfp4"])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_named_formats(name: str, dim: int) -> None:

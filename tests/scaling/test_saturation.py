@@ -184,7 +184,7 @@ def both(
     return found[0], found[1]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scaling", KERNEL_SCALINGS, ids=repr)
 def test_kernels_do_what_the_reference_does(scaling: Scaling, dtype: torch.dtype) -> None:

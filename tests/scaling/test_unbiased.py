@@ -81,7 +81,7 @@ def test_rounded_up_scales_are_unbiased(name: str, dim: int) -> None:
     assert not torch.equal(qsim.quantize(x[None], block)[0], x)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 @pytest.mark.parametrize(
     "scaling",
@@ -95,7 +95,7 @@ def test_every_kind_of_scale(element: Format, scaling: Scaling) -> None:
         assert torch.equal(means(x, element, scale=scaling), x.double())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("rule", ["floor", "even", "fit"])
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 def test_other_rules_saturate(element: Format, rule: Rule) -> None:

@@ -73,7 +73,7 @@ def test_c_gives_golden_results(circuit: AnyCircuit, compiler: str, tmp_path: Pa
     assert torch.equal(emitted.rows_in_c(golden, tmp_path, compiler, flags), golden.y)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("circuit", CIRCUITS, ids=name_of)
 def test_javascript_gives_golden_results(circuit: AnyCircuit, tmp_path: Path) -> None:
     golden = vectors(circuit, count=200)
@@ -93,14 +93,14 @@ def test_modules_pass_their_testbench(circuit: AnyCircuit, simulator: str, tmp_p
     assert check(read((tmp_path / "results.hex").read_text())).differing == 0
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("circuit", CIRCUITS, ids=name_of)
 def test_modules_are_lint_clean(circuit: AnyCircuit, tmp_path: Path) -> None:
     for stages in (0, 2):
         emitted.lint(emit_circuits("systemverilog", [circuit], stages=stages), tmp_path, circuit.name)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("form", ["hex", "csv", "json"])
 @pytest.mark.parametrize("circuit", CIRCUITS, ids=name_of)
 def test_what_is_written_is_read_again(circuit: AnyCircuit, form: str) -> None:
@@ -159,7 +159,7 @@ def test_synthesis_has_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Yosys has not synthesized qsim_dot1_rounded_e4m3_e4m3 in 0.01 seconds: give it more, or fewer products" in error
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("words", "name"),
     [

@@ -39,7 +39,7 @@ def evaluated(symbols: list[Symbol], inputs: dict[str, int]) -> dict[int, int]:
     return values
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rounding", qsim.rounding.NAMED)
 def test_graphs_give_golden_results(rounding: str) -> None:
     generator = torch.Generator().manual_seed(5)

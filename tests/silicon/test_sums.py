@@ -18,7 +18,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 @pytest.mark.parametrize("dot", DOTS, ids=lambda dot: dot.name)
 def test_c_adds_as_matmul_does(dot: Dot, compiler: str, tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_c_adds_as_matmul_does(dot: Dot, compiler: str, tmp_path: Path) -> None:
     assert same_bits(by_program(dot, codes, tmp_path, command), by_matmul(dot, codes))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dot", DOTS, ids=lambda dot: dot.name)
 def test_javascript_adds_as_matmul_does(dot: Dot, tmp_path: Path) -> None:
     codes = drawn_codes(dot, 300)

@@ -66,7 +66,7 @@ def points(fmt: Format, count: int) -> torch.Tensor:
     return everything[order[:count]]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_arrays_agree_with_fractions(fmt: Format) -> None:
     x = points(fmt, 120)
@@ -104,7 +104,7 @@ def test_neighbours_enclose(significand: int, scale: int, exponent: int, mantiss
     assert oracle.round_exact(x, fmt, rounding, "saturate") in {float(oracle.magnitude(fmt, min(c, oracle.top(fmt)))) for c in (low, high)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("fmt", GFLOAT, ids=repr)
 def test_fractions_agree_with_gfloat(fmt: Format) -> None:
     x = points(fmt, 200).numpy()

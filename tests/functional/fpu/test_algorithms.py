@@ -74,7 +74,7 @@ ALGORITHMS: dict[str, tuple[Callable[..., Tensor], type, dict[str, Any], str]] =
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("fmt", [BF16, Float(6, 5), FP16, E4M3], ids=str)
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_algorithms_give_the_bits_of_the_optimizers(algorithm: str, fmt: Format, device: torch.device) -> None:
