@@ -22,7 +22,7 @@ from qsim.scaling.block_formats import Block
 from qsim.text.files import FileError
 
 if TYPE_CHECKING:
-    from qsim import checkpoints, diagnostics, distributed, optim, points, silicon
+    from qsim import checkpoints, control, diagnostics, distributed, optim, points, silicon
     from qsim.checkpoints import export, load, save
     from qsim.diagnostics.assignment.assign import assign
     from qsim.diagnostics.rollout.twin import twin
@@ -47,6 +47,7 @@ __all__ = [
     "assign",
     "checkpoints",
     "compare",
+    "control",
     "convert",
     "coverage",
     "decode",
@@ -78,7 +79,7 @@ __all__ = [
 
 
 #: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
-_LATER = ("checkpoints", "compat", "diagnostics", "distributed", "optim", "plot", "points", "silicon", "studies")
+_LATER = ("checkpoints", "compat", "control", "diagnostics", "distributed", "optim", "plot", "points", "silicon", "studies")
 _LATER_FUNCTIONS = {
     "Schedule": "schedule",
     "assign": "diagnostics",
