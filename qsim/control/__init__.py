@@ -1,4 +1,4 @@
-"""Control of a run by what is measured in it: weights that oscillate are reset, and channels with outliers get a wider format.
+"""Control of a run by what is measured in it: weights that oscillate are reset, and channels or layers get a wider format.
 
 Each control works like a learning rate scheduler: `start(model)` before the first step, `step()` after each step of the optimizer, and
 `state_dict` for checkpoints. `ControlCallback` of `qsim.hugging_face` and `qsim.lightning` does this in a Trainer.
@@ -18,7 +18,8 @@ Example:
 """
 
 from qsim.control.base import Control
+from qsim.control.fallback import Fallback, Switch
 from qsim.control.oscillations import OsciReset
 from qsim.control.outliers import OutControl
 
-__all__ = ["Control", "OsciReset", "OutControl"]
+__all__ = ["Control", "Fallback", "OsciReset", "OutControl", "Switch"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, distributed, nn
 
 from qsim.formats.base import check_integer
 from qsim.nn.modules import FivePointModule
@@ -13,6 +13,18 @@ from qsim.random import shards
 
 #: A linear layer with points.
 Layer = FivePointModule
+
+
+def agreed(numbers: Tensor) -> Tensor:
+    """The sums of all processes' numbers, in a distributed run."""
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.all_reduce(numbers)
+    return numbers
+
+
+def weight_of(layer: Layer) -> nn.Parameter:
+    """The weight of a layer."""
+    return layer.get_parameter("weight")
 
 
 class Control:
@@ -47,7 +59,7 @@ class Control:
         if not found:
             raise ValueError(f"{owner}: the model has no linear layer with {self.needs}: convert it first, with qsim.convert")
         for name, layer in found.items():
-            if shards.is_distributed(layer.weight):
+            if shards.is_distributed(weight_of(layer)):
                 raise ValueError(f"{owner}: {name}: its weight is a distributed tensor, and the control sees whole weights only")
         self._layers = found
         loaded, self._loaded = self._loaded, None
@@ -75,8 +87,8 @@ class Control:
     needs = "points"
 
     def controls(self, layer: Layer) -> bool:
-        """Whether a layer is controlled."""
-        return isinstance(layer, nn.Linear)
+        """Whether a layer is controlled: a parametrized weight is computed, and cannot be set."""
+        return isinstance(layer, nn.Linear) and "weight" in layer._parameters
 
     def begin(self, layers: dict[str, Layer]) -> None:
         """Begin a run."""
@@ -108,3 +120,11 @@ class Control:
             raise ValueError(f"{type(self).__name__}: a state has steps and layers, got {', '.join(map(str, state_dict)) or 'nothing'}")
         self.steps = check_integer(type(self).__name__, "steps", state_dict["steps"], 0, 2**62)
         self._loaded = state_dict
+
+
+def checked(controls: Sequence[Any]) -> Sequence[Control]:
+    """Raise an error unless a callback's arguments are controls; return them."""
+    for control in controls or [None]:
+        if not isinstance(control, Control):
+            raise TypeError(f"ControlCallback: give controls of qsim.control, such as OsciReset(), got {control!r}")
+    return controls

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.control.base import Control, Layer
+from qsim.control.base import Control, Layer, weight_of
 from qsim.formats.base import check_integer
 from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import Quantizer
@@ -99,23 +99,23 @@ class OsciReset(Control):
         done = self.steps - self.first
         if self._paths:
             for name, layer in layers.items():
-                self._paths[name].follow(layer.weight.detach(), rounded_weight(layer))
+                self._paths[name].follow(weight_of(layer).detach(), rounded_weight(layer))
             if (done - 1) % self.period + 1 == self.window:
                 self._reset(layers)
         if done >= 0 and done % self.period == 0:
             self._begin_window(layers)
 
     def resume(self, layers: dict[str, Layer], state: Mapping[str, Any]) -> None:  # noqa: D102 (documented above)
-        self._paths = {
-            name: Paths(**{which: x.to(layers[name].weight.device) for which, x in kept.items()}) for name, kept in state["layers"].items()
-        }
+        for name, kept in state["layers"].items():
+            device = weight_of(layers[name]).device
+            self._paths[name] = Paths(**{which: x.to(device) for which, x in kept.items()})
 
     def kept(self) -> dict[str, Any]:  # noqa: D102 (documented above)
         return {name: dict(vars(paths)) for name, paths in self._paths.items()}
 
     def _begin_window(self, layers: dict[str, Layer]) -> None:
         for name, layer in layers.items():
-            weight, rounded = layer.weight.detach().clone(), rounded_weight(layer)
+            weight, rounded = weight_of(layer).detach().clone(), rounded_weight(layer)
             self._paths[name] = Paths(weight, rounded, torch.zeros_like(rounded), torch.zeros_like(rounded))
 
     def _reset(self, layers: dict[str, Layer]) -> None:
@@ -123,14 +123,14 @@ class OsciReset(Control):
         paths, self._paths = self._paths, {}
         for name, layer in layers.items():
             oscillates = (paths[name].moved > 0) & (paths[name].jumped >= self.ratio * paths[name].moved)
-            layer.weight.copy_(torch.where(oscillates, paths[name].rounded, layer.weight))
+            weight_of(layer).copy_(torch.where(oscillates, paths[name].rounded, weight_of(layer)))
             self.counts[name] = int(oscillates.sum())
 
 
 @torch.no_grad()
 def rounded_weight(layer: Layer) -> Tensor:
     """What a linear layer multiplies in place of its weight, in at least float32."""
-    weight, point = layer.weight.detach(), layer.points.weight
+    weight, point = weight_of(layer).detach(), layer.points.weight
     if isinstance(point, CallablePoint):
         return point.rounded("weight", weight).to(torch.promote_types(weight.dtype, torch.float32))
     plan = plan_for(FivePoint(weight=point), LINEAR, weight, weight)

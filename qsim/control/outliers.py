@@ -10,20 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from qsim.control.base import Control, Layer
+from qsim.control.base import Control, Layer, agreed, weight_of
 from qsim.formats.base import check_integer
 from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import Point, Quantizer
 from qsim.points.base import check_number, quantizer_of
 from qsim.points.channels import Channels
-from qsim.recipes.five_point import REUSES, FivePoint
+from qsim.points.rotated import Rotated
+from qsim.recipes.five_point import POINTS, REUSES, FivePoint
 
 
 class OutControl(Control):
     """Round the channels with outliers in a wider format: Chen et al., TetraJet-v2, arXiv 2510.27527, and the authors' code.
 
     In a window of steps, each layer adds up the norms of the channels of its input, in training. At its end the share of channels with the
-    largest sums moves to the wider format: in the input and the weight of the forward product, and in the input that the gradient of the
+    largest sums, over all processes, moves to the wider format: in the input and the weight of the forward product, and in the input that the gradient of the
     weight multiplies. Points become `qsim.points.Channels`, which `qsim.save` keeps. The gradient of the output has one rounding for all
     channels; the authors round it in FP8, too, where it multiplies wider channels.
 
@@ -91,13 +92,14 @@ class OutControl(Control):
 
     def _begin_window(self, layers: dict[str, Layer]) -> None:
         for name, layer in layers.items():
-            self._norms[name] = layer.weight.new_zeros(layer.weight.shape[1], dtype=torch.float32)
+            weight = weight_of(layer)
+            self._norms[name] = weight.new_zeros(weight.shape[1], dtype=torch.float32)
             self._hooks.append(layer.register_forward_pre_hook(_Adds(self._norms[name])))
 
     def _largest(self, layer: Layer, norms: Tensor) -> list[int]:
         """The channels with the largest norms, in order."""
         count = min(max(round(self.share * len(norms)), 1), len(norms) - 1)
-        return sorted(norms.topk(count).indices.tolist())
+        return sorted(agreed(norms).topk(count).indices.tolist())
 
     def _choose(self, layers: dict[str, Layer], channels: dict[str, list[int]]) -> None:
         """Give the chosen channels the wider format."""
@@ -109,6 +111,9 @@ class OutControl(Control):
         self.channels = channels
 
     def _with_channels(self, points: FivePoint, chosen: list[int]) -> FivePoint:
+        # Both operands of a product are transformed alike, and those of channels by modules.
+        points = replace(points, **{name: _turned(getattr(points, name)) for name in POINTS})
+
         def split(point: Quantizer | CallablePoint | None, dim: int = -1) -> Channels:
             return Channels(point.function if isinstance(point, CallablePoint) else point, self.wider, chosen, dim)
 
@@ -134,6 +139,13 @@ class _Adds:
         if layer.training:
             x = given[0].detach()
             self.norms += torch.linalg.vector_norm(x.reshape(-1, x.shape[-1]), dim=0, dtype=torch.float32)
+
+
+def _turned(point: Any) -> Any:
+    """A quantizer with a transform as a module, which undoes it; any other point unchanged."""
+    if not isinstance(point, Quantizer) or point.transform is None:
+        return point
+    return Rotated(replace(point, transform=None), point.transform)
 
 
 def _has_channels(points: FivePoint) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -34,8 +35,8 @@ def by_definition(weights: list[Tensor], round_: Any, ratio: float) -> tuple[Ten
     """Where the rounded path is so many times as long as the weight's own, and what the last weight is rounded to."""
     weights = [w.double() for w in weights]
     rounded = [round_(w.float()).double() for w in weights]
-    moved = sum((b - a).abs() for a, b in zip(weights, weights[1:], strict=False))
-    jumped = sum((b - a).abs() for a, b in zip(rounded, rounded[1:], strict=False))
+    moved = sum((b - a).abs() for a, b in pairwise(weights))
+    jumped = sum((b - a).abs() for a, b in pairwise(rounded))
     return jumped / moved >= ratio, rounded[-1].float()
 
 
