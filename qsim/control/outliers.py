@@ -24,9 +24,9 @@ class OutControl(Control):
     """Round the channels with outliers in a wider format: Chen et al., TetraJet-v2, arXiv 2510.27527, and the authors' code.
 
     In a window of steps, each layer adds up the norms of the channels of its input, in training. At its end the share of channels with the
-    largest sums, over all processes, moves to the wider format: in the input and the weight of the forward product, and in the input that the gradient of the
-    weight multiplies. Points become `qsim.points.Channels`, which `qsim.save` keeps. The gradient of the output has one rounding for all
-    channels; the authors round it in FP8, too, where it multiplies wider channels.
+    largest sums, over all processes, moves to the wider format: in the input and the weight of the forward product, and in the input that
+    the gradient of the weight multiplies. Points become `qsim.points.Channels`, which `qsim.save` keeps. The gradient of the output has one
+    rounding for all channels; the authors round it in FP8, too, where it multiplies wider channels.
 
     Controlled are linear layers whose inputs and weights are both rounded. Compiled layers are compiled again when their points change.
 

@@ -77,12 +77,25 @@ def test_outliers_cost_less_precision() -> None:
     exact = nn.functional.linear(x, plain[0].weight, plain[0].bias)  # type: ignore[arg-type]
     errors = [(model(x) - exact).norm() / exact.norm() for model in (plain, controlled)]
     assert errors[1] < 0.6 * errors[0]
+    points = controlled[0].points
+    assert qsim.FivePoint.from_dict(points.to_dict()) == points
     act_bwd = controlled[0].points.act_bwd.function
     assert act_bwd.dim == -2
     assert isinstance(act_bwd.point, Rotated)
     assert act_bwd.draws_signs
     controlled(x.requires_grad_()).square().sum().backward()
     assert controlled[0].weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("recipe", ["mxfp4", "nvfp4.with_(last=0)", "fp8_hybrid", "lsq.with_(first=0, last=0)", "fp4_dge"])
+def test_recipes_train_with_wider_channels(recipe: str) -> None:
+    model = net(recipe)
+    control = OutControl(window=1).start(model)
+    for number in range(2):
+        model(inputs(number)).square().mean().backward()
+        control.step()
+    assert control.channels
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("stop", [1, 3, 5])
