@@ -30,8 +30,9 @@ def draw() -> Figure:
     for name, axes in zip(names, panels.flat, strict=False):
         axes.plot(steps, losses["float32"], linewidth=4, alpha=0.3, color=plt.rcParams["text.color"])
         axes.plot(steps, losses[name], linewidth=1.2)
+        axes.set(ylim=(2.4, 3.1))
         axes.set_title(name, loc="left", fontsize=8)
-        axes.text(0.97, 0.8, f"{losses[name][-1] - losses['float32'][-1]:+.2f}", transform=axes.transAxes, ha="right", fontsize=8)
+        axes.text(0.97, 0.8, f"{losses[name][-1] - losses['float32'][-1]:+.3f}", transform=axes.transAxes, ha="right", fontsize=8)
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("loss, nats per character", fontsize=9)
     return figure
