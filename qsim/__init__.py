@@ -22,7 +22,7 @@ from qsim.scaling.block_formats import Block
 from qsim.text.files import FileError
 
 if TYPE_CHECKING:
-    from qsim import checkpoints, control, diagnostics, distributed, optim, points, silicon
+    from qsim import checkpoints, diagnostics, distributed, optim, points, silicon
     from qsim.checkpoints import export, load, save
     from qsim.diagnostics.assignment.assign import assign
     from qsim.diagnostics.rollout.twin import twin
@@ -47,7 +47,6 @@ __all__ = [
     "assign",
     "checkpoints",
     "compare",
-    "control",
     "convert",
     "coverage",
     "decode",

@@ -103,7 +103,7 @@ class Control:
         raise NotImplementedError
 
     def kept(self) -> dict[str, Any]:
-        """What is kept of each layer, for the state."""
+        """Return the measurements of each layer, for the state."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Fallback(Control):
             self._monitor = Monitor(narrow, every=2**31)
 
     def _reason(self, counts: Counts) -> str:
-        """What is out of bounds at a point; empty if nothing is."""
+        """Describe the measurement at a point that is out of bounds; empty if none is."""
         underflowed = counts.shares["underflowed"]
         if self.underflow is not None and underflowed > self.underflow:
             return f"{counts.point}: {underflowed:.0%} underflowed, more than {self.underflow:.0%}".replace("%", " %")

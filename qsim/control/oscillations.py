@@ -21,8 +21,8 @@ from qsim.scaling import Delayed
 
 
 @dataclass
-class Paths:
-    """How far a weight and what it is rounded to have moved, by element.
+class WeightPaths:
+    """Distances that a weight and its rounded values have moved, by element.
 
     Attributes:
         weight: The weight after the last step.
@@ -83,7 +83,7 @@ class OsciReset(Control):
         self.ratio = check_number("OsciReset", "ratio", ratio, 1.0, float("inf"))
         self.first = check_integer("OsciReset", "first", first, 0, 2**62)
         self.counts: dict[str, int] = {}
-        self._paths: dict[str, Paths] = {}
+        self._paths: dict[str, WeightPaths] = {}
 
     def controls(self, layer: Layer) -> bool:  # noqa: D102 (documented above)
         return super().controls(layer) and layer.points.weight is not None
@@ -108,7 +108,7 @@ class OsciReset(Control):
     def resume(self, layers: dict[str, Layer], state: Mapping[str, Any]) -> None:  # noqa: D102 (documented above)
         for name, kept in state["layers"].items():
             device = weight_of(layers[name]).device
-            self._paths[name] = Paths(**{which: x.to(device) for which, x in kept.items()})
+            self._paths[name] = WeightPaths(**{which: x.to(device) for which, x in kept.items()})
 
     def kept(self) -> dict[str, Any]:  # noqa: D102 (documented above)
         return {name: dict(vars(paths)) for name, paths in self._paths.items()}
@@ -116,7 +116,7 @@ class OsciReset(Control):
     def _begin_window(self, layers: dict[str, Layer]) -> None:
         for name, layer in layers.items():
             weight, rounded = weight_of(layer).detach().clone(), rounded_weight(layer)
-            self._paths[name] = Paths(weight, rounded, torch.zeros_like(rounded), torch.zeros_like(rounded))
+            self._paths[name] = WeightPaths(weight, rounded, torch.zeros_like(rounded), torch.zeros_like(rounded))
 
     def _reset(self, layers: dict[str, Layer]) -> None:
         """Set the elements that oscillated to their rounded values."""
@@ -129,7 +129,7 @@ class OsciReset(Control):
 
 @torch.no_grad()
 def rounded_weight(layer: Layer) -> Tensor:
-    """What a linear layer multiplies in place of its weight, in at least float32."""
+    """Return the rounded weight that a linear layer multiplies, in at least float32."""
     weight, point = weight_of(layer).detach(), layer.points.weight
     if isinstance(point, CallablePoint):
         return point.rounded("weight", weight).to(torch.promote_types(weight.dtype, torch.float32))

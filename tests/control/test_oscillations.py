@@ -66,7 +66,7 @@ def test_it_resets_what_its_definition_resets(points: Any) -> None:
 
 
 def _rounded_as(layer: nn.Module, weight: Tensor) -> Tensor:
-    """What a layer rounds another weight to: its product with the identity."""
+    """Round another weight as a layer does, and compare with a product with the identity."""
     other = copy.deepcopy(layer)
     with torch.no_grad():
         other.weight.copy_(weight)  # type: ignore[union-attr, operator]

@@ -58,10 +58,10 @@ def with_decay(change, weight, factors, inner, how):
 
 
 def compensated(change, lost, inner, how):
-    """What Kahan's summation adds to a weight: the update, without the excess of the step before."""
+    """The summand of Kahan's summation: the update, without the excess of the step before."""
     return rounded(-change - lost, inner, how)
 
 
 def excess(total, weight, added, inner, how):
-    """What rounding added to a weight's sum, which is the compensation that the next step takes off."""
+    """The excess that rounding added to a weight's sum: the compensation, which the next step takes off."""
     return rounded(total - weight, inner, how) - added
