@@ -78,7 +78,7 @@ __all__ = [
 
 
 #: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
-_LATER = ("checkpoints", "compat", "diagnostics", "distributed", "optim", "plot", "points", "silicon", "studies")
+_LATER = ("checkpoints", "compat", "control", "diagnostics", "distributed", "optim", "plot", "points", "silicon", "studies")
 _LATER_FUNCTIONS = {
     "Schedule": "schedule",
     "assign": "diagnostics",

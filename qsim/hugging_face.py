@@ -14,7 +14,7 @@ Example:
     >>> qsim.nn.conversion(loaded) == qsim.nn.conversion(model)
     True
 
-`ScheduleCallback` changes the points of a model while transformers' Trainer trains it.
+`ScheduleCallback` changes the points of a model while transformers' Trainer trains it, and `ControlCallback` lets a control act.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quanti
 from transformers.trainer_callback import ExportableState
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from qsim.control import Control
+from qsim.control.base import checked
 from qsim.nn.calls.attention import attention
 from qsim.nn.converting.checks import OWN
 from qsim.nn.converting.configs import METHOD, note_in_configs
@@ -40,7 +42,7 @@ from qsim.nn.histories import RemembersAmaxes, histories_of
 from qsim.schedule import Schedule, Schedules
 from qsim.text.files import reading
 
-__all__ = ["ScheduleCallback"]
+__all__ = ["ControlCallback", "ScheduleCallback"]
 
 
 class DescribedConversion(QuantizationConfigMixin):  # type: ignore[misc]
@@ -128,6 +130,36 @@ class ScheduleCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def state(self) -> dict[str, Any]:
         """The state for the Trainer's checkpoint."""
         return {"args": {}, "attributes": self._schedules.state_dict()}
+
+
+class ControlCallback(TrainerCallback):  # type: ignore[misc]
+    """Let controls of `qsim.control` act while transformers' Trainer trains.
+
+    The Trainer's checkpoints are JSON and do not contain their states, which have tensors. To continue inside a window, save each
+    `control.state_dict()`, and load it before the Trainer resumes.
+
+    Args:
+        *controls: The controls.
+
+    Example:
+        >>> import qsim
+        >>> from qsim.hugging_face import ControlCallback
+        >>> callback = ControlCallback(qsim.control.OsciReset(period=200), qsim.control.OutControl())
+        >>> # transformers.Trainer(model, arguments, train_dataset=…, callbacks=[callback])
+    """
+
+    def __init__(self, *controls: Control) -> None:
+        self._controls = checked(controls)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Start the controls."""
+        for one in self._controls:
+            one.start(model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count a step of the optimizer."""
+        for one in self._controls:
+            one.step()
 
 
 def _renamed(description: Mapping[str, Any], model: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ Example:
 
 from qsim.optim.adam import Adam, AdamW
 from qsim.optim.blocks import block_states
+from qsim.optim.kahan import Kahan
 from qsim.optim.noise import update_noise
 from qsim.optim.quantized import Quantized
 from qsim.optim.sgd import SGD
@@ -21,6 +22,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Kahan",
     "Quantized",
     "StochasticAdamW",
     "adamw_stochastic_bf16_",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qsim.functional import quantize
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, reject_differentiable
-from qsim.optim.settings import UpdateSetting
+from qsim.optim.settings import Update, UpdateSetting
 from qsim.rounding import Overflow, Rounding
 from qsim.text.warning import warn
 from qsim_kernels.numbers import updates
@@ -40,7 +40,7 @@ class Adam(LowPrecisionOptimizer):
             float16, which a scaler does not unscale, and `False` otherwise.
         decoupled_weight_decay: Whether weights decay separately from the update, as in AdamW; otherwise the decay is added to the gradient.
         format: The weights' format, by default their dtype's own.
-        update: `"stochastic"`, `"kahan"`, `"nearest"`, or a `qsim.Stochastic` with its number of random bits.
+        update: `"stochastic"`, `"kahan"`, `"nearest"`, a `qsim.Stochastic` with its number of random bits, or `Kahan("stochastic")`: both.
         state: The moments' format, by default the parameters' dtype's own. They are kept in that dtype if it holds the format. The second
             moment of small gradients is 0 in float16, and updates grow without bound: parameters in float16 need `"fp32"` or `"bf16"`.
         state_rounding: How moments are rounded: `"nearest"`, `"stochastic"` or a `qsim.Stochastic`. With round-to-nearest, a second moment
@@ -92,7 +92,7 @@ class Adam(LowPrecisionOptimizer):
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
         format: FormatLike | None = None,
-        update: str | Rounding = "stochastic",
+        update: Update = "stochastic",
         state: FormatLike | None = None,
         state_rounding: str | Rounding = "nearest",
         arithmetic: str = "float32",
@@ -210,7 +210,7 @@ class AdamW(Adam):
         differentiable: bool = False,
         fused: bool | None = None,
         format: FormatLike | None = None,
-        update: str | Rounding = "stochastic",
+        update: Update = "stochastic",
         state: FormatLike | None = None,
         state_rounding: str | Rounding = "nearest",
         arithmetic: str = "float32",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qsim.formats import Format
-from qsim.optim import settings
+from qsim.optim import kahan, settings
 from qsim.optim.batches import Batch, batches_of, check_gradients
 from qsim.optim.saved import StateDict, adapted, restored
 from qsim.optim.seeds import DrawsSeed
@@ -99,7 +99,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         """
         for group, checked in zip(self.param_groups, self.checked_options(**options), strict=True):
             group.update(checked)
-            for p in group["params"] if group["update"] != "kahan" else ():
+            for p in group["params"] if kahan.read(group["update"]) is None else ():
                 self.state.get(p, {}).pop("compensation", None)
 
     def checked_options(self, **options: Any) -> list[dict[str, Any]]:

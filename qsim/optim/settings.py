@@ -9,6 +9,8 @@ import torch
 
 from qsim.formats import Format, format as resolve_format, holders, name_of
 from qsim.functional.arguments import cannot_hold
+from qsim.optim import kahan
+from qsim.optim.kahan import Kahan
 from qsim.rounding import NAMED, NEAREST, Overflow, Rounding, Stochastic, check_overflow, overflow_in
 from qsim.scaling import block_formats
 from qsim.scaling.block_formats import Block
@@ -20,6 +22,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 #: Weights' format, update, moments' format, their rounding, arithmetic, overflow: the first arguments of `setting`.
 Options = tuple[str | None, str, str | None, str, str, Overflow]
+
+#: How weights are updated, as it is given.
+Update = str | Rounding | Kahan
 
 UPDATES = ("stochastic", "kahan", "nearest")
 STATE_ROUNDINGS = ("nearest", "stochastic")
@@ -76,8 +81,11 @@ def name_of_format(fmt: str | torch.dtype | Format | None) -> str | None:
     return name_of(found)
 
 
-def name_of_update(update: str | Rounding) -> str:
+def name_of_update(update: Update) -> str:
     """How weights are updated, as a string."""
+    found = kahan.read(update) if isinstance(update, str) else update
+    if isinstance(found, Kahan):
+        return "kahan" if found == Kahan() else repr(found)
     return _name(update, "update", UPDATES)
 
 
@@ -86,14 +94,15 @@ def name_of_rounding(rounding: str | Rounding) -> str:
     return _name(rounding, "state_rounding", STATE_ROUNDINGS)
 
 
-def _name(rounding: str | Rounding, argument: str, plain: tuple[str, ...]) -> str:
+def _name(rounding: Update, argument: str, plain: tuple[str, ...]) -> str:
     if isinstance(rounding, Rounding) and rounding == NAMED["nearest"]:
         return "nearest"
     if isinstance(rounding, Stochastic):
         return repr(rounding) if rounding != Stochastic() else "stochastic"
     if isinstance(rounding, str) and (rounding in plain or isinstance(read_call(rounding, {"Stochastic": Stochastic}), Stochastic)):
         return rounding
-    raise ValueError(f"{argument} must be {', '.join(map(repr, plain))} or a qsim.Stochastic(bits, correction), got {rounding!r}")
+    objects = " or a qsim.Stochastic(bits, correction)" + (" or qsim.optim.Kahan(rounding)" if argument == "update" else "")
+    raise ValueError(f"{argument} must be {', '.join(map(repr, plain))}{objects}, got {rounding!r}")
 
 
 @lru_cache(maxsize=256)
@@ -104,7 +113,7 @@ def setting(
 
     Args:
         format: The weights' format, their dtype's own by default.
-        update: "stochastic", "kahan", "nearest" or "Stochastic(…)".
+        update: "stochastic", "kahan", "nearest", "Stochastic(…)" or "Kahan(…)".
         state: The moments' format, by default the parameters' dtype's own.
         state_rounding: "nearest", "stochastic" or "Stochastic(…)".
         arithmetic: "float32" or "format".
@@ -119,18 +128,18 @@ def setting(
     if dtype not in holders(weights):
         raise ValueError(_too_wide("format", weights, f"parameters in {dtype}"))
     check_overflow(overflow)
-    in_format = arithmetic == "format"
+    in_format, summation = arithmetic == "format", kahan.read(update)
     _check_arithmetic(arithmetic, weights, state, state_rounding)
     states = weights if in_format else own if state is None else resolve_format(state)
     return UpdateSetting(
         grid=weights.spelling[0],
-        rule=spell(_rule(weights, "nearest" if update == "kahan" else update, overflow)),
+        rule=spell(_rule(weights, update if summation is None else repr(summation.rounding), overflow)),
         inner=(weights if in_format else own).spelling[0],
         inner_rule=spell(_rule(weights if in_format else own, "nearest", overflow)),
         state=states.spelling[0],
         state_rule=spell(_rule(states, state_rounding, overflow)),
         in_format=in_format,
-        kahan=update == "kahan",
+        kahan=summation is not None,
         state_dtype=_dtype_of(states, dtype),
         dtype=dtype,
         weight=weights,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, check_real, reject_differentiable
-from qsim.optim.settings import UpdateSetting
+from qsim.optim.settings import Update, UpdateSetting
 from qsim.rounding import Overflow, Rounding
 from qsim_kernels.numbers import updates
 from qsim_kernels.numbers.grid import spell
@@ -74,7 +74,7 @@ class SGD(LowPrecisionOptimizer):
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
         format: FormatLike | None = None,
-        update: str | Rounding = "stochastic",
+        update: Update = "stochastic",
         state: FormatLike | None = None,
         state_rounding: str | Rounding = "nearest",
         arithmetic: str = "float32",

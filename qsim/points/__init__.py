@@ -26,6 +26,7 @@ from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
 from qsim.points.affine import Affine
 from qsim.points.base import PointModule, surrogate
+from qsim.points.channels import Channels
 from qsim.points.clamped import Clamped
 from qsim.points.codebook import NF4, Codebook
 from qsim.points.eden import MSEden
@@ -46,6 +47,7 @@ __all__ = [
     "NF4",
     "PACT",
     "Affine",
+    "Channels",
     "Clamped",
     "Codebook",
     "FourOverSix",
@@ -66,7 +68,7 @@ __all__ = [
 _MAKERS: dict[str, Callable[..., Any]] = {
     maker.__name__: maker
     for maker in (
-        *(DGE, LSQ, PACT, Affine, Clamped, Codebook, FourOverSix, GaussianGrid, MSEden, Noise),
+        *(DGE, LSQ, PACT, Affine, Channels, Clamped, Codebook, FourOverSix, GaussianGrid, MSEden, Noise),
         *(OuterScale, Outliers, Rotated, TransformerEngineNVFP4, TrustMask),
         *(Block, Hadamard, PerAxis, PerBlock, PerRow, PerTensor, PerTile, Quantizer),
     )

@@ -13,7 +13,6 @@ from qsim.functional import quantize
 from qsim.functional.quantizer import Quantizer
 from qsim.points.base import Gradient, PointModule, surrogate, wide
 from qsim.points.groups import check_granularity, grouped, ungrouped, within
-from qsim.random.noise import Noise
 from qsim.rounding import Rounding
 from qsim.scaling import PerBlock, Scaling
 
@@ -77,23 +76,16 @@ class FourOverSix(PointModule):
         amax = groups.abs().amax(inside, keepdim=True).double()
         whole = amax.amax() / (self.reach * E2M1.max)
         whole = torch.where(whole == 0, 1.0, whole)
-        # NaN is never better: a tensor with one becomes NaN.
-        best, least = torch.full_like(groups, torch.nan), torch.full_like(amax, torch.inf)
-        for i, candidate in enumerate(self.candidates):
-            scale = quantize(amax / candidate / whole, E4M3).clamp(min=E4M3.smallest) * whole
-            scale = scale.clamp(min=_SMALLEST).to(groups.dtype)
-            values = self.quantizer(groups / scale, **self._noise_of(i, noise)) * scale
-            error = self._error(values, groups).sum(inside, keepdim=True)
-            best, least = torch.where(error < least, values, best), torch.minimum(error, least)
+        # All candidates in one tensor: half as many operations, which compilers take half the time for.
+        wanted = torch.stack([amax / candidate for candidate in self.candidates]) / whole
+        scales = quantize(wanted, E4M3).clamp(min=E4M3.smallest) * whole
+        scales = scales.clamp(min=_SMALLEST).to(groups.dtype)
+        values = self.quantizer(groups / scales, **noise) * scales
+        errors = self._error(values, groups).sum([dim + 1 for dim in inside], keepdim=True)
+        best, least = values[0], errors[0]
+        for other, error in zip(values[1:], errors[1:], strict=True):
+            best, least = torch.where(error < least, other, best), torch.minimum(error, least)
         return surrogate(x, ungrouped(best, tuple(x.shape)).to(x.dtype))
-
-    @staticmethod
-    def _noise_of(index: int, noise: dict[str, Any]) -> dict[str, Any]:
-        """The random bits of a candidate: a stream of its own, if a seed is given."""
-        if noise.get("seed") is None:
-            return noise
-        given = noise["seed"] if isinstance(noise["seed"], Noise) else Noise(noise["seed"])
-        return noise | {"seed": given._replace(stream=given.stream ^ index)}
 
     def _error(self, values: Tensor, groups: Tensor) -> Tensor:
         """The errors, in float64, so that the order of their sum does not decide."""

@@ -16,7 +16,7 @@ from qsim.functional.callables import CallablePoint
 from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
 from qsim.recipes.fp4 import four_over_six, fp4_dge, ms_eden, quartet2, tetrajet2
 from qsim.recipes.learned import lsq, quest
-from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4, ufp4
+from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4, te_nvfp4, ufp4
 from qsim.recipes.named import NAMED, describe, listing, resolve
 from qsim.recipes.recipe import Recipe
 from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8, luq, torchao_rowwise
@@ -46,6 +46,7 @@ __all__ = [
     "quest",
     "resolve",
     "stochastic_backward",
+    "te_nvfp4",
     "tetrajet2",
     "torchao_rowwise",
     "ufp4",

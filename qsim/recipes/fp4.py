@@ -80,7 +80,7 @@ def tetrajet2() -> Recipe:
 
     The backward pass rotates both operands of its products by a Hadamard transform of 16, with signs that they share and that every pass
     draws again. Its scales are rounded up: nothing saturates, so that its mean over the noise is exact. The paper's control of
-    oscillations and of outlier channels is not part of the points.
+    oscillations and of outlier channels is `qsim.control.OsciReset` and `OutControl`.
 
     Example:
         >>> import qsim

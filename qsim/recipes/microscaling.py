@@ -72,7 +72,7 @@ def mxfp4(forward: Spec | None = "mxfp4") -> Recipe:
     return Recipe("mxfp4", points, source="Tseng et al., Training LLMs with MXFP4, arXiv 2502.20586")
 
 
-def nvfp4(*, outer: PerTensor | str | None = None, te: bool = False) -> Recipe:
+def nvfp4(*, outer: PerTensor | str | None = None) -> Recipe:
     """FP4 in blocks of 16 with E4M3 scales and one scale per tensor; weights in tiles of 16 × 16, gradients stochastic.
 
     A square tile is the same in both directions, so that the backward pass reuses the rounded weight of the forward pass. Both operands of
@@ -88,8 +88,6 @@ def nvfp4(*, outer: PerTensor | str | None = None, te: bool = False) -> Recipe:
         outer: The scale of each whole weight: `PerTensor()`, the default, or another `PerTensor`, or the `repr` of one. Servers compute
             several layers in one product, such as the projections of queries, keys and values, with one such scale for all of them.
             `PerTensor("e8m0", "ceil")` gives powers of two, which `qsim.export` can make equal without changing a weight.
-        te: Whether to have the bits of Transformer Engine: its order of operations, its signs of the transform, and gradients whose scales
-            are rounded to nearest as the others, so that their largest elements may saturate.
 
     Example:
         >>> import qsim
@@ -97,10 +95,6 @@ def nvfp4(*, outer: PerTensor | str | None = None, te: bool = False) -> Recipe:
         >>> points.weight.scale.extent((64, 64)), points.grad.rounding, points.grad_w.transform.size
         ((16, 16), Stochastic(), 16)
     """
-    if te:
-        if outer is not None:
-            raise ValueError(f"nvfp4: te=True has Transformer Engine's scales of whole tensors; leave out outer, got {outer!r}")
-        return _of_transformer_engine()
     whole = scaling.resolve(outer) or PerTensor()
     if not isinstance(whole, PerTensor):
         raise TypeError(f"nvfp4: outer must be a qsim.scaling.PerTensor or the repr of one, got {outer!r}")
@@ -112,12 +106,21 @@ def nvfp4(*, outer: PerTensor | str | None = None, te: bool = False) -> Recipe:
     return Recipe("nvfp4", points, last=1, source=_NVFP4)
 
 
-def _of_transformer_engine() -> Recipe:
-    """The recipe with Transformer Engine's arithmetic."""
+def te_nvfp4() -> Recipe:
+    """NVFP4 with the bits of Transformer Engine: its order of operations, and its signs of the Hadamard transform.
+
+    The points are those of `nvfp4`, except that the scales of gradients are rounded to nearest as the others, so that the largest elements
+    of their blocks may saturate.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.te_nvfp4().points.grad)
+        TransformerEngineNVFP4(rounding='stochastic')
+    """
     nearest, weight = TransformerEngineNVFP4(), TransformerEngineNVFP4(PerTile(16, 16))
     noisy, signs = TransformerEngineNVFP4(rounding="stochastic"), Hadamard(16, seed=SIGNS)
     points = FivePoint(nearest, weight, act_bwd=Rotated(nearest, signs), weight_bwd="same", grad=noisy, grad_w=Rotated(noisy, signs))
-    return Recipe("nvfp4", points, last=1, source=f"{_NVFP4}; Transformer Engine's NVFP4QuantizerRef")
+    return Recipe("te_nvfp4", points, last=1, source=f"{_NVFP4}; Transformer Engine's NVFP4QuantizerRef")
 
 
 def ufp4() -> Recipe:

@@ -12,7 +12,7 @@ from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, wei
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.fp4 import four_over_six, fp4_dge, ms_eden, quartet2, tetrajet2
 from qsim.recipes.learned import lsq, quest
-from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4, ufp4
+from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4, te_nvfp4, ufp4
 from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
 from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, hfp8, int8, luq, torchao_rowwise
@@ -33,6 +33,7 @@ NAMED: dict[str, Callable[..., Recipe]] = {
         mxfp6,
         mxfp4,
         nvfp4,
+        te_nvfp4,
         four_over_six,
         quartet2,
         ms_eden,

@@ -70,7 +70,8 @@ class PerRow(PerSlice):
 class PerAxis(PerSlice):
     """One scale per index along a dimension, for all elements of that slice, as in torchao's `PerAxis`.
 
-    `PerAxis(0)` of a convolution's weight is one scale per output channel; of a matrix it is the same as `PerRow()`.
+    `PerAxis(0)` of a convolution's weight is one scale per output channel; of a batch, one per sample; of a matrix it is the same as
+    `PerRow()`.
 
     Args:
         axis: The dimension that has a scale per index.

@@ -52,6 +52,8 @@ def weight(dtype: torch.dtype = BF16) -> nn.Parameter:
         (ADAM, {"update": "up"}, ValueError, ["update must be 'stochastic', 'kahan', 'nearest'", "'up'"]),
         (ADAM, {"update": qsim.rounding.NAMED["up"]}, ValueError, ["update must be", "up"]),
         (ADAM, {"update": "Stochastic(bits=40)"}, ValueError, ["bits"]),
+        (ADAM, {"update": qsim.rounding.NAMED["up"]}, ValueError, ["update must be", "qsim.optim.Kahan(rounding)"]),
+        (ADAM, {"update": "Kahan('up')"}, ValueError, ["Kahan: rounding must be 'nearest', 'stochastic'", "'up'"]),
         (ADAM, {"state_rounding": "kahan"}, ValueError, ["state_rounding must be 'nearest', 'stochastic'", "'kahan'"]),
         (ADAM, {"arithmetic": "bf16"}, ValueError, ["arithmetic must be 'float32' or 'format'", "'bf16'"]),
         (ADAM, {"format": "e4m33"}, ValueError, ["e4m33"]),

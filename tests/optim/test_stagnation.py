@@ -53,6 +53,17 @@ def test_kahan_follows_the_exact_path(weight: str, dtype: torch.dtype, distance:
 
 
 @pytest.mark.parametrize(("weight", "dtype", "distance"), WEIGHTS)
+def test_kahan_takes_off_the_noise_of_stochastic_rounding(weight: str, dtype: torch.dtype, distance: float) -> None:
+    # The compensation is a multiple of 2**-12 of less than a distance, which the parameters' dtype holds.
+    for steps in (7, 60, 100):
+        w, states = after(steps, 1024, weight, dtype, "Kahan('stochastic')")
+        exact = 1 - steps * UPDATE
+        assert (w - states["compensation"] == exact).all()
+        assert ((w - exact).abs() < distance).all()
+        assert len(w.unique()) == 2  # both neighbours
+
+
+@pytest.mark.parametrize(("weight", "dtype", "distance"), WEIGHTS)
 def test_the_mean_of_stochastic_rounding_follows_the_exact_path(weight: str, dtype: torch.dtype, distance: float) -> None:
     # Each step moves by a whole distance, with the probability of an update's share of it, wherever it starts: so the weights together
     # moved by a binomial number of distances.

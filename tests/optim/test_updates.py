@@ -120,8 +120,9 @@ def check(
                 assert same_bits(state, expected), f"step {step}: {name} is {state.tolist()} where {expected.tolist()} was due"
 
 
+UPDATES = ("nearest", "kahan", "stochastic", "Kahan('stochastic')")
 #: The formats that a step rounds to, and its arithmetic.
-SETTINGS = [(update, arithmetic) for arithmetic in ("float32", "format") for update in ("nearest", "kahan", "stochastic")]
+SETTINGS = [(update, arithmetic) for arithmetic in ("float32", "format") for update in UPDATES]
 
 
 @pytest.mark.sampled(12)
@@ -135,10 +136,10 @@ def test_a_few_steps(algorithm: str, carried: str) -> None:
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("algorithm", ["AdamW", "SGD"])
 def test_forty_steps(algorithm: str, update: str, device: torch.device) -> None:
-    turn = ("nearest", "kahan", "stochastic").index(update) + (algorithm == "SGD")
+    turn = UPDATES.index(update) + (algorithm == "SGD")
     for number, (weight, dtype) in enumerate(((BF16, BF16), (E4M3, FP32))):
         for arithmetic in dealt(("float32", "format"), turn + number, 2):
             check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 40, device)
@@ -166,31 +167,31 @@ def test_moments_in_a_format_of_their_own(algorithm: str, state: Float, stochast
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("carried", list(CARRIED))
 def test_nan_and_infinity(carried: str, update: str) -> None:
     weight, dtype = CARRIED[carried]
     given = {2: torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30, 0.0, 1.0])}
-    turn = [*CARRIED].index(carried) + ("nearest", "kahan", "stochastic").index(update)
+    turn = [*CARRIED].index(carried) + UPDATES.index(update)
     for number, algorithm in enumerate(("AdamW", "AMSGrad", "Nesterov")):
         for arithmetic in dealt(("float32", "format"), turn + number, 2):
             check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4, given=given)
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("carried", list(CARRIED))
 def test_weights_that_are_nan(carried: str, update: str) -> None:
     weight, dtype = CARRIED[carried]
     start = torch.tensor([torch.nan, torch.inf, -torch.inf, weight.max, 0.0, -0.0])
-    turn = [*CARRIED].index(carried) + ("nearest", "kahan", "stochastic").index(update)
+    turn = [*CARRIED].index(carried) + UPDATES.index(update)
     for number, algorithm in enumerate(("AdamW", "AMSGrad", "Nesterov", "plain SGD")):
         for arithmetic in dealt(("float32", "format"), turn + number, 2):
             options = Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm])
             check(options, 3, start=start)
 
 
-@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("make", [qsim.optim.AdamW, qsim.optim.Adam, qsim.optim.SGD])
 def test_nan_and_infinities_stay_visible(make: Any, update: str) -> None:
     for weight, dtype in CARRIED.values():
@@ -206,7 +207,7 @@ def test_nan_and_infinities_stay_visible(make: Any, update: str) -> None:
         assert p[3].isfinite()
 
 
-@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("update", UPDATES)
 def test_finite_weights_saturate_in_formats_without_infinity(update: str, device: torch.device) -> None:
     for weight, dtype, due in ((E4M3, BF16, 448.0), (E4M3, FP32, 448.0), (E5M2, FP16, torch.inf), (BF16, BF16, torch.inf)):
         p = nn.Parameter(torch.tensor([weight.max, -weight.max], dtype=DTYPES[dtype], device=device))

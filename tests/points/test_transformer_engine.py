@@ -79,7 +79,7 @@ def test_signs_are_those_of_transformer_engine() -> None:
 
 
 def test_the_recipe_rounds_at_the_same_points_as_the_usual_one() -> None:
-    te, usual = qsim.recipes.nvfp4(te=True), qsim.recipes.nvfp4()
+    te, usual = qsim.recipes.te_nvfp4(), qsim.recipes.nvfp4()
     x, w, g = torch.randn(32, 64), torch.randn(48, 64), torch.randn(32, 48)
 
     def gradients(recipe: qsim.recipes.Recipe) -> list[torch.Tensor]:
@@ -90,5 +90,3 @@ def test_the_recipe_rounds_at_the_same_points_as_the_usual_one() -> None:
     for one, other in zip(gradients(te), gradients(usual), strict=True):
         assert (one - other).norm() < 0.4 * other.norm()
     assert torch.equal(gradients(te)[0], TransformerEngineNVFP4()(x) @ TransformerEngineNVFP4(PerTile(16, 16))(w).T)
-    with pytest.raises(ValueError, match="te=True has Transformer Engine's scales of whole tensors; leave out outer, got 'tensor'"):
-        qsim.recipes.nvfp4(te=True, outer="tensor")

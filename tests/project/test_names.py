@@ -8,13 +8,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 STUDY = "every study has its own, under the same name: `Study` is generic in them"
+TRAINER = "one for each trainer, in the module that is named after it"
 #: Names that several classes may have, and why.
 SHARED = {
     "Implementation": "every module of operators has its own, under the same name, on a backend that is imported when it first runs",
     "Quantizer": "the module of QPyTorch, in `qsim.compat.qtorch`, has QPyTorch's name",
     "Noise": "the random bits of a call, for users and in Triton kernels, which draw them; and a point, which adds noise",
     "Run": STUDY,
-    "ScheduleCallback": "one for each trainer, in the module that is named after it",
+    "ControlCallback": TRAINER,
+    "ScheduleCallback": TRAINER,
     "Settings": STUDY,
     "Written": STUDY,
 }

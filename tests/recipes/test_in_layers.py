@@ -40,6 +40,7 @@ IN_FOUR_BITS = (
     "mxfp4",
     "mxfp4 backward",
     "nvfp4",
+    "te_nvfp4",
     "four_over_six",
     "quartet2",
     "ms_eden",

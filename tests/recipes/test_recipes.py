@@ -15,7 +15,7 @@ from qsim import Block, FivePoint, Float, Int, Quantizer, recipes
 from qsim.accumulators import Promoted, Rounded
 from qsim.cli import main
 from qsim.nn import functional
-from qsim.points import DGE, Clamped, FourOverSix, MSEden, OuterScale, Rotated, TrustMask
+from qsim.points import DGE, Clamped, FourOverSix, MSEden, OuterScale, Rotated, TransformerEngineNVFP4, TrustMask
 from qsim.recipes import Recipe
 from qsim.recipes.named import SHOWN_IN
 from qsim.scaling import Delayed, PerBlock, PerRow, PerTensor, PerTile, Scaling
@@ -92,6 +92,17 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
             weight_bwd="same",
             grad=Quantizer("e2m1", "stochastic", scale=NV_UP),
             grad_w=Quantizer("e2m1", "stochastic", scale=NV_UP, transform=Hadamard(16)),
+        ),
+    ),
+    (
+        recipes.te_nvfp4(),
+        FivePoint(
+            TransformerEngineNVFP4(),
+            TransformerEngineNVFP4(PerTile(16, 16)),
+            act_bwd=Rotated(TransformerEngineNVFP4(), Hadamard(16, seed=56541)),
+            weight_bwd="same",
+            grad=TransformerEngineNVFP4(rounding="stochastic"),
+            grad_w=Rotated(TransformerEngineNVFP4(rounding="stochastic"), Hadamard(16, seed=56541)),
         ),
     ),
     (recipes.ufp4(), FivePoint(UNIFORM, UNIFORM, act_bwd=UNIFORM, weight_bwd=UNIFORM, grad=UNIFORM_NOISY)),
@@ -183,7 +194,7 @@ class TestPoints:
     def test_which_recipes_keep_layers(self) -> None:
         kept = {name: (recipe.first, recipe.last) for name, recipe in ALL.items() if recipe.first or recipe.last}
         both = dict.fromkeys(("hfp8", "luq", "lsq"), (1, 1))
-        assert kept == both | dict.fromkeys(("nvfp4", "four_over_six", "fp8_blockwise", "deepseek_v3"), (0, 1))
+        assert kept == both | dict.fromkeys(("nvfp4", "te_nvfp4", "four_over_six", "fp8_blockwise", "deepseek_v3"), (0, 1))
 
     @pytest.mark.parametrize("name", ["act", "weight", "grad"])
     def test_bfloat16_holds_what_fp8_blockwise_multiplies(self, name: str) -> None:

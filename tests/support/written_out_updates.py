@@ -218,13 +218,13 @@ def _store(element: Element, change: float, at: FormatArithmetic, o: Options, dr
     for name in roles.keys() & states.keys():
         noise = drawn(roles[name]) if o.state_stochastic and kept != FP32 else None
         states[name] = rounded(_exact(states[name]), kept, noise)
-    if o.update == "kahan":
+    noise = drawn(0) if "stochastic" in o.update.lower() and o.weight != FP32 else None
+    if "kahan" in o.update.lower():
         added = at.subtract(-change, states.get("compensation", 0.0))
-        element.weight = rounded(_exact(SINGLE.add(weight, added)), o.weight)
+        element.weight = rounded(_exact(SINGLE.add(weight, added)), o.weight, noise)
         error = SINGLE.subtract(at.subtract(element.weight, weight), added)
         states["compensation"] = rounded(_exact(error), o.weight if o.in_format else o.dtype)
     else:
-        noise = drawn(0) if o.update == "stochastic" and o.weight != FP32 else None
         # The subtraction itself is float32's: sixteen bits more than bfloat16, and its result is rounded again.
         element.weight = rounded(_exact(SINGLE.subtract(weight, change)), o.weight, noise)
 

@@ -55,3 +55,13 @@ def with_decay(change, weight, factors, inner, how):
     if how.decoupled:
         change = rounded(change + rounded(weight * factors.decay, inner, how), inner, how)
     return change
+
+
+def compensated(change, lost, inner, how):
+    """The summand of Kahan's summation: the update, without the excess of the step before."""
+    return rounded(-change - lost, inner, how)
+
+
+def excess(total, weight, added, inner, how):
+    """The excess that rounding added to a weight's sum: the compensation, which the next step takes off."""
+    return rounded(total - weight, inner, how) - added

@@ -29,9 +29,6 @@ from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.philox import ElementNoise, block_words
 from qsim_kernels.torch.rounding import as_values, float_dtype, one_nan, rounded as rounded_patterns
 
-_Rounder = Callable[[Tensor], Tensor]
-
-
 # Conversions to these dtypes already round to nearest.
 _DTYPES = {own_grid(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 
@@ -144,25 +141,16 @@ def _update_piece(
             # The largest second moment was itself a second moment, so it uses the same random bits.
             noise = noise_of(roundings.state.rule, min(role, ROLES - 1))
             _store(state, rounded(value, roundings.state, noise, state.dtype))
+    noise = noise_of(roundings.weights.rule, 0)
     if x.compensation is None:
-        _store(x.param, rounded(weight - change, roundings.weights, noise_of(roundings.weights.rule, 0), x.param.dtype))
+        _store(x.param, rounded(weight - change, roundings.weights, noise, x.param.dtype))
     else:
-        _add_compensated(x, weight, change, roundings, q if roundings.in_format else None, rounded)
-
-
-def _add_compensated(
-    x: UpdateTensors, weight: Tensor, change: Tensor, roundings: Roundings, q: _Rounder | None, rounded: Callable[..., Tensor]
-) -> None:
-    """Kahan's summation: the rounding error of a weight is added back in the next step."""
-    assert x.compensation is not None
-    added = -change - as_single(x.compensation)
-    added = added if q is None else q(added)
-    total = rounded(weight + added, roundings.weights)
-    lost = total - weight
-    compensation = (lost if q is None else q(lost)) - added
-    _store(x.compensation, rounded(compensation, roundings.inner, None, x.compensation.dtype))
-    # Last, because the weight is a view of a float32 tensor.
-    _store(x.param, rounded(total, roundings.weights, None, x.param.dtype))
+        added = rules.compensated(change, as_single(x.compensation), q, variant)
+        total = rounded(weight + added, roundings.weights, noise)
+        lost = rules.excess(total, weight, added, q, variant)
+        _store(x.compensation, rounded(lost, roundings.inner, None, x.compensation.dtype))
+        # Last, because the weight is a view of a float32 tensor.
+        _store(x.param, one_nan(total.to(x.param.dtype)))
 
 
 #: A function that updates a whole parameter.

@@ -24,6 +24,9 @@ from qsim.random.shards import is_distributed
 from qsim.random.sources import Stream
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
+#: What to do with distributed tensors instead.
+_INSTEAD = "give a format or a Quantizer, or shard with FSDP2, whose layers multiply whole tensors"
+
 
 def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream = 0, ends: Tensor | None = None) -> Tensor:
     """A product whose operands are rounded forward and backward.
@@ -41,9 +44,7 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream
     if not plan.points.wraps:
         return _product(a, w, bias, plan, stream, ends)
     if _are_distributed(a, w, bias):
-        raise ValueError(
-            "the points output and bias, and callables with a gradient of their own, do not take distributed tensors (DTensor)"
-        )
+        raise ValueError(f"{outside.first_point(plan.points)} does not take distributed tensors (DTensor): {_INSTEAD}")
     split = plan.split
     if split is not None and split.tensor < 2:
         bias = None if bias is None else outside.rounded("bias", bias, plan)
@@ -78,7 +79,7 @@ def _product(
     is_direct = plan.ops is not DISPATCHED
     if not is_direct and _are_distributed(a, w, bias):
         if plan.split is not None:
-            raise ValueError("grad: Outliers would get the shard of a distributed tensor: give a format or a Quantizer")
+            raise ValueError(f"grad: Outliers would get the shard of a distributed tensor: {_INSTEAD}")
         from qsim.nn.sharded.embedding import sharded_lookup
         from qsim.nn.sharded.product import sharded_product
 

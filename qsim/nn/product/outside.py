@@ -11,6 +11,7 @@ from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import Site
 from qsim.random import seeds, streams
 from qsim.random.noise import Noise
+from qsim.recipes.five_point import FivePoint
 
 #: The operands before callables outside of the product rounded them; `None` for others.
 Raw = tuple[Tensor | None, Tensor | None]
@@ -30,6 +31,15 @@ def operands(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> tu
             if observer is not None:
                 observer.rounds(site, found[i].detach(), None, found[i].detach())
     return found[0], found[1], None if bias is None else rounded("bias", bias, plan), (raw[0], raw[1])
+
+
+def first_point(points: FivePoint) -> str:
+    """The first point that is called outside of a product, and what it is, for errors."""
+    for name in ("act", "weight"):
+        point = getattr(points, name)
+        if isinstance(point, CallablePoint) and not point.is_straight:
+            return f"{name}: {point.name}, with a gradient of its own,"
+    return f"the point {'output' if points.output is not None else 'bias'}"
 
 
 def rounded(name: str, x: Tensor, plan: ProductPlan) -> Tensor:

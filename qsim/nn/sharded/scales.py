@@ -66,7 +66,10 @@ class MeshShare:
     def check(self, site: Site) -> None:
         """Raise an error for shards that would cut elements that are scaled or transformed together."""
         if site.call is not None:
-            raise ValueError(f"{site.name}: {site.call.name} would get the shard of a distributed tensor: give a format or a Quantizer")
+            raise ValueError(
+                f"{site.name}: {site.call.name} would get the shard of a distributed tensor: give a format or a Quantizer, or shard with "
+                "FSDP2, whose layers multiply whole tensors"
+            )
         if site.quantizer is None or site.along is None:
             return
         name, scale, dims = site.name, site.quantizer.scale, len(self.shape)

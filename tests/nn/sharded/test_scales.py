@@ -89,6 +89,8 @@ def test_transforms_of_shares(two: Ranks) -> None:
             "weight: tiles of 4 by 4 along 12 .* of 6",
         ),
         (in_order(*[Quantizer("e2m1", transform="Hadamard(8)")] * 2), ("2", "1"), "act: a transform of 8 along"),
+        (FivePoint(act="FourOverSix()"), ("2", "1"), "act: FourOverSix would get the shard of a distributed tensor: .* FSDP2"),
+        (FivePoint(weight="LSQ('int4')"), ("all", "0"), "weight: LSQ, with a gradient of its own, does not take distributed tensors"),
     ],
 )
 def test_shares_that_would_cut_blocks_are_refused(two: Ranks, points: FivePoint, places: tuple[str, str], said: str) -> None:

@@ -24,6 +24,8 @@ _INFINITY, _NAN = SINGLE.infinity, SINGLE.nan
 _PLAIN = UpdateVariant(*[False] * len(UpdateVariant._fields))
 _i32: Any = np.int32
 _f32: Any = np.float32
+_kahan = rules(_PLAIN)
+_change, _excess = _kahan.compensated, _kahan.excess
 
 
 def _adam(amsgrad):
@@ -137,13 +139,13 @@ def _compensated(job, at, size, index, weight, change):
     lost, total, rounded = room_for_floats(STRIP), room_for_floats(STRIP), room_for_floats(STRIP)
     _read(lost, job.at.compensation, at, size, job.param_is_narrow)
     for i in range(size):
-        change[i] = _f32(_f32(-change[i]) - lost[i])
+        change[i] = _change(change[i], lost[i], 0, 0)
         total[i] = _f32(weight[i] + change[i])
     _round(rounded, total, size, job.weights, job.keys.weights, index)
     for i in range(size):
-        lost[i] = _f32(_f32(rounded[i] - weight[i]) - change[i])
+        lost[i] = _excess(rounded[i], weight[i], change[i], 0, 0)
     _write(job.at.compensation, at, size, lost, job.compensations, job.keys.weights, index, job.param_is_narrow)
-    _write(job.at.param, at, size, rounded, job.weights, job.keys.weights, index, job.param_is_narrow)
+    store(job.at.param, at, ints(address_of(rounded)), size, job.param_is_narrow != 0)
 
 
 @part

@@ -13,7 +13,7 @@ from qsim_kernels.triton.device.parts import block_part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import Noise, in_carrier, used_in_carrier
 from qsim_kernels.triton.update.multi_tensor import COLUMNS, COUNT, FACTORS, KEYS, OFFSET, ROW, STRIDE, addresses
-from qsim_kernels.triton.update.rules import adam, decayed, q, sgd, with_decay, written
+from qsim_kernels.triton.update.rules import adam, compensated, decayed, excess, sgd, with_decay, written
 
 
 @triton.jit
@@ -96,15 +96,15 @@ def update_block(
         store_part(at.second, written(second, drawn, moments_grid, MOMENTS, KIND.native_moments, MOMENT), part)
         if KIND.amsgrad:
             store_part(at.largest, written(largest, drawn, moments_grid, MOMENTS, KIND.native_moments, MOMENT), part)
+    drawn = integers(keys, 0, used, start, place, WEIGHTS, RUN, BLOCK, SMOOTH)
     if KIND.kahan:
         INNER: tl.constexpr = KIND.inner
-        added = q(-change - as_single(x.compensation), inner, KIND)
-        total = written(weight + added, 0, grid, WEIGHTS, KIND.native, KIND.stored)
+        added = compensated(change, as_single(x.compensation), inner, KIND)
+        total = written(weight + added, drawn, grid, WEIGHTS, KIND.native, KIND.stored)
         store_part(at.param, total, part)
-        kept = q(as_single(total) - weight, inner, KIND) - added
-        store_part(at.compensation, written(kept, 0, inner, INNER, KIND.native_inner, KIND.stored), part)
+        lost = excess(as_single(total), weight, added, inner, KIND)
+        store_part(at.compensation, written(lost, 0, inner, INNER, KIND.native_inner, KIND.stored), part)
     else:
-        drawn = integers(keys, 0, used, start, place, WEIGHTS, RUN, BLOCK, SMOOTH)
         store_part(at.param, written(weight - change, drawn, grid, WEIGHTS, KIND.native, KIND.stored), part)
 
 

@@ -88,3 +88,4 @@ def larger(a, b):
 
 _RULES = bound(arithmetic.updates, {"tl": tl, "divide": divide, "square_root": square_root, "larger": larger, "rounded": q}, triton.jit)
 decayed, sgd, adam, with_decay = _RULES.decayed, _RULES.sgd, _RULES.adam, _RULES.with_decay
+compensated, excess = _RULES.compensated, _RULES.excess
