@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from qsim.diagnostics.collecting import aside
-from qsim.nn.modules import Embedding, FivePointModule
+from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
 from qsim.nn.product.sites import Site
 from qsim.recipes.five_point import FivePoint
@@ -62,8 +62,7 @@ class LocalProducts(NamedTuple):
 
 def is_one_product(layer: nn.Module) -> bool:
     """Whether a layer is one product of an input and its weight: a linear layer or a convolution."""
-    weight = getattr(layer, "weight", None)
-    return isinstance(layer, FivePointModule) and isinstance(weight, Tensor) and not isinstance(layer, (Embedding, nn.Bilinear))
+    return isinstance(getattr(layer, "weight", None), Tensor) and not isinstance(layer, (nn.Embedding, nn.Bilinear))
 
 
 @contextmanager

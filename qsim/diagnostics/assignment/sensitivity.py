@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qsim.diagnostics.assignment.choices import TENSORS
 from qsim.diagnostics.assignment.costs import LayerSize, bits_of_tensor, tensor_of
 from qsim.diagnostics.assignment.operands import LOCAL, ROLES, Operands, Recorded, influences, products, recording, rounding_errors
-from qsim.diagnostics.gradients.borrowed import Borrowed
-from qsim.diagnostics.gradients.drawn import Gradients, MeasuredWeights
+from qsim.diagnostics.gradients.borrowed import Borrowed, borrowed
+from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, listed_batches, weights_of
 from qsim.diagnostics.gradients.points import alone
 from qsim.nn.converting.checks import layer_product
 from qsim.nn.converting.layers import is_conv1d
+from qsim.nn.examples import inputs_of
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product.along import along
 from qsim.nn.product.arithmetic import rows
@@ -28,6 +30,8 @@ from qsim.text.records import Records, Values
 
 #: How far the weights move, relative to their norm: far enough for float32, near enough for the gradients to change in proportion.
 _REACH = 3e-3
+#: Candidates by name, each the points of each layer.
+Candidates = Mapping[str, Mapping[str, FivePoint]]
 #: The points of the forward pass, whose errors change the loss.
 FORWARD = ("act", "weight")
 
@@ -45,10 +49,11 @@ class Sensitivity:
         bias: The squared mean error that it makes in the gradients of all weights, each relative to the square of that gradient.
         variance: The variance of that error, over batches and draws.
         loss: The increase of the loss, to second order.
+        underflowed: The share of elements that become zero; of two points that round the tensor, that of the worse one.
 
     Example:
         >>> from qsim.diagnostics import Sensitivity
-        >>> Sensitivity("0", "act", "e2m1", elements=4096, bits=4.25, bias=0.25, variance=0.5, loss=0.0).error
+        >>> Sensitivity("0", "act", "e2m1", elements=4096, bits=4.25, bias=0.25, variance=0.5, loss=0.0, underflowed=0.1).error
         0.75
     """
 
@@ -60,6 +65,7 @@ class Sensitivity:
     bias: float
     variance: float
     loss: float
+    underflowed: float
 
     @property
     def error(self) -> float:
@@ -83,10 +89,10 @@ class Sensitivities(Records[Sensitivity]):
 
     Example:
         >>> from qsim.diagnostics import Sensitivities, Sensitivity
-        >>> found = Sensitivities((Sensitivity("0", "act", "mxfp4", 4096, 4.25, 1e-4, 2e-3, 1e-5),), batches=3, probes=4)
+        >>> found = Sensitivities((Sensitivity("0", "act", "mxfp4", 4096, 4.25, 1e-4, 2e-3, 1e-5, 0.1),), batches=3, probes=4)
         >>> print(found)
-        layer  point  candidate  bits    error     bias  variance     loss
-        0      act    mxfp4      4.25  2.1e-03  1.0e-04   2.0e-03  1.0e-05
+        layer  point  candidate  bits    error     bias  variance     loss  underflowed
+        0      act    mxfp4      4.25  2.1e-03  1.0e-04   2.0e-03  1.0e-05        10.0%
     """
 
     batches: int
@@ -96,17 +102,54 @@ class Sensitivities(Records[Sensitivity]):
         **{name: name for name in ("layer", "point", "candidate")},
         "bits": lambda record: f"{record.bits:g}",
         **{name: _short(name) for name in ("error", "bias", "variance", "loss")},
+        "underflowed": lambda record: f"{record.underflowed:.1%}",
     }
     RIGHT: ClassVar[tuple[str, ...]] = tuple(COLUMNS)[3:]
     KEY: ClassVar[tuple[str, ...]] = ("layer", "point", "candidate")
     NAME: ClassVar[str] = "sensitivities"
-    LOSSES: ClassVar[Values] = {name: name for name in ("error", "bias", "variance", "loss")}
+    LOSSES: ClassVar[Values] = {name: name for name in ("error", "bias", "variance", "loss", "underflowed")}
+
+
+@contextmanager
+def probing(
+    owner: str, model: nn.Module, batches: Iterable[Any], loss: Loss | None, names: Iterable[str], seed: int
+) -> Iterator[SensitivityProbe]:
+    """Borrow a model to measure the sensitivities of some of its layers, which have points.
+
+    Args:
+        owner: The caller's name in errors.
+        model: The model.
+        batches: The batches.
+        loss: The loss of the model and a batch; by default its own.
+        names: The names of the layers.
+        seed: The seed of the random directions and of stochastic rounding.
+    """
+    layers: dict[str, Any] = {name: model.get_submodule(name) for name in names}
+    for name, layer in layers.items():
+        if layer.weight.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{owner}: {name} has weights of {layer.weight.dtype}, too coarse to move them a little: give float32 weights")
+    weights = weights_of(owner, model)
+    with borrowed(model, weights.layers, streams.stream("assign", seed)) as state:
+        given = listed_batches(owner, batches)
+        drawn = Gradients(owner, model, loss or partial(_own_loss, owner), given, weights, state)
+        yield SensitivityProbe(owner, drawn, state, given, weights, layers, seed)
+
+
+def _own_loss(owner: str, model: nn.Module, batch: Any) -> Tensor:
+    """The loss that a model computes."""
+    args, kwargs = inputs_of(batch)
+    output = model(*args, **kwargs)
+    found = output if isinstance(output, Tensor) else output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        raise ValueError(f"{owner}: loss must be given: the model returns no scalar, and nothing with a loss")
+    return found
 
 
 class SensitivityProbe:
     """Passes of a borrowed model that measure sensitivities.
 
     Args:
+        owner: The caller's name in errors.
         drawn: The source of gradients.
         state: The state of the borrowed model.
         batches: The batches.
@@ -117,6 +160,7 @@ class SensitivityProbe:
 
     def __init__(
         self,
+        owner: str,
         drawn: Gradients,
         state: Borrowed,
         batches: Sequence[Any],
@@ -124,7 +168,8 @@ class SensitivityProbe:
         layers: Mapping[str, FivePointModule],
         seed: int,
     ) -> None:
-        self._drawn, self._state, self._batches, self._weights, self._layers, self._seed = drawn, state, batches, weights, layers, seed
+        self._owner, self._drawn, self._state, self._batches = owner, drawn, state, batches
+        self._weights, self._layers, self._seed = weights, layers, seed
         # Errors are relative to the gradient of each weight, and averaged over weights; a weight without a gradient has none.
         norms = [rows.double().square().sum(1).mean().sqrt() for rows in drawn.reference]
         self._units = [float(torch.where(norm > 0, 1 / norm, 0.0)) / len(norms) ** 0.5 for norm in norms]
@@ -139,30 +184,32 @@ class SensitivityProbe:
         recorded = self._recorded(self._batches[0])
         missing = [name for name, calls in recorded.items() if not calls]
         if missing:
-            raise ValueError(f"assign: no gradient reaches {', '.join(missing)} with these batches: exclude them")
+            raise ValueError(f"{self._owner}: no gradient reaches {', '.join(missing)} with these batches: exclude them")
         return {name: size_of(self._layers[name], calls) for name, calls in recorded.items()}
 
-    def measure(self, candidates: Mapping[str, FivePoint], probes: int) -> Sensitivities:
+    def measure(self, candidates: Candidates, probes: int) -> Sensitivities:
         """The sensitivities of all layers to each candidate."""
-        predicted, loss = self._predicted(candidates, probes)
+        predicted, loss, underflowed = self._predicted(candidates, probes)
         found = torch.zeros((len(self._layers), len(candidates), len(ROLES), 2), dtype=torch.float64)
         found[:, :, [ROLES.index(role) for role in LOCAL]] = predicted
         for j, points in enumerate(candidates.values()):
-            own = alone(points, "act")
             for i, name in enumerate(self._layers):
-                found[i, j, ROLES.index("act")] = self._measured({name: own})
+                found[i, j, ROLES.index("act")] = self._measured({name: alone(points[name], "act")})
             for role in FORWARD:
-                own, part = alone(points, role), found[:, j, ROLES.index(role)]
-                whole = float(self._measured(dict.fromkeys(self._layers, own))[1])
+                part = found[:, j, ROLES.index(role)]
+                whole = float(self._measured({name: alone(own, role) for name, own in points.items()})[1])
                 if whole > 0:
                     part *= whole / part[:, 1].sum()
-        return self._sensitivities(candidates, found, loss, probes)
+        return self._sensitivities(candidates, found, loss, underflowed, probes)
 
-    def _predicted(self, candidates: Mapping[str, FivePoint], probes: int) -> tuple[Tensor, Tensor]:
-        """The bias and the error of each layer, candidate and local role, to first order, and the increase of the loss by forward roles."""
+    def _predicted(self, candidates: Candidates, probes: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The bias and the error of each layer, candidate and local role, to first order.
+
+        Also the increase of the loss by forward roles, and the shares of elements that underflow by roles.
+        """
         shape = len(self._batches), probes, len(self._layers), len(candidates)
         changes, squares = (torch.zeros((*shape, len(LOCAL)), dtype=torch.float64) for _ in range(2))
-        loss = torch.zeros((*shape, len(FORWARD)), dtype=torch.float64)
+        loss, underflowed = (torch.zeros((*shape, len(roles)), dtype=torch.float64) for roles in (FORWARD, ROLES))
         for b, batch in enumerate(self._batches):
             reference = self._recorded(batch)
             for k in range(probes):
@@ -170,14 +217,16 @@ class SensitivityProbe:
                 tangents = self._tangents(batch, direction)
                 self._state.set_streams([streams.stream("assign", b, k)] * len(self._weights.layers))
                 for i, (name, layer) in enumerate(self._layers.items()):
+                    points = [each[name] for each in candidates.values()]
                     for own, change in zip(reference[name], tangents[name], strict=True):
-                        parts = self._of_call(layer, own, change, direction, candidates)
-                        for whole, part in zip((changes, squares, loss), parts, strict=True):
+                        parts = self._of_call(layer, own, change, direction, points)
+                        parts = *parts[:3], parts[3] / len(reference[name])
+                        for whole, part in zip((changes, squares, loss, underflowed), parts, strict=True):
                             whole[b, k, i] += part.cpu()
         error, count = squares.mean((0, 1)), len(self._batches)
         # The product of the errors of two different batches: what they share is the mean error.
         shared = (changes.sum(0).square() - changes.square().sum(0)).mean(0) / (count * (count - 1))
-        return torch.stack([shared.clamp(min=0).minimum(error), error], dim=-1), loss.mean((0, 1))
+        return torch.stack([shared.clamp(min=0).minimum(error), error], dim=-1), loss.mean((0, 1)), underflowed.mean((0, 1))
 
     def _of_call(
         self,
@@ -185,25 +234,28 @@ class SensitivityProbe:
         operands: Operands,
         tangents: Operands,
         direction: Mapping[Tensor, Tensor],
-        candidates: Mapping[str, FivePoint],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        candidates: Sequence[FivePoint],
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """For each candidate and role, the change of gradients along a direction by the errors of a call, and the sum of its squares.
 
-        The latter is its mean square if the errors of elements are independent. And for each forward role the increase of the loss.
+        The latter is its mean square if the errors of elements are independent. And for each forward role the increase of the loss, and for
+        each role the share of elements that underflow.
         """
         weight: Any = layer.weight
         layer.points = FivePoint()
         derivatives = influences(layer, operands, tangents, direction.get(weight, torch.zeros_like(weight)))
         curvature = curvatures(layer, operands)
-        changes, loss = [], []
-        for points in candidates.values():
+        changes, loss, underflowed = [], [], []
+        before = {"act": operands.x, "weight": weight, "grad": operands.g}
+        for points in candidates:
             errors = rounding_errors(layer, points, operands)
             zero = operands.x.new_zeros(1)
+            underflowed.append([_underflowed(before[tensor_of(role)], errors.get(role, zero)) for role in ROLES])
             changes.append([errors.get(role, zero) * derivatives[role] for role in LOCAL])
             loss.append([(curvature[role] * errors.get(role, zero).square()).double().sum() / 2 for role in FORWARD])
         layer.points = FivePoint()
         sums, squares = ([[own(x.double()) for x in row] for row in changes] for own in (torch.sum, _squares))
-        return _stacked(sums), _stacked(squares), _stacked(loss)
+        return _stacked(sums), _stacked(squares), _stacked(loss), _stacked(underflowed)
 
     def _measured(self, points: Mapping[str, FivePoint]) -> Tensor:
         """The bias and the error that the points of some layers make, measured."""
@@ -257,17 +309,24 @@ class SensitivityProbe:
             for name, calls in ends[0].items()
         }
 
-    def _sensitivities(self, candidates: Mapping[str, FivePoint], found: Tensor, loss: Tensor, probes: int) -> Sensitivities:
-        """The records, from the bias and the error of each layer, candidate and role, and the loss of each forward role."""
+    def _sensitivities(self, candidates: Candidates, found: Tensor, loss: Tensor, underflowed: Tensor, probes: int) -> Sensitivities:
+        """The records, from the numbers of each layer, candidate and role."""
         records = []
         for i, (name, size) in enumerate(self.sizes.items()):
             for j, (candidate, points) in enumerate(candidates.items()):
                 for tensor in TENSORS:
-                    bias, error = found[i, j, [k for k, role in enumerate(ROLES) if tensor_of(role) == tensor]].sum(0).tolist()
+                    roles = [k for k, role in enumerate(ROLES) if tensor_of(role) == tensor]
+                    bias, error = found[i, j, roles].sum(0).tolist()
                     raised = float(loss[i, j, FORWARD.index(tensor)]) if tensor in FORWARD else 0.0
-                    facts = 2 * size.elements(tensor), bits_of_tensor(points, tensor, size)
-                    records.append(Sensitivity(name, tensor, candidate, *facts, bias, error - bias, raised))
+                    facts = 2 * size.elements(tensor), bits_of_tensor(points[name], tensor, size)
+                    lost = float(underflowed[i, j, roles].max())
+                    records.append(Sensitivity(name, tensor, candidate, *facts, bias, error - bias, raised, lost))
         return Sensitivities(tuple(records), len(self._batches), probes)
+
+
+def _underflowed(x: Tensor, error: Tensor) -> Tensor:
+    """The share of elements that rounding makes zero."""
+    return ((x != 0) & (x + error == 0)).double().mean()
 
 
 def _squares(x: Tensor) -> Tensor:

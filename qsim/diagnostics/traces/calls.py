@@ -117,7 +117,7 @@ class OperationCall:
             self.before.restore()
         self.reseed()
         try:
-            # Hooks of activation checkpointing would take what is saved here for tensors of the run, and the modules that run round products.
+            # Hooks of activation checkpointing would take what is saved here for tensors of the run, and modules that run round products.
             saving = torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)
             with torch.set_grad_enabled(bool(upstream)), saving, as_if_running([]):
                 for number, x in fresh.items():

@@ -387,7 +387,7 @@ def test_products_outside_layers_differ_by_their_points(before: FivePoint | None
 @pytest.mark.parametrize("attention", ["eager", "qsim"])
 def test_attention_of_transformers_differs_by_its_points(attention: str) -> None:
     transformers = pytest.importorskip("transformers")
-    import qsim.hugging_face  # noqa: F401  (registers the attention)
+    import qsim.hugging_face
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
