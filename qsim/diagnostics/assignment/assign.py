@@ -51,8 +51,10 @@ def assign(
     they are measured, in a pass for each layer and candidate; and where inputs or weights of all layers are rounded, a measurement gives
     the sum of their errors. The errors of different layers and tensors are added.
 
-    Linear layers and convolutions are assigned. The model is in full precision meanwhile, and unchanged afterwards, points included.
-    `qsim.convert(model, found.recipe)` applies the result.
+    Linear layers and convolutions are assigned. Embeddings, layers of attention and of recurrence, and products that modules compute by
+    functions of torch, such as both of attention, are not: `left` of the result names them, and such products keep their points. Layers
+    are in full precision meanwhile, and the model is unchanged afterwards, points included. `qsim.convert(model, found.recipe)` applies the
+    result.
 
     Args:
         model: The model, converted or not, best after some training: sensitivities at the start are those of random weights.
@@ -106,6 +108,7 @@ def assign(
         sizes = probe.sizes
         budget = _mean_cost(sizes, named[budget], cost) if isinstance(budget, str) else float(budget)
         _check_budget(sizes, possible, cost, budget)
+        left += probe.products_of_calls()
         sensitivities = probe.measure({name: dict.fromkeys(names, points) for name, points in named.items()}, probes)
     found, options = _options(sensitivities, sizes, possible, cost)
     # Sums of costs are rounded: a budget that uniform candidates meet exactly must hold them.

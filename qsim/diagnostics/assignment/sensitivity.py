@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -18,6 +18,8 @@ from qsim.diagnostics.assignment.operands import LOCAL, ROLES, Operands, Recorde
 from qsim.diagnostics.gradients.borrowed import Borrowed, borrowed
 from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, listed_batches, weights_of
 from qsim.diagnostics.gradients.points import alone
+from qsim.diagnostics.traces.calls import OperationCall
+from qsim.diagnostics.traces.recording import TraceRecorder
 from qsim.nn.converting.checks import layer_product
 from qsim.nn.converting.layers import is_conv1d
 from qsim.nn.examples import inputs_of
@@ -187,6 +189,14 @@ class SensitivityProbe:
             raise ValueError(f"{self._owner}: no gradient reaches {', '.join(missing)} with these batches: exclude them")
         return {name: size_of(self._layers[name], calls) for name, calls in recorded.items()}
 
+    def products_of_calls(self) -> list[str]:
+        """The products that modules compute by functions of torch, by their names in a trace."""
+        found = ProductTitles()
+        with torch.no_grad(), TraceRecorder(self._drawn.model, found, self._seed).recording():
+            self._drawn.loss(self._drawn.model, self._batches[0])
+        self._state.forget()
+        return list(found.titles)
+
     def measure(self, candidates: Candidates, probes: int) -> Sensitivities:
         """The sensitivities of all layers to each candidate."""
         predicted, loss, underflowed = self._predicted(candidates, probes)
@@ -322,6 +332,21 @@ class SensitivityProbe:
                     lost = float(underflowed[i, j, roles].max())
                     records.append(Sensitivity(name, tensor, candidate, *facts, bias, error - bias, raised, lost))
         return Sensitivities(tuple(records), len(self._batches), probes)
+
+
+class ProductTitles:
+    """A `TraceSink` that keeps the names of products outside layers, each once."""
+
+    def __init__(self) -> None:
+        self.titles: dict[str, None] = {}
+
+    def called(self, call: OperationCall, inputs: Mapping[int, Tensor], outputs: Mapping[int, Tensor]) -> None:
+        """Keep the name of a product."""
+        if call.is_product and not call.operation.is_module:
+            self.titles[replace(call.operation, call=1).title] = None
+
+    def computed(self, owner: str, role: str, x: Tensor) -> None:
+        """Ignored: nothing is differentiated."""
 
 
 def _underflowed(x: Tensor, error: Tensor) -> Tensor:

@@ -209,6 +209,35 @@ def test_a_shared_layer_and_a_loss_of_the_model() -> None:
     assert found["shared", "act"].elements == 2 * 2 * 16 * 8
 
 
+class Attends(nn.Module):
+    """Layers that are assigned, and products that are not: of attention, of a parameter, and of a tied table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.query = nn.Embedding(9, 8), nn.Linear(8, 8)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.matrix = nn.Parameter(torch.randn(8, 8) / 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.query(self.table(ids))
+        x = F.scaled_dot_product_attention(x, x, x)
+        x = self.attend(x, x, x)[0] @ self.matrix @ self.matrix
+        return F.cross_entropy(F.linear(x, self.table.weight).flatten(0, 1), ids.flatten())
+
+
+@pytest.mark.parametrize("is_converted", [False, True], ids=["plain", "converted"])
+def test_what_is_left_out_has_names(is_converted: bool) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(Attends())
+    if is_converted:
+        qsim.convert(model, "e4m3", calls="all", embeddings=True)
+    ids = [torch.randint(9, (2, 4)) for _ in range(3)]
+    found = assign(model, ids, budget=6.0, candidates=CANDIDATES, probes=1)
+    assert found.left == ("0.table", "0.attend", "0:scaled_dot_product_attention", "0:matmul", "0:linear")
+    assert list(found.recipe) == ["0.query"]
+    assert str(found).endswith("not assigned: " + ", ".join(found.left))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
