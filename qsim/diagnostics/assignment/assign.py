@@ -13,8 +13,9 @@ from qsim.diagnostics.assignment.assignment import UNITS, Assignment, Uniform
 from qsim.diagnostics.assignment.choices import TENSORS, Per, PointChoice, choices, default_candidates, named_candidates
 from qsim.diagnostics.assignment.costs import Cost, LayerSize, charge
 from qsim.diagnostics.assignment.operands import is_one_product
+from qsim.diagnostics.assignment.probe import probing
 from qsim.diagnostics.assignment.search import Option, Search, exact, frontier, greedy, total
-from qsim.diagnostics.assignment.sensitivity import Sensitivities, probing
+from qsim.diagnostics.assignment.sensitivity import Sensitivities
 from qsim.diagnostics.gradients.drawn import Loss
 from qsim.formats.base import check_integer
 from qsim.nn import convert, revert

@@ -10,7 +10,8 @@ from torch import nn
 
 from qsim.diagnostics.assignment.choices import measurable
 from qsim.diagnostics.assignment.operands import is_one_product
-from qsim.diagnostics.assignment.sensitivity import Sensitivities, probing
+from qsim.diagnostics.assignment.probe import probing
+from qsim.diagnostics.assignment.sensitivity import Sensitivities
 from qsim.diagnostics.gradients.drawn import Loss
 from qsim.formats.base import check_integer
 from qsim.nn.converting.checks import check_layer

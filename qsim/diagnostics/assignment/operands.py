@@ -125,6 +125,18 @@ def influences(layer: FivePointModule, operands: Operands, tangents: Operands, d
     }
 
 
+def curvatures(layer: FivePointModule, operands: Operands) -> dict[str, Tensor]:
+    """The second derivatives of the loss by each element of the input and the weight: those of the Fisher information.
+
+    Each row of the input counts as a sample of its own, as a token or an image does.
+    """
+    weight: Any = layer.weight
+    samples = operands.x.shape[0] if weight.dim() > 2 else operands.x.shape[:-1].numel()
+    of_input = products(layer, operands.x, weight, operands.g).grad_x
+    of_weight = products(layer, operands.x.square(), weight, operands.g.square()).grad_w
+    return {"act": samples * of_input.square(), "weight": samples * of_weight}
+
+
 class RoundingErrors:
     """An `Observer` that keeps the rounding errors of one call of a layer."""
 

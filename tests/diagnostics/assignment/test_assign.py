@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import qsim
 from qsim import FivePoint, Quantizer
-from qsim.diagnostics import Assignment, assign
+from qsim.diagnostics import Assignment, Sensitivities, assign
 from qsim.diagnostics.assignment.costs import charge
 from qsim.nn.modules import FivePointModule
 
@@ -55,24 +55,30 @@ def error_of(model: nn.Module, batches: list[Batch], layer: str, points: FivePoi
     return total / (2 * draws * len(batches))
 
 
-@pytest.mark.parametrize(
-    ("tensor", "points", "tolerance"),
-    [
-        ("grad", FivePoint(grad=NOISY), 0.25),
-        ("act", FivePoint(act_bwd=NOISY), 0.25),
-        ("weight", FivePoint(weight_bwd=NOISY), 0.25),
-        ("weight", FivePoint(weight=BLOCK, weight_bwd=None), 0.5),
-        ("act", FivePoint(act=BLOCK, act_bwd=None), 0.3),
-    ],
-    ids=["grad", "act_bwd", "weight_bwd", "weight", "act"],
-)
-def test_sensitivities_are_errors_of_single_layers(tensor: str, points: FivePoint, tolerance: float) -> None:
+SINGLE = {
+    "grad": ("grad", FivePoint(grad=NOISY), 0.25),
+    "act_bwd": ("act", FivePoint(act_bwd=NOISY), 0.25),
+    "weight_bwd": ("weight", FivePoint(weight_bwd=NOISY), 0.25),
+    "weight": ("weight", FivePoint(weight=BLOCK, weight_bwd=None), 0.5),
+    "act": ("act", FivePoint(act=BLOCK, act_bwd=None), 0.3),
+}
+
+
+@pytest.fixture(scope="module")
+def single() -> tuple[nn.Module, list[Batch], Sensitivities]:
+    """The sensitivities to candidates that round one operand."""
     model, batches = images()
-    found = assign(model, batches, loss, budget=32.0, candidates={"rounded": points, "exact": "fp32"}, probes=4).sensitivities
+    candidates = {name: points for name, (_, points, _) in SINGLE.items()} | {"exact": FivePoint()}
+    return model, batches, assign(model, batches, loss, budget=32.0, candidates=candidates, per="layer", probes=4).sensitivities
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_sensitivities_are_errors_of_single_layers(name: str, single: tuple[nn.Module, list[Batch], Sensitivities]) -> None:
+    (model, batches, found), (tensor, points, tolerance) = single, SINGLE[name]
     draws = 4 if points.is_stochastic or points.weight_is_stochastic else 1
     for layer in ("0", "4"):
         measured = error_of(model, batches, layer, points, draws)
-        assert found[layer, tensor, "rounded"].error == pytest.approx(measured, rel=tolerance)
+        assert found[layer, tensor, name].error == pytest.approx(measured, rel=tolerance)
         assert found[layer, tensor, "exact"].error < 1e-9
 
 
