@@ -84,7 +84,7 @@ def exchange(algorithm: str, size: int) -> Exchange:
 def scattering(algorithm: str, size: int) -> tuple[Round, ...]:
     """The messages of a reduce-scatter: each rank gets the sum of the chunk with its number.
 
-    They are the first half of the all-reduce. A tree has a root for each chunk, the rank that gets it, as in NCCL's PAT.
+    They are the first half of the all-reduce. A tree has a root for each chunk, the rank that gets it, as in NCCL's PAT (arXiv 2506.20252).
 
     Example:
         >>> scattering("ring", 2)

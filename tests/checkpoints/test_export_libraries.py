@@ -58,8 +58,9 @@ def test_compressed_tensors_decodes_experts(name: str, tmp_path: Path) -> None:
     (scheme,) = QuantizationConfig.model_validate(facts).config_groups.values()
     compressor = BaseCompressor.get_value_from_registry(getattr(scheme.format, "value", scheme.format))
     for i in range(2):
-        expected = exported.expected_of_expert(model, i, points)
-        for part, rows in (("gate_proj", expected[:64]), ("up_proj", expected[64:])):
+        gate, up = exported.expected_of_expert(model, i, points).split(64)
+        down = exported.expected_of_expert(model, i, points, "down_proj")
+        for part, rows in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
             prefix = f"model.layers.0.mlp.experts.{i}.{part}."
             own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
             found = compressor.decompress(own, scheme)["weight"]

@@ -55,11 +55,13 @@ def test_weights_are_those_of_the_checkpoint_to_the_bit(serving: str, decoder: s
                 assert torch.equal(module(torch.eye(64)).mT, decoded[f"{name}.weight"]), name
     point = SERVED[serving].weight
     assert isinstance(point, Quantizer)
-    for i, matrix in enumerate(mixtral.model.layers[0].mlp.experts.gate_up_proj.detach()):
-        gate, up = point(matrix).split(64)
+    experts = mixtral.model.layers[0].mlp.experts
+    for i, (above, below) in enumerate(zip(experts.gate_up_proj.detach(), experts.down_proj.detach(), strict=True)):
+        gate, up = point(above).split(64)
         prefix = f"model.layers.0.block_sparse_moe.experts.{i}"
         assert torch.equal(decoded[f"{prefix}.w1.weight"], gate)
         assert torch.equal(decoded[f"{prefix}.w3.weight"], up)
+        assert torch.equal(decoded[f"{prefix}.w2.weight"], point(below))
 
 
 def _by_qsim(folder: Path) -> dict[str, Tensor]:

@@ -95,10 +95,10 @@ def tiny_mixture() -> nn.Module:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=48, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=64, **sizes))
 
 
-def expected_of_expert(model: nn.Module, number: int, points: FivePoint) -> Tensor:
-    """The gate and up projections that the forward pass of an expert multiplies."""
+def expected_of_expert(model: nn.Module, number: int, points: FivePoint, name: str = "gate_up_proj") -> Tensor:
+    """The projections that the forward pass of an expert multiplies: gate and up, or down."""
     experts = model.model.layers[0].mlp.experts
     layer = nn.Linear(64, 128, bias=False)
-    layer.weight, layer.points = nn.Parameter(experts.gate_up_proj[number].detach()), points
-    layer.weight_amaxes = experts._buffers.get("gate_up_proj_weight_amaxes")
+    layer.weight, layer.points = nn.Parameter(getattr(experts, name)[number].detach()), points
+    layer.weight_amaxes = experts._buffers.get(f"{name}_weight_amaxes")
     return expected(layer)

@@ -7,24 +7,23 @@ from contextlib import contextmanager
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from qsim.diagnostics.assignment.assignment import UNITS, Assignment, Uniform
 from qsim.diagnostics.assignment.choices import TENSORS, Per, PointChoice, choices, default_candidates, named_candidates
 from qsim.diagnostics.assignment.costs import Cost, LayerSize, charge
+from qsim.diagnostics.assignment.operands import is_one_product
+from qsim.diagnostics.assignment.probe import probing
 from qsim.diagnostics.assignment.search import Option, Search, exact, frontier, greedy, total
-from qsim.diagnostics.assignment.sensitivity import Sensitivities, SensitivityProbe
-from qsim.diagnostics.gradients.borrowed import borrowed
-from qsim.diagnostics.gradients.drawn import Gradients, Loss, listed_batches, weights_of
+from qsim.diagnostics.assignment.sensitivity import Sensitivities
+from qsim.diagnostics.gradients.drawn import Loss
 from qsim.formats.base import check_integer
 from qsim.nn import convert, revert
 from qsim.nn.converting.checks import check_layer
 from qsim.nn.converting.layers import Layer, layers as layers_of, target
 from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of_modules
 from qsim.nn.coverage.run import check_plain
-from qsim.nn.examples import inputs_of
 from qsim.nn.modules import FivePointModule
-from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
 
 _SEARCHES = {"exact": exact, "greedy": greedy}
@@ -53,8 +52,10 @@ def assign(
     they are measured, in a pass for each layer and candidate; and where inputs or weights of all layers are rounded, a measurement gives
     the sum of their errors. The errors of different layers and tensors are added.
 
-    Linear layers and convolutions are assigned. The model is in full precision meanwhile, and unchanged afterwards, points included.
-    `qsim.convert(model, found.recipe)` applies the result.
+    Linear layers and convolutions are assigned. Embeddings, layers of attention and of recurrence, and products that modules compute by
+    functions of torch, such as both of attention, are not: `left` of the result names them, and such products keep their points. Layers
+    are in full precision meanwhile, and the model is unchanged afterwards, points included. `qsim.convert(model, found.recipe)` applies the
+    result.
 
     Args:
         model: The model, converted or not, best after some training: sensitivities at the start are those of random weights.
@@ -103,17 +104,13 @@ def assign(
         raise ValueError(f"assign: budget must be a positive number or the name of a candidate, got {budget!r}")
     chosen, left = _chosen(model, include, exclude, named)
     possible = choices(named, per)
-    modules: dict[str, Any] = {layer.names[0]: layer.module for layer in chosen}
-    with _converted(model, chosen):
-        weights = weights_of("assign", model)
-        with borrowed(model, weights.layers, streams.stream("assign", seed)) as state:
-            given = listed_batches("assign", batches)
-            drawn = Gradients("assign", model, loss or _own_loss, given, weights, state)
-            probe = SensitivityProbe(drawn, state, given, weights, modules, seed)
-            sizes = probe.sizes
-            budget = _mean_cost(sizes, named[budget], cost) if isinstance(budget, str) else float(budget)
-            _check_budget(sizes, possible, cost, budget)
-            sensitivities = probe.measure(named, probes)
+    names = [layer.names[0] for layer in chosen]
+    with _converted(model, chosen), probing("assign", model, batches, loss, names, seed) as probe:
+        sizes = probe.sizes
+        budget = _mean_cost(sizes, named[budget], cost) if isinstance(budget, str) else float(budget)
+        _check_budget(sizes, possible, cost, budget)
+        left += probe.products_of_calls()
+        sensitivities = probe.measure({name: dict.fromkeys(names, points) for name, points in named.items()}, probes)
     found, options = _options(sensitivities, sizes, possible, cost)
     # Sums of costs are rounded: a budget that uniform candidates meet exactly must hold them.
     picked = _SEARCHES[search](options, budget * (1 + 1e-12))
@@ -136,7 +133,7 @@ def _chosen(
 ) -> tuple[list[Layer], list[str]]:
     """The layers to assign, and the names of those that could round, and are not."""
     known = [layer for layer in layers_of(model) if isinstance(layer.module, FivePointModule) or target(layer.module)]
-    usable = [layer for layer in known if not layer.obstacle and not layer.by_default and _is_supported(layer.module)]
+    usable = [layer for layer in known if not layer.obstacle and not layer.by_default and is_one_product(layer.module)]
     included = None if include is None else patterns_of_layers("include", include, usable, [])
     excluded = patterns_of_modules("exclude", exclude, model)
     chosen = [layer for layer in usable if included is None or matches(layer.names, included)]
@@ -144,17 +141,9 @@ def _chosen(
     if not chosen:
         raise ValueError("assign: the model has no linear layer or convolution to assign, or none that is included")
     for layer in chosen:
-        weight: Any = layer.module.weight
-        if weight.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"assign: {layer.title} has weights of {weight.dtype}, too coarse to move them a little: give float32 weights")
         for points in candidates.values():
             check_layer(layer, points)
     return chosen, [layer.title for layer in known if layer not in chosen]
-
-
-def _is_supported(layer: nn.Module) -> bool:
-    """Whether a layer is one product of its input and its weight."""
-    return isinstance(getattr(layer, "weight", None), Tensor) and not isinstance(layer, (nn.Embedding, nn.Bilinear, nn.MultiheadAttention))
 
 
 @contextmanager
@@ -173,16 +162,6 @@ def _converted(model: nn.Module, chosen: Sequence[Layer]) -> Iterator[None]:
         elif others:
             convert(model, lambda name, _: None, include=others, calls="none")
         torch.set_rng_state(generators)
-
-
-def _own_loss(model: nn.Module, batch: Any) -> Tensor:
-    """The loss that a model computes."""
-    args, kwargs = inputs_of(batch)
-    output = model(*args, **kwargs)
-    found = output if isinstance(output, Tensor) else output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if not isinstance(found, Tensor) or found.numel() != 1:
-        raise ValueError("assign: loss must be given: the model returns no scalar, and nothing with a loss")
-    return found
 
 
 def _options(

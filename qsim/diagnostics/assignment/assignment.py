@@ -51,7 +51,7 @@ class Assignment(Records[Sensitivity]):
         uniform: The cost and the error of each candidate in all layers.
         frontier: The costs and errors of the best assignments for other budgets.
         sensitivities: The sensitivities to all candidates.
-        left: The layers that could round, and that were not assigned.
+        left: What could round, and was not assigned: layers, and products outside of layers by their names in a trace.
 
     Example:
         >>> import torch, qsim

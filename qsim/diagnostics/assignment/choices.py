@@ -77,18 +77,26 @@ def named_candidates(given: Sequence[Any] | Mapping[str, Any]) -> dict[str, Five
     for name, each in pairs:
         if name in found:
             raise ValueError(f"assign: two candidates are named {name!r}: give a dictionary of names and candidates")
-        found[name] = points_of(each)
-        if found[name].is_delayed:
-            raise ValueError(f"assign: the candidate {name!r} has delayed scales, which follow from other steps: give scale='tensor'")
-        for point in POINTS:
-            used = getattr(found[name], point)
-            if isinstance(used, CallablePoint):
-                raise TypeError(
-                    f"assign: the candidate {name!r} has the callable {used.name} at {point}, whose bits are not known: give a Quantizer"
-                )
+        found[name] = measurable("assign", f"the candidate {name!r}", points_of(each))
     if len(found) < 2:
         raise ValueError(f"assign: there must be 2 or more candidates to choose from, got {len(found)}")
     return found
+
+
+def measurable(owner: str, title: str, points: FivePoint) -> FivePoint:
+    """The points, if their effects can be measured and their bits are known.
+
+    Raises:
+        TypeError: If one of them is a callable.
+        ValueError: If one has a delayed scale.
+    """
+    if points.is_delayed:
+        raise ValueError(f"{owner}: {title} has delayed scales, which follow from other steps: give scale='tensor'")
+    for point in POINTS:
+        used = getattr(points, point)
+        if isinstance(used, CallablePoint):
+            raise TypeError(f"{owner}: {title} has the callable {used.name} at {point}, whose bits are not known: give a Quantizer")
+    return points
 
 
 def choices(candidates: Mapping[str, FivePoint], per: Per) -> list[PointChoice]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
 
 from qsim.accumulators import Accumulator, Rounded
 from qsim.formats import FP32, Format
 from qsim.functional.quantizer import Quantizer
-from qsim.nn.product.along import Along
+from qsim.nn.converting.checks import layer_product
+from qsim.nn.converting.layers import is_conv1d
+from qsim.nn.modules import FivePointModule
+from qsim.nn.product.along import Along, along
+from qsim.nn.product.arithmetic import rows
 from qsim.recipes.five_point import FivePoint
 
 #: What a budget limits.
@@ -43,6 +49,20 @@ class LayerSize:
     def elements(self, point: str) -> int:
         """The number of elements that are rounded at a point."""
         return math.prod(self.shapes[tensor_of(point)])
+
+
+def size_of(layer: FivePointModule, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> LayerSize:
+    """The size of a layer's work, given its inputs in all calls, and the gradients of its results."""
+    weight: Any = layer.weight
+    product = layer_product(layer)
+    shapes = {"weight": tuple(weight.T.shape if is_conv1d(layer) else weight.shape)}
+    for name, tensors in (("act", inputs), ("grad", gradients)):
+        matrices = [rows(x) for x in tensors] if product.merges_rows(2) else tensors
+        shapes[name] = (sum(len(x) for x in matrices), *matrices[0].shape[1:])
+    # Each element of the side that the weight's first dimension belongs to takes part in as many products as the other dimensions have.
+    side = "act" if getattr(layer, "transposed", False) else "grad"
+    work = math.prod(shapes[side]) * math.prod(shapes["weight"][1:])
+    return LayerSize(shapes, along(product.equation), work, 8 * weight.itemsize)
 
 
 class Charge(NamedTuple):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from qsim.diagnostics.collecting import aside
-from qsim.nn.modules import Embedding, FivePointModule
+from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
 from qsim.nn.product.sites import Site
 from qsim.recipes.five_point import FivePoint
@@ -62,8 +62,7 @@ class LocalProducts(NamedTuple):
 
 def is_one_product(layer: nn.Module) -> bool:
     """Whether a layer is one product of an input and its weight: a linear layer or a convolution."""
-    weight = getattr(layer, "weight", None)
-    return isinstance(layer, FivePointModule) and isinstance(weight, Tensor) and not isinstance(layer, (Embedding, nn.Bilinear))
+    return isinstance(getattr(layer, "weight", None), Tensor) and not isinstance(layer, (nn.Embedding, nn.Bilinear))
 
 
 @contextmanager
@@ -124,6 +123,18 @@ def influences(layer: FivePointModule, operands: Operands, tangents: Operands, d
         "grad": of_x.result,
         "grad_w": of_v.result,
     }
+
+
+def curvatures(layer: FivePointModule, operands: Operands) -> dict[str, Tensor]:
+    """The second derivatives of the loss by each element of the input and the weight: those of the Fisher information.
+
+    Each row of the input counts as a sample of its own, as a token or an image does.
+    """
+    weight: Any = layer.weight
+    samples = operands.x.shape[0] if weight.dim() > 2 else operands.x.shape[:-1].numel()
+    of_input = products(layer, operands.x, weight, operands.g).grad_x
+    of_weight = products(layer, operands.x.square(), weight, operands.g.square()).grad_w
+    return {"act": samples * of_input.square(), "weight": samples * of_weight}
 
 
 class RoundingErrors:

@@ -1,35 +1,12 @@
-"""Sensitivities: the effect of rounding each tensor of each layer on gradients and the loss, from a few passes for all of them."""
+"""Sensitivities: the effect of rounding each tensor of each layer on gradients and the loss."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from qsim.diagnostics.assignment.choices import TENSORS
-from qsim.diagnostics.assignment.costs import LayerSize, bits_of_tensor, tensor_of
-from qsim.diagnostics.assignment.operands import LOCAL, ROLES, Operands, Recorded, influences, products, recording, rounding_errors
-from qsim.diagnostics.gradients.borrowed import Borrowed
-from qsim.diagnostics.gradients.drawn import Gradients, MeasuredWeights
-from qsim.diagnostics.gradients.points import alone
-from qsim.nn.converting.checks import layer_product
-from qsim.nn.converting.layers import is_conv1d
-from qsim.nn.modules import FivePointModule
-from qsim.nn.product.along import along
-from qsim.nn.product.arithmetic import rows
-from qsim.random import streams
-from qsim.recipes.five_point import FivePoint
 from qsim.text.records import Records, Values
-
-#: How far the weights move, relative to their norm: far enough for float32, near enough for the gradients to change in proportion.
-_REACH = 3e-3
-#: The points of the forward pass, whose errors change the loss.
-FORWARD = ("act", "weight")
 
 
 @dataclass(frozen=True)
@@ -45,10 +22,11 @@ class Sensitivity:
         bias: The squared mean error that it makes in the gradients of all weights, each relative to the square of that gradient.
         variance: The variance of that error, over batches and draws.
         loss: The increase of the loss, to second order.
+        underflowed: The share of elements that become zero; of two points that round the tensor, that of the worse one.
 
     Example:
         >>> from qsim.diagnostics import Sensitivity
-        >>> Sensitivity("0", "act", "e2m1", elements=4096, bits=4.25, bias=0.25, variance=0.5, loss=0.0).error
+        >>> Sensitivity("0", "act", "e2m1", elements=4096, bits=4.25, bias=0.25, variance=0.5, loss=0.0, underflowed=0.1).error
         0.75
     """
 
@@ -60,6 +38,7 @@ class Sensitivity:
     bias: float
     variance: float
     loss: float
+    underflowed: float
 
     @property
     def error(self) -> float:
@@ -83,10 +62,10 @@ class Sensitivities(Records[Sensitivity]):
 
     Example:
         >>> from qsim.diagnostics import Sensitivities, Sensitivity
-        >>> found = Sensitivities((Sensitivity("0", "act", "mxfp4", 4096, 4.25, 1e-4, 2e-3, 1e-5),), batches=3, probes=4)
+        >>> found = Sensitivities((Sensitivity("0", "act", "mxfp4", 4096, 4.25, 1e-4, 2e-3, 1e-5, 0.1),), batches=3, probes=4)
         >>> print(found)
-        layer  point  candidate  bits    error     bias  variance     loss
-        0      act    mxfp4      4.25  2.1e-03  1.0e-04   2.0e-03  1.0e-05
+        layer  point  candidate  bits    error     bias  variance     loss  underflowed
+        0      act    mxfp4      4.25  2.1e-03  1.0e-04   2.0e-03  1.0e-05        10.0%
     """
 
     batches: int
@@ -96,210 +75,9 @@ class Sensitivities(Records[Sensitivity]):
         **{name: name for name in ("layer", "point", "candidate")},
         "bits": lambda record: f"{record.bits:g}",
         **{name: _short(name) for name in ("error", "bias", "variance", "loss")},
+        "underflowed": lambda record: f"{record.underflowed:.1%}",
     }
     RIGHT: ClassVar[tuple[str, ...]] = tuple(COLUMNS)[3:]
     KEY: ClassVar[tuple[str, ...]] = ("layer", "point", "candidate")
     NAME: ClassVar[str] = "sensitivities"
-    LOSSES: ClassVar[Values] = {name: name for name in ("error", "bias", "variance", "loss")}
-
-
-class SensitivityProbe:
-    """Passes of a borrowed model that measure sensitivities.
-
-    Args:
-        drawn: The source of gradients.
-        state: The state of the borrowed model.
-        batches: The batches.
-        weights: The weights of the model's layers.
-        layers: The layers to measure, by name.
-        seed: The seed of the random directions.
-    """
-
-    def __init__(
-        self,
-        drawn: Gradients,
-        state: Borrowed,
-        batches: Sequence[Any],
-        weights: MeasuredWeights,
-        layers: Mapping[str, FivePointModule],
-        seed: int,
-    ) -> None:
-        self._drawn, self._state, self._batches, self._weights, self._layers, self._seed = drawn, state, batches, weights, layers, seed
-        # Errors are relative to the gradient of each weight, and averaged over weights; a weight without a gradient has none.
-        norms = [rows.double().square().sum(1).mean().sqrt() for rows in drawn.reference]
-        self._units = [float(torch.where(norm > 0, 1 / norm, 0.0)) / len(norms) ** 0.5 for norm in norms]
-
-    @cached_property
-    def sizes(self) -> dict[str, LayerSize]:
-        """The size of each layer's work on a batch.
-
-        Raises:
-            ValueError: If a layer is never called in training, or its result has no gradient.
-        """
-        recorded = self._recorded(self._batches[0])
-        missing = [name for name, calls in recorded.items() if not calls]
-        if missing:
-            raise ValueError(f"assign: no gradient reaches {', '.join(missing)} with these batches: exclude them")
-        return {name: size_of(self._layers[name], calls) for name, calls in recorded.items()}
-
-    def measure(self, candidates: Mapping[str, FivePoint], probes: int) -> Sensitivities:
-        """The sensitivities of all layers to each candidate."""
-        predicted, loss = self._predicted(candidates, probes)
-        found = torch.zeros((len(self._layers), len(candidates), len(ROLES), 2), dtype=torch.float64)
-        found[:, :, [ROLES.index(role) for role in LOCAL]] = predicted
-        for j, points in enumerate(candidates.values()):
-            own = alone(points, "act")
-            for i, name in enumerate(self._layers):
-                found[i, j, ROLES.index("act")] = self._measured({name: own})
-            for role in FORWARD:
-                own, part = alone(points, role), found[:, j, ROLES.index(role)]
-                whole = float(self._measured(dict.fromkeys(self._layers, own))[1])
-                if whole > 0:
-                    part *= whole / part[:, 1].sum()
-        return self._sensitivities(candidates, found, loss, probes)
-
-    def _predicted(self, candidates: Mapping[str, FivePoint], probes: int) -> tuple[Tensor, Tensor]:
-        """The bias and the error of each layer, candidate and local role, to first order, and the increase of the loss by forward roles."""
-        shape = len(self._batches), probes, len(self._layers), len(candidates)
-        changes, squares = (torch.zeros((*shape, len(LOCAL)), dtype=torch.float64) for _ in range(2))
-        loss = torch.zeros((*shape, len(FORWARD)), dtype=torch.float64)
-        for b, batch in enumerate(self._batches):
-            reference = self._recorded(batch)
-            for k in range(probes):
-                direction = self._direction(k)
-                tangents = self._tangents(batch, direction)
-                self._state.set_streams([streams.stream("assign", b, k)] * len(self._weights.layers))
-                for i, (name, layer) in enumerate(self._layers.items()):
-                    for own, change in zip(reference[name], tangents[name], strict=True):
-                        parts = self._of_call(layer, own, change, direction, candidates)
-                        for whole, part in zip((changes, squares, loss), parts, strict=True):
-                            whole[b, k, i] += part.cpu()
-        error, count = squares.mean((0, 1)), len(self._batches)
-        # The product of the errors of two different batches: what they share is the mean error.
-        shared = (changes.sum(0).square() - changes.square().sum(0)).mean(0) / (count * (count - 1))
-        return torch.stack([shared.clamp(min=0).minimum(error), error], dim=-1), loss.mean((0, 1))
-
-    def _of_call(
-        self,
-        layer: FivePointModule,
-        operands: Operands,
-        tangents: Operands,
-        direction: Mapping[Tensor, Tensor],
-        candidates: Mapping[str, FivePoint],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """For each candidate and role, the change of gradients along a direction by the errors of a call, and the sum of its squares.
-
-        The latter is its mean square if the errors of elements are independent. And for each forward role the increase of the loss.
-        """
-        weight: Any = layer.weight
-        layer.points = FivePoint()
-        derivatives = influences(layer, operands, tangents, direction.get(weight, torch.zeros_like(weight)))
-        curvature = curvatures(layer, operands)
-        changes, loss = [], []
-        for points in candidates.values():
-            errors = rounding_errors(layer, points, operands)
-            zero = operands.x.new_zeros(1)
-            changes.append([errors.get(role, zero) * derivatives[role] for role in LOCAL])
-            loss.append([(curvature[role] * errors.get(role, zero).square()).double().sum() / 2 for role in FORWARD])
-        layer.points = FivePoint()
-        sums, squares = ([[own(x.double()) for x in row] for row in changes] for own in (torch.sum, _squares))
-        return _stacked(sums), _stacked(squares), _stacked(loss)
-
-    def _measured(self, points: Mapping[str, FivePoint]) -> Tensor:
-        """The bias and the error that the points of some layers make, measured."""
-        if all(own.is_identity for own in points.values()):
-            return torch.zeros(2, dtype=torch.float64)
-        self._state.set_points([points.get(name.split(", ")[0], FivePoint()) for name in self._weights.names])
-        total = [torch.zeros_like(rows[0], dtype=torch.float64) for rows in self._drawn.reference]
-        error, count = torch.zeros((), dtype=torch.float64), len(self._batches)
-        for b, batch in enumerate(self._batches):
-            for whole, x, true, unit in zip(total, self._drawn.gradient(batch), self._drawn.reference, self._units, strict=True):
-                off = (x.double() - true[b].double()) * unit
-                whole += off
-                error += off.square().sum().cpu()
-        shared = _stacked([[whole.square().sum() for whole in total]]).sum().cpu()
-        return torch.stack([((shared - error) / (count * (count - 1))).clamp(min=0).minimum(error / count), error / count])
-
-    def _recorded(self, batch: Any) -> Recorded:
-        """The operands of all layers, which round nothing."""
-        self._state.set_points([FivePoint()] * len(self._weights.layers))
-        with recording(self._layers) as found:
-            self._drawn.gradient(batch)
-        return found
-
-    def _direction(self, number: int) -> dict[Tensor, Tensor]:
-        """Random signs for each weight, in the units of errors."""
-        found = {}
-        for k, (weight, unit) in enumerate(zip(self._weights.tensors, self._units, strict=True)):
-            source = torch.Generator().manual_seed(streams.stream("assign", self._seed, number, k) & (2**63 - 1))
-            signs = torch.randint(2, weight.shape, generator=source, dtype=torch.int8).mul_(2).sub_(1)
-            found[weight] = signs.to(weight.device, weight.dtype) * unit
-        return found
-
-    def _tangents(self, batch: Any, direction: Mapping[Tensor, Tensor]) -> Recorded:
-        """The changes of all operands as the weights move along a direction."""
-        before = {weight: weight.detach().clone() for weight in direction}
-        reach = _REACH * min(float(weight.detach().norm() / v.norm()) for weight, v in direction.items() if v.any())
-        ends = []
-        try:
-            for distance in (reach, -reach):
-                for weight, v in direction.items():
-                    weight.data.copy_(before[weight] + distance * v)
-                ends.append(self._recorded(batch))
-        finally:
-            for weight, own in before.items():
-                weight.data.copy_(own)
-        return {
-            name: [
-                Operands((one.x - other.x) / (2 * reach), (one.g - other.g) / (2 * reach))
-                for one, other in zip(calls, ends[1][name], strict=True)
-            ]
-            for name, calls in ends[0].items()
-        }
-
-    def _sensitivities(self, candidates: Mapping[str, FivePoint], found: Tensor, loss: Tensor, probes: int) -> Sensitivities:
-        """The records, from the bias and the error of each layer, candidate and role, and the loss of each forward role."""
-        records = []
-        for i, (name, size) in enumerate(self.sizes.items()):
-            for j, (candidate, points) in enumerate(candidates.items()):
-                for tensor in TENSORS:
-                    bias, error = found[i, j, [k for k, role in enumerate(ROLES) if tensor_of(role) == tensor]].sum(0).tolist()
-                    raised = float(loss[i, j, FORWARD.index(tensor)]) if tensor in FORWARD else 0.0
-                    facts = 2 * size.elements(tensor), bits_of_tensor(points, tensor, size)
-                    records.append(Sensitivity(name, tensor, candidate, *facts, bias, error - bias, raised))
-        return Sensitivities(tuple(records), len(self._batches), probes)
-
-
-def _squares(x: Tensor) -> Tensor:
-    return x.square().sum()
-
-
-def _stacked(numbers: Sequence[Sequence[Tensor]]) -> Tensor:
-    """A matrix of numbers."""
-    return torch.stack([torch.stack(list(row)) for row in numbers])
-
-
-def curvatures(layer: FivePointModule, operands: Operands) -> dict[str, Tensor]:
-    """The second derivatives of the loss by each element of the input and the weight: those of the Fisher information.
-
-    Each row of the input counts as a sample of its own, as a token or an image does.
-    """
-    weight: Any = layer.weight
-    samples = operands.x.shape[0] if weight.dim() > 2 else operands.x.shape[:-1].numel()
-    of_input = products(layer, operands.x, weight, operands.g).grad_x
-    of_weight = products(layer, operands.x.square(), weight, operands.g.square()).grad_w
-    return {"act": samples * of_input.square(), "weight": samples * of_weight}
-
-
-def size_of(layer: FivePointModule, calls: Sequence[Operands]) -> LayerSize:
-    """The size of a layer's work, over all its calls."""
-    weight: Any = layer.weight
-    product = layer_product(layer)
-    shapes = {"weight": tuple(weight.T.shape if is_conv1d(layer) else weight.shape)}
-    for name, tensors in (("act", [call.x for call in calls]), ("grad", [call.g for call in calls])):
-        matrices = [rows(x) for x in tensors] if product.merges_rows(2) else tensors
-        shapes[name] = (sum(len(x) for x in matrices), *matrices[0].shape[1:])
-    # Each element of the side that the weight's first dimension belongs to takes part in as many products as the other dimensions have.
-    side = "act" if getattr(layer, "transposed", False) else "grad"
-    work = math.prod(shapes[side]) * math.prod(shapes["weight"][1:])
-    return LayerSize(shapes, along(product.equation), work, 8 * weight.itemsize)
+    LOSSES: ClassVar[Values] = {name: name for name in ("error", "bias", "variance", "loss", "underflowed")}

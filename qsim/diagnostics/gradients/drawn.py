@@ -75,7 +75,7 @@ class Gradients:
     """
 
     def __init__(self, owner: str, model: nn.Module, loss: Loss, batches: Sequence[Any], weights: MeasuredWeights, state: Borrowed) -> None:
-        self._owner, self._model, self._loss, self._batches = owner, model, loss, batches
+        self._owner, self.model, self.loss, self._batches = owner, model, loss, batches
         self._weights, self._state = weights, state
         self._passes = 0
         self.reference = self._in_full_precision()
@@ -154,7 +154,7 @@ class Gradients:
         self._state.set_streams([number] * len(self._weights.layers))
         try:
             with torch.enable_grad():
-                value = self._loss(self._model, batch)
+                value = self.loss(self.model, batch)
                 self._check(value)
                 value = value if smaller == 1 else value / smaller
                 found = torch.autograd.grad(value, self._weights.tensors, allow_unused=True, materialize_grads=True)

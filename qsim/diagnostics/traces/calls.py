@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +12,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
 from qsim.diagnostics.traces.trace import Operation
+from qsim.nn.calls.running import as_if_running
+from qsim.nn.calls.settings import call_points
 from qsim.nn.modules import FivePointModule
+from qsim.nn.product import observers
+from qsim.nn.record import ProductRounding, record_of
 from qsim.nn.restoring import Snapshot
+from qsim.recipes.five_point import FivePoint
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class OperationCall:
         reseed: Seeds torch's generators as before the call.
         before: The buffers and histories of the layer before the call.
         is_product: Whether it is a product.
+        rounding: The modules at whose points a product outside layers is rounded.
     """
 
     operation: Operation
@@ -57,6 +64,12 @@ class OperationCall:
     reseed: Callable[[], None]
     before: Snapshot | None
     is_product: bool = False
+    rounding: tuple[nn.Module, ...] = ()
+
+    def rounded_by(self, modules: Iterable[nn.Module]) -> OperationCall:
+        """The same call, given the modules at whose points it is rounded."""
+        points = ", ".join(repr(points_of_calls(module)) for module in modules)
+        return replace(self, operation=replace(self.operation, points=points), rounding=tuple(modules))
 
     def run(self, leaves: Sequence[Any]) -> tuple[Any, Mapping[int, Tensor]]:
         """The result for other leaves, and the outputs among its tensors."""
@@ -97,21 +110,24 @@ class OperationCall:
                 return None
             x = _wide(given.to(own.device, own.dtype), dtype)
             fresh[number] = x.detach().requires_grad_(bool(upstream) and x.is_floating_point())
-        parameters = {name: _wide(own, dtype) for name, own in self.parameters.items()}
+        # A function may take views of its parameters, so its gradients are those of the parameters themselves.
+        parameters = {name: own if self.module is None else _wide(own, dtype) for name, own in self.parameters.items()}
         after = Snapshot(self.module) if self.module is not None else None
         if self.before is not None:
             self.before.restore()
         self.reseed()
         try:
-            # Hooks of activation checkpointing would take what is saved here for tensors of the run.
-            with torch.set_grad_enabled(bool(upstream)), torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged):
+            # Hooks of activation checkpointing would take what is saved here for tensors of the run, and modules that run round products.
+            saving = torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)
+            with torch.set_grad_enabled(bool(upstream)), saving, as_if_running([]):
                 for number, x in fresh.items():
                     # A copy may be changed in place, which a tensor that requires a gradient may not.
                     leaves[self.places[number]] = x.clone()
                 if dtype is None:
                     outputs = self.run(leaves)[1]
                 elif self.module is None:
-                    outputs = self.run([_wide(x, dtype) if isinstance(x, Tensor) else x for x in leaves])[1]
+                    is_float = [isinstance(x, Tensor) and x.is_floating_point() for x in leaves]
+                    outputs = self.run([x.to(dtype) if wide else x for x, wide in zip(leaves, is_float, strict=True)])[1]
                 else:
                     args, kwargs = tree_unflatten(leaves, self.spec)
                     own = {name: parameters[self.names[name]] for name in self.names}
@@ -126,18 +142,15 @@ class OperationCall:
 
         Products of torch are computed in float64, and layers with points without their accumulators.
         """
-        if not isinstance(self.module, FivePointModule):
+        modules = [self.module] if isinstance(self.module, FivePointModule) else self.rounding
+        if not modules:
             return self.repeated(inputs, upstream, torch.float64) if self.is_product else None
-        points = self.module.points
-        self.module.points = replace(points, accumulate=None, chip="auto")
-        try:
+        with sums_in_full_precision(modules):
             return self.repeated(inputs, upstream)
-        finally:
-            self.module.points = points
 
     def kept(self, inputs: Mapping[int, Tensor]) -> OperationCall:
-        """The same call without a graph, with copies of its inputs."""
-        leaves = [x.detach() if isinstance(x, Tensor) and not isinstance(x, nn.Parameter) else x for x in self.leaves]
+        """The same call with copies of its inputs, which have no graph."""
+        leaves = list(self.leaves)
         for number, place in self.places.items():
             leaves[place] = inputs[number]
         return replace(self, leaves=leaves)
@@ -148,6 +161,46 @@ class OperationCall:
         assert self.module is not None
         known = {own: name for name, own in self.parameters.items()}
         return {name: known[own] for name, own in self.module.named_parameters() if own in known}
+
+
+def points_of_calls(module: nn.Module) -> FivePoint:
+    """The points of a module's products: of attention its own, of others those of their calls."""
+    calls = call_points(module)
+    return module.points if isinstance(module, FivePointModule) else FivePoint() if calls is None else calls.points
+
+
+@contextmanager
+def noted_roundings() -> Iterator[list[nn.Module]]:
+    """Note the modules at whose points products outside layers are rounded meanwhile."""
+    found: list[nn.Module] = []
+
+    def note(module: nn.Module, name: str) -> observers.Observer | None:
+        if module not in found and not points_of_calls(module).is_identity:
+            found.append(module)
+        return None if watching is None else watching(module, name)
+
+    watching = observers.watch_calls(note)
+    try:
+        yield found
+    finally:
+        observers.watch_calls(watching)
+
+
+@contextmanager
+def sums_in_full_precision(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let the products of modules have no accumulators meanwhile."""
+    before = [(record, record.layer, record.calls) for record in map(record_of, modules)]
+    try:
+        for record, layer, calls in before:
+            record.layer, record.calls = map(_without_accumulators, (layer, calls))
+        yield
+    finally:
+        for record, layer, calls in before:
+            record.layer, record.calls = layer, calls
+
+
+def _without_accumulators(rounding: ProductRounding | None) -> ProductRounding | None:
+    return rounding and replace(rounding, points=replace(rounding.points, accumulate=None, chip="auto"), in_use={})
 
 
 def _unchanged(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from qsim.diagnostics.traces.calls import OperationCall
+from qsim.diagnostics.traces.calls import OperationCall, noted_roundings
 from qsim.diagnostics.traces.trace import Operation
 from qsim.nn.calls.running import running
 from qsim.nn.converting.layers import target
@@ -122,9 +122,9 @@ class TraceRecorder(TorchFunctionMode):
             # Gradients of what a function changes in place belong to what is there afterwards.
             changes = kwargs.get("inplace") is True or "out" in kwargs or name in _WRITES or (name.endswith("_") and name[-2] != "_")
             call, inputs, leaves = self._begin(name, args, kwargs, compute, None, watches=not changes)
-            call = replace(call, is_product=compute is function and function in PRODUCTS)
-            result, outputs = call.run(leaves)
-            self._end(call, inputs, outputs)
+            with noted_roundings() as rounding:
+                result, outputs = call.run(leaves)
+            self._end(replace(call.rounded_by(rounding), is_product=function in PRODUCTS), inputs, outputs)
         return result
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:

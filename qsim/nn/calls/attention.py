@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qsim.nn import functional
-from qsim.nn.calls.running import without_inner_rounding
+from qsim.nn.calls.running import running, without_inner_rounding
 from qsim.nn.calls.settings import call_points
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
@@ -74,10 +75,17 @@ def _grouped(rows: Tensor, shared: Tensor) -> Tensor:
 def _product(module: nn.Module, a: Tensor, b: Tensor, points: FivePoint | None, name: str) -> Tensor:
     if points is None:
         return a @ b
-    observers.enter_call(module, "")
+    tracer = running.tracer
+    compute = partial(_rounded_product, module, name)
+    found: Tensor = compute(a, b) if tracer is None or tracer.is_inside else tracer.called(torch.matmul, (a, b), {}, compute)
+    return found
+
+
+def _rounded_product(module: nn.Module, name: str, a: Tensor, b: Tensor) -> Tensor:
     calls = call_points(module)
-    stream = 0 if calls is None else calls.stream(module.training, name)
-    product: Tensor = without_inner_rounding(functional.matmul, a, b, points, stream=stream)
+    assert calls is not None
+    observers.enter_call(module, "")
+    product: Tensor = without_inner_rounding(functional.matmul, a, b, calls.points, stream=calls.stream(module.training, name))
     return product
 
 

@@ -6,13 +6,13 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.nn import functional as F
 
 from qsim.functional.bodies import body
 from qsim.nn.calls.graphs import run_outside_the_mode
-from qsim.nn.calls.running import PausedInLayers, running, without_inner_rounding
+from qsim.nn.calls.running import PausedInLayers, as_if_running, running, without_inner_rounding
 from qsim.nn.lineage import follow
 from qsim.nn.registry import PRODUCTS, add_those_of_others
 
@@ -48,7 +48,8 @@ class ProductCallsMode(PausedInLayers):
         given = kwargs or {}
         tracer = running.tracer
         if tracer is not None and not tracer.is_inside:
-            return tracer.called(func, args, given, lambda *args, **kwargs: self.__torch_function__(func, types, args, kwargs))
+            modules = list(running.modules)  # the call may be repeated after they have run
+            return tracer.called(func, args, given, lambda *args, **kwargs: self._again(modules, func, types, args, kwargs))
         if func is Tensor.unflatten:
             func = torch.unflatten  # Dynamo cannot trace the method, which calls its parent's
         if running.is_rounding:
@@ -65,6 +66,11 @@ class ProductCallsMode(PausedInLayers):
         result = func(*args, **given)
         follow(func, args, given, result)
         return result
+
+    def _again(self, modules: list[nn.Module], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of torch as if some modules ran."""
+        with as_if_running(modules):
+            return self.__torch_function__(func, types, args, kwargs)
 
 
 def _written(out: Tensor, result: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +65,18 @@ def paused(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
     with _pop_mode_temporarily():
         return call(*args, **kwargs)
+
+
+@contextmanager
+def as_if_running(modules: list[nn.Module]) -> Iterator[None]:
+    """Run code outside the mode, as if some modules were running: to repeat a call of the past, or one of another model."""
+    paused_mode = _pop_mode_temporarily() if isinstance(_get_current_function_mode(), PausedInLayers) else nullcontext()
+    before, running.modules, running.shapes = running.modules, modules, None
+    try:
+        with paused_mode:
+            yield
+    finally:
+        running.modules, running.shapes = before, None
 
 
 def without_inner_rounding(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import qsim
 from qsim import FivePoint, Quantizer
-from qsim.diagnostics import Assignment, assign
+from qsim.diagnostics import Assignment, Sensitivities, assign
 from qsim.diagnostics.assignment.costs import charge
 from qsim.nn.modules import FivePointModule
 
@@ -55,24 +55,30 @@ def error_of(model: nn.Module, batches: list[Batch], layer: str, points: FivePoi
     return total / (2 * draws * len(batches))
 
 
-@pytest.mark.parametrize(
-    ("tensor", "points", "tolerance"),
-    [
-        ("grad", FivePoint(grad=NOISY), 0.25),
-        ("act", FivePoint(act_bwd=NOISY), 0.25),
-        ("weight", FivePoint(weight_bwd=NOISY), 0.25),
-        ("weight", FivePoint(weight=BLOCK, weight_bwd=None), 0.5),
-        ("act", FivePoint(act=BLOCK, act_bwd=None), 0.3),
-    ],
-    ids=["grad", "act_bwd", "weight_bwd", "weight", "act"],
-)
-def test_sensitivities_are_errors_of_single_layers(tensor: str, points: FivePoint, tolerance: float) -> None:
+SINGLE = {
+    "grad": ("grad", FivePoint(grad=NOISY), 0.25),
+    "act_bwd": ("act", FivePoint(act_bwd=NOISY), 0.25),
+    "weight_bwd": ("weight", FivePoint(weight_bwd=NOISY), 0.25),
+    "weight": ("weight", FivePoint(weight=BLOCK, weight_bwd=None), 0.5),
+    "act": ("act", FivePoint(act=BLOCK, act_bwd=None), 0.3),
+}
+
+
+@pytest.fixture(scope="module")
+def single() -> tuple[nn.Module, list[Batch], Sensitivities]:
+    """The sensitivities to candidates that round one operand."""
     model, batches = images()
-    found = assign(model, batches, loss, budget=32.0, candidates={"rounded": points, "exact": "fp32"}, probes=4).sensitivities
+    candidates = {name: points for name, (_, points, _) in SINGLE.items()} | {"exact": FivePoint()}
+    return model, batches, assign(model, batches, loss, budget=32.0, candidates=candidates, per="layer", probes=4).sensitivities
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_sensitivities_are_errors_of_single_layers(name: str, single: tuple[nn.Module, list[Batch], Sensitivities]) -> None:
+    (model, batches, found), (tensor, points, tolerance) = single, SINGLE[name]
     draws = 4 if points.is_stochastic or points.weight_is_stochastic else 1
     for layer in ("0", "4"):
         measured = error_of(model, batches, layer, points, draws)
-        assert found[layer, tensor, "rounded"].error == pytest.approx(measured, rel=tolerance)
+        assert found[layer, tensor, name].error == pytest.approx(measured, rel=tolerance)
         assert found[layer, tensor, "exact"].error < 1e-9
 
 
@@ -207,6 +213,35 @@ def test_a_shared_layer_and_a_loss_of_the_model() -> None:
 
     found = assign(Twice(), [torch.randn(16, 8) for _ in range(3)], budget=8.0, candidates=CANDIDATES, probes=1)
     assert found["shared", "act"].elements == 2 * 2 * 16 * 8
+
+
+class Attends(nn.Module):
+    """Layers that are assigned, and products that are not: of attention, of a parameter, and of a tied table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.query = nn.Embedding(9, 8), nn.Linear(8, 8)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.matrix = nn.Parameter(torch.randn(8, 8) / 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.query(self.table(ids))
+        x = F.scaled_dot_product_attention(x, x, x)
+        x = self.attend(x, x, x)[0] @ self.matrix @ self.matrix
+        return F.cross_entropy(F.linear(x, self.table.weight).flatten(0, 1), ids.flatten())
+
+
+@pytest.mark.parametrize("is_converted", [False, True], ids=["plain", "converted"])
+def test_what_is_left_out_has_names(is_converted: bool) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(Attends())
+    if is_converted:
+        qsim.convert(model, "e4m3", calls="all", embeddings=True)
+    ids = [torch.randint(9, (2, 4)) for _ in range(3)]
+    found = assign(model, ids, budget=6.0, candidates=CANDIDATES, probes=1)
+    assert found.left == ("0.table", "0.attend", "0:scaled_dot_product_attention", "0:matmul", "0:linear")
+    assert list(found.recipe) == ["0.query"]
+    assert str(found).endswith("not assigned: " + ", ".join(found.left))
 
 
 @pytest.mark.parametrize(

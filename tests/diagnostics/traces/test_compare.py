@@ -347,3 +347,56 @@ def test_malformed_files(tmp_path: Path) -> None:
         with pytest.raises(qsim.FileError, match=message):
             Trace.load(tmp_path / "b")
     assert repr(Trace({"0": Operation("0", "Linear")})) == "Trace(1 operations, 0 tensors)"
+
+
+class Products(nn.Module):
+    """A product with a parameter, one with its transpose, attention, and a product of activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.linear(torch.relu(x @ self.weight), self.weight.mT)
+        x = F.scaled_dot_product_attention(x, x, x)
+        return x @ x.mT
+
+
+PRODUCTS_OF_MODEL = ("matmul", "linear", "scaled_dot_product_attention", "matmul #2")
+
+
+@pytest.mark.parametrize("before", [None, FivePoint("e5m2", "e5m2", "e5m2")], ids=["plain", "rounded"])
+def test_products_outside_layers_differ_by_their_points(before: FivePoint | None) -> None:
+    plain, x = nn.Sequential(Products()), torch.randn(2, 4, WIDTH)
+    points = FivePoint("e4m3", "e4m3", "e4m3", accumulate=Rounded(qsim.Float(8, 5)))
+    model = plain if before is None else qsim.convert(copy.deepcopy(plain), before, calls="all")
+    found = compare(model, qsim.convert(copy.deepcopy(plain), points, calls="all"), x)
+    assert (found.only_a, found.only_b) == ((), ())
+    for name in PRODUCTS_OF_MODEL:
+        for record in (own for own in found if own.operation == name and own.error > 0):
+            assert (record.cause, record.own > 0) == ("settings", True)
+            assert record.settings == ("" if before is None else repr(before), repr(points))
+            # The accumulator with 5 bits makes a larger error than sums in full precision, and operands the same as without it.
+            assert record.accumulation > 1e-3 < record.operands
+    of_operands = compare(model, qsim.convert(copy.deepcopy(plain), FivePoint("e4m3", "e4m3", "e4m3"), calls="all"), x)
+    first, alone = (each["0", "matmul", "output"] for each in (found, of_operands))
+    assert first.operands == pytest.approx(alone.operands, rel=1e-5)
+    assert alone.accumulation < 1e-6
+
+
+@pytest.mark.parametrize("attention", ["eager", "qsim"])
+def test_attention_of_transformers_differs_by_its_points(attention: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    import qsim.hugging_face
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=16, **sizes, attn_implementation=attention))
+    converted = qsim.convert(copy.deepcopy(model), FivePoint("e4m3", "e4m3", "e4m3"), include="*attn*", calls="all")
+    ids = torch.randint(16, (2, 6))
+    found = compare(model, converted, {"input_ids": ids, "labels": ids})
+    assert (found.only_a, found.only_b) == ((), ())
+    for name in ("matmul", "matmul #2"):
+        record = found["model.layers.0.self_attn", name, "output"]
+        assert record.cause == "settings"
+        assert record.accumulation < 1e-6 < record.operands
