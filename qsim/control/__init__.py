@@ -18,8 +18,8 @@ Example:
 """
 
 from qsim.control.base import Control
-from qsim.control.fallback import Fallback, Switch
+from qsim.control.fallback import Fallback, Moved, MovedLayers
 from qsim.control.oscillations import OsciReset
 from qsim.control.outliers import OutControl
 
-__all__ = ["Control", "Fallback", "OsciReset", "OutControl", "Switch"]
+__all__ = ["Control", "Fallback", "Moved", "MovedLayers", "OsciReset", "OutControl"]

@@ -57,7 +57,7 @@ class Control:
             raise TypeError(f"{owner}: start takes a torch.nn.Module, got {type(model).__name__}")
         found = {name: module for name, module in model.named_modules() if isinstance(module, FivePointModule) and self.controls(module)}
         if not found:
-            raise ValueError(f"{owner}: the model has no linear layer with {self.needs}: convert it first, with qsim.convert")
+            raise ValueError(f"{owner}: the model has no {self.needs}: convert it first, with qsim.convert")
         for name, layer in found.items():
             if shards.is_distributed(weight_of(layer)):
                 raise ValueError(f"{owner}: {name}: its weight is a distributed tensor, and the control sees whole weights only")
@@ -83,8 +83,8 @@ class Control:
         self.steps += 1
         self.advance(self._layers)
 
-    #: What a layer needs to be controlled, for errors.
-    needs = "points"
+    #: The layers that are controlled, for errors.
+    needs = "linear layer with points"
 
     def controls(self, layer: Layer) -> bool:
         """Whether a layer is controlled: a parametrized weight is computed, and cannot be set."""

@@ -1,143 +1,207 @@
-"""Fallback: layers whose roundings lose too much get a wider format."""
+"""Fallback: layers whose error or underflow exceeds a bound get wider points."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
 from qsim.control.base import Control, Layer, agreed
-from qsim.diagnostics.counts import Counts
-from qsim.diagnostics.monitor import Monitor
+from qsim.diagnostics.assignment.choices import measurable
+from qsim.diagnostics.assignment.operands import is_one_product
+from qsim.diagnostics.assignment.probe import probing
+from qsim.diagnostics.gradients.drawn import Loss
 from qsim.formats.base import check_integer
-from qsim.points.base import check_number
-from qsim.recipes.five_point import FivePoint
+from qsim.nn.converting.checks import check_layer
+from qsim.nn.converting.layers import layers as layers_of
+from qsim.nn.coverage.run import check_plain
 from qsim.recipes.points_of import PointsLike, points_of
+from qsim.text.records import Records, Values
 from qsim.text.warning import warn
 
 
 @dataclass(frozen=True)
-class Switch:
-    """A layer that was switched, and the measurement that was out of bounds.
+class Moved:
+    """A layer that got wider points.
 
     Attributes:
-        step: The step that was measured.
-        layer: The layer's name.
-        reason: The point, what was measured there, and the bound.
+        layer: The layer.
+        step: The number of optimizer steps before.
+        error: The mean squared error that its points made in the gradients of all weights, relative to these.
+        underflowed: The share of elements that became zero, of its worst tensor.
+
+    Example:
+        >>> from qsim.control import Moved
+        >>> Moved("blocks.0.up", step=200, error=0.3, underflowed=0.02).layer
+        'blocks.0.up'
     """
 
-    step: int
     layer: str
-    reason: str
+    step: int
+    error: float
+    underflowed: float
 
-    def __str__(self) -> str:
-        """A line for a log."""
-        return f"step {self.step}: {self.layer}: {self.reason}"
+
+@dataclass(frozen=True)
+class MovedLayers(Records[Moved]):
+    """The layers that got wider points, in the order of the run; prints as a table."""
+
+    COLUMNS: ClassVar[Values] = {
+        "layer": "layer",
+        "step": "step",
+        "error": lambda record: f"{record.error:.1e}",
+        "underflowed": lambda record: f"{record.underflowed:.1%}",
+    }
+    RIGHT: ClassVar[tuple[str, ...]] = ("step", "error", "underflowed")
+    NAME: ClassVar[str] = "moved"
 
 
 class Fallback(Control):
-    """Switch layers to a wider format by what their roundings lose, and log each switch.
+    """Give layers wider points during a run, once their error or their underflow exceeds a bound.
 
-    Every so many steps, a step is measured as `qsim.diagnostics.Monitor` does it, backward pass included. A layer that has a point with a
-    lower ratio of signal to rounding errors, or a larger share of numbers that became zero, than the bounds allow gets the wider points for
-    the rest of the run. A warning says which layer, where and why.
+    Every `every` steps it measures what `qsim.assign` measures, for the points that each layer has: the mean squared error that they make
+    in the gradients of all weights, and the share of elements that become zero. So a bound on the error is in the units of `error` of an
+    `Assignment`. A layer beyond a bound keeps the wider points for the rest of the run. Linear layers and convolutions are measured, and
+    the model is in full precision meanwhile; a measurement takes as many passes as `assign` with one candidate.
 
-    Measured are linear layers with points that are quantizers; those that are modules are not counted. In a distributed run, what one
-    process finds counts for all. A measured step must run eagerly, and not under another monitor.
+    A warning says which layer, when and why. In a distributed run, each process measures its own batches, and what one finds counts for all.
 
     Args:
-        wider: The points of layers that were switched: a recipe, a format or a `FivePoint`; `None` for full precision.
-        sqnr: The smallest ratio of signal to rounding errors, in decibels; `None` for no bound.
-        underflow: The largest share of elements that are not zero before rounding and zero after; `None` for no bound.
-        every: Steps from one measured step to the next. The first step is measured.
+        to: The wider points: a format, a recipe or points.
+        batches: Returns at least 3 batches of one size, on which layers are measured, whenever it is called.
+        loss: `loss(model, batch)`, as `assign` takes it: rounding must be its only source of random numbers.
+        error: The largest error of a layer, the sum of those of its tensors; no bound by default.
+        underflow: The largest share of elements that become zero, of any of its tensors; no bound by default.
+        every: The steps from one measurement to the next. The first one is before the first step.
+        probes: The number of random directions.
+        seed: The seed of directions and of stochastic rounding.
 
-    Attributes:
-        switches: All switches so far, in order.
+    Raises:
+        TypeError: If `batches` is not callable.
+        ValueError: If there is no bound, or a bound or a number is out of range.
 
     Example:
         >>> import torch, qsim
-        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)), qsim.FivePoint(act="e4m3"))
-        >>> control = qsim.control.Fallback(None, underflow=0.2).start(model)
-        >>> with torch.no_grad():
-        ...     model[0].weight *= 1e-5
-        ...     model[0].bias *= 1e-5
-        >>> _ = model(torch.ones(4, 8))  # the second layer's inputs are too small for E4M3
-        >>> control.step()  # and it warns
-        >>> [str(switch) for switch in control.switches]
-        ['step 1: 1: act: 100 % underflowed, more than 20 %']
-        >>> model[1].points.act is None
-        True
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+        >>> data = [(torch.randn(64, 32) * torch.logspace(-3, 1, 32), torch.randint(8, (64,))) for _ in range(3)]
+        >>> loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+        >>> qsim.convert(model, "e4m3")[0].points.act.format
+        Float(4, 3, specials='fn')
+        >>> fallback = qsim.control.Fallback("bf16", lambda: data, loss, underflow=0.1).start(model)
+        >>> [record.layer for record in fallback.moved], model[0].points.act.format.bits
+        (['0', '2'], 16)
     """
 
-    needs = "points"
+    needs = "linear layer or convolution that rounds"
 
-    def __init__(self, wider: PointsLike, *, sqnr: float | None = None, underflow: float | None = None, every: int = 100) -> None:
+    def __init__(
+        self,
+        to: PointsLike,
+        batches: Callable[[], Iterable[Any]],
+        loss: Loss | None = None,
+        *,
+        error: float | None = None,
+        underflow: float | None = None,
+        every: int = 500,
+        probes: int = 2,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
-        if sqnr is None and underflow is None:
-            raise ValueError("Fallback: give a bound, sqnr= in decibels or underflow= as a share")
-        self.wider = points_of(wider) or FivePoint()
-        self.sqnr = None if sqnr is None else check_number("Fallback", "sqnr", sqnr, -math.inf, math.inf)
-        self.underflow = None if underflow is None else check_number("Fallback", "underflow", underflow, 0.0, 1.0)
-        self.every = check_integer("Fallback", "every", every, 1, 2**31)
-        self.switches: list[Switch] = []
-        self._monitor: Monitor | None = None
+        if not callable(batches):
+            raise TypeError(f"Fallback: batches must be a function that returns batches, got {type(batches).__name__}")
+        if error is None and underflow is None:
+            raise ValueError("Fallback: give a bound, error= or underflow=")
+        for name, bound, most in (("error", error, float("inf")), ("underflow", underflow, 1.0)):
+            if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, float)) or not 0 <= bound <= most):
+                raise ValueError(f"Fallback: {name} must be a number from 0 to {most:g}, got {bound!r}")
+        self._to = points_of(to)
+        self._batches, self._loss, self._error, self._underflow = batches, loss, error, underflow
+        self._every = check_integer("Fallback", "every", every, 1, 2**62)
+        self._probes = check_integer("Fallback", "probes", probes, 1, 10_000)
+        self._seed = check_integer("Fallback", "seed", seed, -(2**63), 2**63 - 1)
+        self._moved: list[Moved] = []
+
+    def start(self, model: nn.Module) -> Self:
+        """Bind it to a converted model, and measure; after `load_state_dict`, layers that had wider points get them again instead.
+
+        Args:
+            model: The model.
+
+        Returns:
+            The fallback.
+
+        Raises:
+            TypeError: If it is not a module, or a layer has a callable, whose bits are not known.
+            ValueError: If no layer can be measured, a layer cannot have the wider points or has delayed scales, or a loaded state is that of
+                another model.
+        """
+        check_plain("Fallback", model)
+        self._model = model
+        return super().start(model)
+
+    @property
+    def moved(self) -> MovedLayers:
+        """The layers that got wider points."""
+        return MovedLayers(tuple(self._moved))
+
+    def controls(self, layer: Layer) -> bool:  # noqa: D102 (documented above)
+        return is_one_product(layer) and not layer.points.is_identity
 
     def begin(self, layers: dict[str, Layer]) -> None:  # noqa: D102 (documented above)
+        self._check(layers)
         self._measure(layers)
 
     def advance(self, layers: dict[str, Layer]) -> None:  # noqa: D102 (documented above)
-        monitor, self._monitor = self._monitor, None
-        if monitor is not None:
-            monitor.step()
-            monitor.close()
-            reasons = {counts.layer: reason for sample in monitor.samples for counts in sample if (reason := self._reason(counts))}
-            self._switch(layers, reasons)
-        if self.steps % self.every == 0:
+        if self.steps % self._every == 0:
             self._measure(layers)
 
     def resume(self, layers: dict[str, Layer], state: Mapping[str, Any]) -> None:  # noqa: D102 (documented above)
-        self.switches = [Switch(step, name, reason) for name, (step, reason) in state["layers"].items()]
-        for switch in self.switches:
-            self._widen(layers[switch.layer])
-        self._measure(layers)
+        self._check(layers)
+        self._moved = [Moved(name, *numbers) for name, numbers in state["layers"].items()]
+        for record in self._moved:
+            self._widen(layers[record.layer])
 
     def kept(self) -> dict[str, Any]:  # noqa: D102 (documented above)
-        return {switch.layer: (switch.step, switch.reason) for switch in self.switches}
+        return {record.layer: [record.step, record.error, record.underflowed] for record in self._moved}
+
+    def _check(self, layers: dict[str, Layer]) -> None:
+        for layer in layers_of(self._model):
+            name = layer.names[0]
+            if name in layers:
+                check_layer(layer, self._to)
+                measurable("Fallback", f"the layer {name}", layers[name].points)
 
     def _measure(self, layers: dict[str, Layer]) -> None:
-        """Measure the next step, if it is one of those that are measured, and any layer is left."""
-        narrow = nn.ModuleDict()
-        switched = {switch.layer for switch in self.switches}
-        for number, (name, layer) in enumerate(layers.items()):
-            if name not in switched:
-                narrow.add_module(str(number), layer)
-        self._names = {str(number): name for number, name in enumerate(layers)}
-        if len(narrow) and self.steps % self.every == 0:
-            self._monitor = Monitor(narrow, every=2**31)
+        """Measure the layers that have not got wider points, and give these to those beyond a bound."""
+        before = {record.layer for record in self._moved}
+        points = {name: layer.points for name, layer in layers.items() if name not in before}
+        if not points:
+            return
+        with probing("Fallback", self._model, self._batches(), self._loss, list(points), self._seed + self.steps) as probe:
+            found = probe.measure({"points": points}, self._probes)
+        measured = [found.filter(layer=name) for name in points]
+        records = [
+            Moved(name, self.steps, sum(record.error for record in own), max(record.underflowed for record in own))
+            for name, own in zip(points, measured, strict=True)
+        ]
+        anywhere = agreed(torch.tensor([float(self._is_beyond(record)) for record in records]))
+        for record, is_moved in zip(records, anywhere.tolist(), strict=True):
+            if is_moved:
+                self._moved.append(record)
+                self._widen(layers[record.layer])
+                warn(
+                    f"Fallback: step {record.step}: {record.layer} has wider points from now on: its error is {record.error:.1e}, and "
+                    f"{100 * record.underflowed:.1f} % of a tensor underflow"
+                )
 
-    def _reason(self, counts: Counts) -> str:
-        """Describe the measurement at a point that is out of bounds; empty if none is."""
-        underflowed = counts.shares["underflowed"]
-        if self.underflow is not None and underflowed > self.underflow:
-            return f"{counts.point}: {underflowed:.0%} underflowed, more than {self.underflow:.0%}".replace("%", " %")
-        if self.sqnr is not None and counts.sqnr < self.sqnr:
-            return f"{counts.point}: {counts.sqnr:.1f} dB, less than {self.sqnr:g} dB"
-        return ""
-
-    def _switch(self, layers: dict[str, Layer], reasons: dict[str, str]) -> None:
-        found = {self._names[number]: reason for number, reason in reasons.items()}
-        anywhere = agreed(torch.tensor([name in found for name in layers], dtype=torch.float32))
-        for name, is_wanted in zip(layers, anywhere.tolist(), strict=True):
-            if is_wanted:
-                switch = Switch(self.steps, name, found.get(name, "measured by another process"))
-                self.switches.append(switch)
-                self._widen(layers[name])
-                warn(f"Fallback: {switch}. It has wider points from now on: {self.wider}")
+    def _is_beyond(self, record: Moved) -> bool:
+        is_too_wrong = self._error is not None and not record.error <= self._error
+        return is_too_wrong or (self._underflow is not None and record.underflowed > self._underflow)
 
     def _widen(self, layer: Layer) -> None:
-        layer.points = self.wider.with_own_modules()
+        layer.points = layer.own_points(self._to)
         layer.remember()

@@ -74,7 +74,7 @@ class OsciReset(Control):
         (1.0, {'0': 1})
     """
 
-    needs = "rounded weights"
+    needs = "linear layer with rounded weights"
 
     def __init__(self, *, period: int = 200, window: int = 50, ratio: float = 8.0, first: int = 0) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ class OutControl(Control):
         ({'0': [3, 17]}, (3, 17))
     """
 
-    needs = "rounded inputs and weights"
+    needs = "linear layer with rounded inputs and weights"
 
     def __init__(self, *, share: float = 0.1, wider: Point = "mxfp8", window: int = 50, first: int = 0) -> None:
         super().__init__()

@@ -4,7 +4,6 @@ from qsim.diagnostics.advice import Advice, Problem
 from qsim.diagnostics.assignment.assign import assign
 from qsim.diagnostics.assignment.assignment import Assignment, Uniform
 from qsim.diagnostics.assignment.choices import PointChoice
-from qsim.diagnostics.assignment.fallback import Fallback, Moved, MovedLayers
 from qsim.diagnostics.assignment.sensitivity import Sensitivities, Sensitivity
 from qsim.diagnostics.block_counts import BlockCounts, BlockSamples
 from qsim.diagnostics.cancelled import CancelledUpdates, cancelled_updates
@@ -36,12 +35,9 @@ __all__ = [
     "ComponentGap",
     "Counts",
     "Estimate",
-    "Fallback",
     "GradientError",
     "GradientErrors",
     "Monitor",
-    "Moved",
-    "MovedLayers",
     "Operation",
     "PointChoice",
     "Problem",

@@ -1,74 +1,145 @@
-"""Fallback: which layers switch and when, resumption, errors."""
+"""Layers that get wider points during a run, by the measure of `assign`."""
 
 from __future__ import annotations
 
-import copy
+import json
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import qsim
+from qsim import FivePoint, Quantizer
 from qsim.control import Fallback
-from support.refusing import refused
+from qsim.diagnostics import assign
 
-FOUR = qsim.FivePoint("e2m1", "mxfp4", "mxfp4")
+pytestmark = pytest.mark.filterwarnings("ignore:Fallback")
 
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32))
-    # The second layer's inputs are not small, whatever the first one's are.
-    nn.init.constant_(model[0].bias, 3.0)
-    return qsim.convert(model, FOUR)
+Pair = tuple[Tensor, Tensor]
+WIDE = FivePoint("bf16", "bf16", "bf16")
+NARROW = FivePoint(*3 * [Quantizer("e2m1", scale="tensor")])
 
 
-def train(model: nn.Module, control: Fallback, small_from: int, steps: int) -> None:
-    """Steps without updates, whose inputs are small from one of them on, so that they underflow in the first layer."""
-    for _ in range(steps):
-        x = torch.randn(8, 32) * (0.01 if control.steps >= small_from else 4.0)
-        model(x).square().sum().backward()
-        control.step()
+def loss(model: nn.Module, batch: Pair) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def test_a_layer_that_underflows_is_switched_when_it_is_measured() -> None:
-    model, control = net(), Fallback("mxfp8", underflow=0.9, every=3)
-    control.start(model)
-    with pytest.warns(UserWarning, match=r"Fallback: step 4: 0: act: 100 % underflowed, more than 90 %\. It has wider points"):
-        train(model, control, small_from=2, steps=7)
-    assert [(switch.step, switch.layer) for switch in control.switches] == [(4, "0")]
-    assert model[0].points == qsim.recipes.mxfp8().points
-    assert model[2].points == FOUR
-    # Switched layers are not measured again, and a monitor is not left behind.
-    with qsim.diagnostics.Monitor(model) as monitor:
-        model(torch.randn(8, 32))
-        monitor.step()
-    assert len(monitor.samples) == 1
+def converted(seed: int = 0, points: Any = NARROW) -> nn.Module:
+    torch.manual_seed(seed)
+    return qsim.convert(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), nn.Flatten(), nn.Linear(16, 4)), points)
 
 
-def test_a_layer_with_large_errors_is_switched() -> None:
-    model = net()
-    control = Fallback(None, sqnr=30.0).start(model)
-    with pytest.warns(UserWarning, match=r"dB, less than 30 dB"):
-        train(model, control, small_from=9, steps=1)
-    assert {switch.layer for switch in control.switches} == {"0", "2"}
-    assert model[0].points.is_identity
+def batches(scale: float = 1.0) -> list[Pair]:
+    generator = torch.Generator().manual_seed(1)
+    return [(scale * torch.randn(32, 16, generator=generator), torch.randint(4, (32,), generator=generator)) for _ in range(3)]
 
 
-def test_a_resumed_run_has_the_same_layers() -> None:
-    model, control = net(), Fallback("mxfp8", underflow=0.9, every=2)
-    control.start(model)
-    with pytest.warns(UserWarning, match="Fallback"):
-        train(model, control, small_from=0, steps=3)
-    again, resumed = net(), Fallback("mxfp8", underflow=0.9, every=2)
-    resumed.load_state_dict(copy.deepcopy(control.state_dict()))
-    resumed.start(again)
-    assert resumed.switches == control.switches
-    assert [layer.points for layer in again[::2]] == [layer.points for layer in model[::2]]  # type: ignore[index]
+def errors(model: nn.Module, probes: int = 1) -> dict[str, float]:
+    """The error of each layer with its points, as `assign` measures it."""
+    candidates = {"points": model[0].points, "wide": WIDE}
+    found = assign(model, batches(), loss, budget="points", candidates=candidates, probes=probes, seed=0)
+    own = found.sensitivities.filter(candidate="points")
+    return {name: sum(record.error for record in own.filter(layer=name)) for name in ("0", "2", "4")}
 
 
-def test_errors() -> None:
-    with refused(ValueError, "Fallback: give a bound, sqnr= in decibels or underflow= as a share"):
-        Fallback("mxfp8")
-    with refused(ValueError, "underflow must be greater than 0 and less than 1", "2"):
-        Fallback("mxfp8", underflow=2)
+def test_the_error_is_that_of_assign() -> None:
+    model = converted()
+    measured = errors(model)
+    bound = sorted(measured.values())[1]
+    with pytest.warns(UserWarning, match=r"^Fallback: step 0: \w has wider points from now on: its error is .* of a tensor underflow$"):
+        fallback = Fallback(WIDE, batches, loss, error=bound, probes=1).start(model)
+    (moved,) = fallback.moved
+    assert measured[moved.layer] == max(measured.values()) == pytest.approx(moved.error)
+    assert moved.step == 0
+    assert [model[int(name)].points == WIDE for name in ("0", "2", "4")] == [name == moved.layer for name in ("0", "2", "4")]
+
+
+def test_a_layer_is_moved_when_its_numbers_underflow() -> None:
+    """During the run the inputs shrink below E4M3's smallest number."""
+    model, scale = converted(points=FivePoint("e4m3", "e4m3")), [1.0]
+    fallback = Fallback("bf16", lambda: batches(scale[0]), loss, underflow=0.2, every=2, probes=1).start(model)
+    assert not fallback.moved
+    scale[0] = 1e-4
+    fallback.step()
+    assert not fallback.moved
+    fallback.step()
+    assert [(record.layer, record.step) for record in fallback.moved] == [("0", 2)]
+    share = float((qsim.quantize(batches(1e-4)[0][0], "e4m3") == 0).double().mean())
+    assert fallback.moved[0].underflowed == pytest.approx(share, abs=0.02)
+    assert model[0].points.act is not None
+    assert model[0].points.act.format == qsim.format("bf16")
+    assert model[2].points.act.format == qsim.format("e4m3")
+    assert "0" in str(fallback.moved)
+
+
+def test_the_run_is_otherwise_unchanged() -> None:
+    """Random bits, weights and streams are those of a run without a fallback."""
+    noisy = FivePoint("e4m3", Quantizer("e4m3", "stochastic"), Quantizer("e5m2", "stochastic"))
+    one, other = converted(points=noisy), converted(points=noisy)
+    before, states = [layer.stream for layer in (other[0], other[2])], []
+    for model in (one, other):
+        torch.manual_seed(5)
+        fallback = Fallback(WIDE, batches, loss, error=1e9, every=1, probes=1).start(model) if model is other else None
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for batch in batches():
+            optimizer.zero_grad()
+            loss(model, batch).backward()
+            optimizer.step()
+            if fallback is not None:
+                fallback.step()
+        states.append(model.state_dict())
+    assert [layer.stream for layer in (other[0], other[2])] == before
+    assert [layer.stream for layer in (one[0], one[2])] == before
+    assert all(torch.equal(x, states[1][name]) for name, x in states[0].items())
+
+
+def test_a_run_is_resumed() -> None:
+    model = converted()
+    fallback = Fallback(WIDE, batches, loss, error=0.0, probes=1).start(model)
+    fallback.step()
+    state = json.loads(json.dumps(fallback.state_dict()))
+    resumed = converted(1)
+    again = Fallback(WIDE, list, loss, error=0.0, probes=1)  # nothing is measured at the start
+    again.load_state_dict(state)
+    again.start(resumed)
+    assert again.moved == fallback.moved
+    assert again.state_dict() == state
+    assert all(resumed[k].points == WIDE for k in (0, 2, 4))
+    with pytest.raises(ValueError, match=r"the state has a layer '2', and the model has 0$"):
+        again.start(qsim.convert(nn.Sequential(nn.Linear(16, 32)), "e4m3"))
+    with pytest.raises(ValueError, match=r"a state has steps and layers, got step"):
+        again.load_state_dict({"step": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"give a bound, error= or underflow="),
+        ({"error": -1.0}, r"error must be a number from 0 to inf, got -1.0"),
+        ({"underflow": 1.5}, r"underflow must be a number from 0 to 1, got 1.5"),
+        ({"error": 1.0, "every": 0}, r"every must be"),
+        ({"error": 1.0, "batches": 3}, r"batches must be a function that returns batches, got int"),
+        ({"error": 1.0, "to": "fp3"}, r"fp3"),
+    ],
+)
+def test_errors_of_arguments(options: dict[str, Any], message: str) -> None:
+    given = {"to": WIDE, "batches": batches, **options}
+    with pytest.raises((TypeError, ValueError), match=message):
+        Fallback(given.pop("to"), given.pop("batches"), loss, **given)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(2, 2), r"no linear layer or convolution that rounds: convert it first"),
+        (converted(points=FivePoint(act=Quantizer("e4m3", scale=qsim.scaling.Delayed(4)))), r"the layer 0 has delayed scales"),
+        (converted(points=FivePoint(act=torch.sign)), r"the layer 0 has the callable sign at act"),
+    ],
+)
+def test_errors_of_models(model: nn.Module, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Fallback(WIDE, batches, loss, error=1.0).start(model)
+    with pytest.raises(RuntimeError, match="start it first"):
+        Fallback(WIDE, batches, loss, error=1.0).step()
