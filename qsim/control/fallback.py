@@ -67,7 +67,8 @@ class Fallback(Control):
     `Assignment`. A layer beyond a bound keeps the wider points for the rest of the run. Linear layers and convolutions are measured, and
     the model is in full precision meanwhile; a measurement takes as many passes as `assign` with one candidate.
 
-    A warning says which layer, when and why. In a distributed run, each process measures its own batches, and what one finds counts for all.
+    A warning says which layer, when and why. In a distributed run each process measures its own batches, and a layer that one moves is
+    moved in all.
 
     Args:
         to: The wider points: a format, a recipe or points.
@@ -136,7 +137,7 @@ class Fallback(Control):
 
         Raises:
             TypeError: If it is not a module, or a layer has a callable, whose bits are not known.
-            ValueError: If no layer can be measured, a layer cannot have the wider points or has delayed scales, or a loaded state is that of
+            ValueError: If no layer can be measured, a layer cannot have the wider points or has delayed scales, or a loaded state is of
                 another model.
         """
         check_plain("Fallback", model)

@@ -107,6 +107,7 @@ def test_a_run_is_resumed() -> None:
     assert again.moved == fallback.moved
     assert again.state_dict() == state
     assert all(resumed[k].points == WIDE for k in (0, 2, 4))
+    again.load_state_dict(state)
     with pytest.raises(ValueError, match=r"the state has a layer '2', and the model has 0$"):
         again.start(qsim.convert(nn.Sequential(nn.Linear(16, 32)), "e4m3"))
     with pytest.raises(ValueError, match=r"a state has steps and layers, got step"):
