@@ -23,7 +23,7 @@ PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "studies" not in page.re
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 #: Modules with public names that `qsim` does not import.
-FURTHER = ("qsim.compat.qtorch", "qsim.plot", "qsim.studies")
+FURTHER = ("qsim.control", "qsim.compat.qtorch", "qsim.plot", "qsim.studies")
 
 
 def fenced(page: Path) -> list[tuple[str, str]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -190,6 +192,14 @@ class TestPoints:
         assert ALL[name].name == name
         known = ("arXiv 2", "arXiv 1902", "NeurIPS 2019", "Training with Fewer Bits", "torchao 0.18")
         assert any(year in ALL[name].source for year in known)
+
+    @pytest.mark.parametrize("room", ["formats", "points", "recipes", "control"])
+    def test_nothing_here_touches_a_backend(self, room: str) -> None:
+        files = [*Path(recipes.__file__).parents[1].glob(f"{room}/*.py")]
+        assert files
+        for file in files:
+            text = file.read_text(encoding="utf-8")
+            assert not re.search(r"qsim_kernels\.(torch|numba|triton|lowered|meanings|arithmetic)\b", text), file
 
     def test_which_recipes_keep_layers(self) -> None:
         kept = {name: (recipe.first, recipe.last) for name, recipe in ALL.items() if recipe.first or recipe.last}

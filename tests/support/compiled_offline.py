@@ -199,6 +199,7 @@ def works() -> dict[str, Callable[[], object]]:
     return found | {
         "AdamW stochastic": _step(qsim.optim.AdamW, update="stochastic"),
         "AdamW kahan": _step(qsim.optim.AdamW, update="kahan"),
+        "AdamW kahan, stochastic": _step(qsim.optim.AdamW, update=qsim.optim.Kahan("stochastic")),
         "AdamW in the format": _step(qsim.optim.AdamW, betas=(0.9, 0.997), update="stochastic", arithmetic="format"),
         "SGD with momentum": _step(qsim.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
         "SGD kahan": _step(qsim.optim.SGD, lr=0.1, update="kahan"),
