@@ -61,7 +61,7 @@ class Fixed(Format):
 
     @property
     def precision(self) -> int:
-        """Significant bits of the most precise value."""
+        """How many significant bits the most precise value has."""
         return max(1, self.grid.mantissa)
 
     @property

@@ -50,7 +50,7 @@ class Log(Tabulated):
 
     @property
     def bits(self) -> int:  # type: ignore[override]
-        """Width of a code."""
+        """How many bits a code has."""
         return self.coding.bits
 
     def __repr__(self) -> str:

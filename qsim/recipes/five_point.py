@@ -39,7 +39,7 @@ Accumulate = Accumulator | str | Sequence[Accumulator | str | None] | None
 
 @dataclass(frozen=True)
 class FivePoint:
-    """Rounding points of a layer: two operands in the forward pass, three in the backward pass.
+    """How a layer rounds: two operands in the forward pass, and three in the backward pass.
 
     A point is a `Quantizer`, anything that `qsim.format` takes (with round-to-nearest), any callable or `nn.Module` from tensor to tensor
     (see `CallablePoint`), the call of one of `qsim.points` such as `"LSQ('int4')"`, or `None` for full precision. `FivePoint()` is the
@@ -182,7 +182,7 @@ class FivePoint:
         FivePoint.__init__(self, **{field.name: state[field.name] for field in fields(self) if field.name in state})
 
     def to_dict(self) -> dict[str, Any]:
-        """Points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round.
+        """Return the points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round.
 
         Raises:
             ValueError: If a point is a callable, unless it is one of `qsim.points` with plain arguments, which is written as its call.
@@ -270,7 +270,7 @@ class FivePoint:
         return cls(**found)
 
     def to_json(self) -> str:
-        """Points as JSON."""
+        """Return the points as JSON."""
         return json.dumps(self.to_dict())
 
     @classmethod

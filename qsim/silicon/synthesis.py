@@ -59,7 +59,7 @@ class Gates(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Cost of a circuit in hardware.
+    """What a circuit costs in hardware.
 
     Attributes:
         fpga: In cells of an FPGA.

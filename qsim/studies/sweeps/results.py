@@ -97,7 +97,7 @@ class Sweep:
         return [float(self._of[label, batch, steps, rate, seed]["test_loss"]) for seed in range(self.settings.seeds)]
 
     def rate(self, label: str, batch: int, design: str = "") -> float:
-        """Learning rate with the smallest mean loss."""
+        """Return the learning rate with the smallest mean loss."""
         return min(self.settings.rates, key=lambda rate: mean(self.losses(label, batch, rate, design)).value)
 
     def best(self, label: str, batch: int, design: str = "") -> list[float]:
