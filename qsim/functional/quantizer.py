@@ -56,7 +56,7 @@ class Quantizer:
     clip_gradient: bool = False
     redraw: Redraw = "auto"
 
-    #: The arguments for the operators, computed once for all calls. Not a field, because it follows from the fields.
+    # The arguments for the operators, computed once for all calls. Not a field, because it follows from the fields.
     spelt: ClassVar[Spelling]
 
     def __init__(

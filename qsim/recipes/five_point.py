@@ -29,11 +29,11 @@ Used = Quantizer | CallablePoint | None
 Reuse = Literal["same", "requantized"]
 #: What backward points round.
 BackwardOf = Literal["original", "rounded"]
-#: What it is given as.
-Given = Point | CallablePoint | Callable[..., Any]
+#: What a point is given as: a `Quantizer`, a format or its name (with round-to-nearest), a callable, or `None` for full precision.
+PointLike = Point | CallablePoint | Callable[..., Any]
 #: The accumulators of the three products of a layer: forward, for the gradient of the input, for that of the weight.
 Three = tuple[Accumulator | None, Accumulator | None, Accumulator | None]
-#: What they are given as: one for all, or three.
+#: What accumulators are given as: one for all, or three.
 Accumulate = Accumulator | str | Sequence[Accumulator | str | None] | None
 
 
@@ -107,32 +107,32 @@ class FivePoint:
     is_stochastic: ClassVar[bool]
     #: Whether a point of the weight draws random bits.
     weight_is_stochastic: ClassVar[bool]
-    #: Whether a weight's random bits are drawn at every call, rather than once until a step changes the weight.
+    # Whether a weight's random bits are drawn at every call, rather than once until a step changes the weight.
     redraws_weight: ClassVar[bool]
     #: Whether a point has scales or a transform.
     is_scaled: ClassVar[bool]
     #: Whether the scale of a point follows from a history, which the layer must keep.
     is_delayed: ClassVar[bool]
-    #: Whether something is rounded before or after the product, in autograd.
+    # Whether something is rounded before or after the product, in autograd.
     wraps: ClassVar[bool]
     #: What rounds at each point: for `"same"` and `"requantized"`, the forward point.
     used: ClassVar[Mapping[str, Quantizer | CallablePoint | None]]
     #: The accumulators of the three products.
     sums: ClassVar[Three]
-    #: A cache of products with these points. It can be recomputed, and is not copied.
+    # A cache of products with these points. It can be recomputed, and is not copied.
     plans: ClassVar[dict[Hashable, Any]]
 
     def __init__(
         self,
-        act: Given = None,
-        weight: Given = None,
-        grad: Given = None,
+        act: PointLike = None,
+        weight: PointLike = None,
+        grad: PointLike = None,
         *,
-        act_bwd: Given | Reuse = "same",
-        weight_bwd: Given | Reuse = "same",
-        grad_w: Given = None,
-        output: Given = None,
-        bias: Given = None,
+        act_bwd: PointLike = "same",
+        weight_bwd: PointLike = "same",
+        grad_w: PointLike = None,
+        output: PointLike = None,
+        bias: PointLike = None,
         accumulate: Accumulate = None,
         chip: Chip = "auto",
         backward_of: BackwardOf = "original",
