@@ -130,7 +130,8 @@ class RunComparison(Records[TensorDifference]):
             return [f"no difference{limit} in {len(self)} tensors"]
         lines = [f"first difference: {first.title}"]
         if first.settings[0] != first.settings[1]:
-            lines += [f"  {run}: {settings}" for run, settings in zip("ab", first.settings, strict=True)]
+            # A module with children prints as several lines.
+            lines += [f"  {run}: {' '.join(settings.split())}" for run, settings in zip("ab", first.settings, strict=True)]
         return lines
 
     def _below(self) -> list[str]:
