@@ -1,4 +1,4 @@
-"""Tables of prose that become cards on a phone: those with the class `stacked`, and the claims in reports of studies.
+"""Tables of prose that become cards on a phone: those with the class `stacked`, claims in reports, and old and new names.
 
 The first cell of a row is the heading of a card. Before each of the others is the heading of its column, which wide pages hide. In all
 tables, names such as `qsim.functional.threshold_quantize` break after a dot where a column is too narrow for them.
@@ -25,7 +25,7 @@ class Stacked(SphinxTransform):
         for table in self.document.findall(nodes.table):
             headings, *rows = [[*row.children] for row in table.findall(nodes.row)]
             titles = [heading.astext() for heading in headings]
-            if titles[0] == "where":
+            if titles[0] in ("where", "before"):
                 table["classes"].append("stacked")
             if titles[-1] in ("agrees", "verdict"):
                 table["classes"].append("verdicts")
