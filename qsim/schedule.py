@@ -149,7 +149,7 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """How many optimizer steps there have been."""
+        """The number of optimizer steps so far."""
         return self._step
 
     @property

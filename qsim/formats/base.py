@@ -67,7 +67,7 @@ class Format:
 
     @property
     def precision(self) -> int:
-        """How many significant bits the most precise value has, including the leading one."""
+        """The number of significant bits of the most precise value, including the leading one."""
         return self.grid.mantissa + 1
 
     @property

@@ -61,7 +61,7 @@ class Fixed(Format):
 
     @property
     def precision(self) -> int:
-        """How many significant bits the most precise value has."""
+        """The number of significant bits of the most precise value."""
         return max(1, self.grid.mantissa)
 
     @property

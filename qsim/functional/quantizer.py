@@ -24,7 +24,7 @@ Redraw = Literal["auto", "call", "step"]
 
 @dataclass(frozen=True)
 class Quantizer:
-    """How a tensor is rounded: to which format, and under which scales, if any.
+    """A way to round a tensor: the format, the rounding, and the scales, if any.
 
     Args:
         format: A name, a torch dtype or a `Format`; kept as a `Format`. For a block format, its element format and its scale are kept.

@@ -39,7 +39,7 @@ Accumulate = Accumulator | str | Sequence[Accumulator | str | None] | None
 
 @dataclass(frozen=True)
 class FivePoint:
-    """How a layer rounds: two operands in the forward pass, and three in the backward pass.
+    """The points at which a layer rounds: two operands in the forward pass, and three in the backward pass.
 
     A point is a `Quantizer`, anything that `qsim.format` takes (with round-to-nearest), any callable or `nn.Module` from tensor to tensor
     (see `CallablePoint`), the call of one of `qsim.points` such as `"LSQ('int4')"`, or `None` for full precision. `FivePoint()` is the

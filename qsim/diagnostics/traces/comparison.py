@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How one tensor differs between two runs, a and b. All sizes are norms relative to that of run a's tensor.
+    """The difference of one tensor between two runs, a and b. All sizes are norms relative to that of run a's tensor.
 
     Attributes:
         layer: The layer, or the module that calls the function.

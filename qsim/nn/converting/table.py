@@ -48,7 +48,7 @@ class LayerState:
 
 @dataclass(frozen=True)
 class Conversion(Records[LayerState]):
-    """What a conversion did, layer by layer; prints as a table.
+    """The result of a conversion, layer by layer; prints as a table.
 
     Example:
         >>> import torch, qsim
