@@ -37,6 +37,7 @@ extensions = [
     "links_checked",
     "listed_studies",
     "mathml",
+    "members",
     "notebooks",
     "printed",
     "questions",
@@ -56,6 +57,8 @@ default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+# Unions that signatures name instead of repeating them.
+autodoc_type_aliases = {"Overflow": "qsim.rounding.Overflow", "PointLike": "qsim.recipes.PointLike"}
 autosummary_generate = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -72,7 +72,7 @@ class Converter(HfQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
-        """Converted models train."""
+        """True: converted models can be trained."""
         return True
 
     def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:

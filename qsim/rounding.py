@@ -85,7 +85,7 @@ class Rounding:
         object.__setattr__(self, "spelling", {overflow: spell(self.rule(overflow)) for overflow in get_args(Overflow)[:-1]})
 
     def rule(self, overflow: str) -> Rule:
-        """Rounding and overflow mode, as parameters for the kernels.
+        """Return the rounding and what happens on overflow, as parameters for the kernels.
 
         Args:
             overflow: `"saturate"`, `"saturate_symmetric"` or `"nonfinite"`.

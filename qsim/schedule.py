@@ -149,12 +149,12 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Number of optimizer steps so far."""
+        """The number of optimizer steps so far."""
         return self._step
 
     @property
     def phase(self) -> Any:
-        """Current phase, as it was given; `None` before the start."""
+        """The current phase, as it was given; `None` before the start."""
         return None if self._target is None else self._names[self._phase]
 
     def state_dict(self) -> dict[str, Any]:

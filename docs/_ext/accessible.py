@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.util import logging
@@ -39,7 +40,15 @@ def complete_site(app: Sphinx, exception: Exception | None) -> None:
             logging.getLogger(__name__).warning("the theme has changed: pages lack %s", markup)
 
 
+def nest(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object) -> None:
+    """Put the lists of submodules into the items of their modules, between which viewcode writes them."""
+    if pagename == "_modules/index":
+        body = context["body"].replace("</li>\n<ul>", "\n<ul>")
+        context["body"] = body.replace("</ul>", "</ul></li>", body.count("</ul>") - 1)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension; called by Sphinx."""
+    app.connect("html-page-context", nest)
     app.connect("build-finished", complete_site)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -8,7 +8,7 @@
 
 runs `draw()` of `docs/figures/ramp.py`, which returns a matplotlib figure. Several names put figures side by side, or below one another
 where the page is narrow. `ramp.nearest` is a part of a figure, a panel that can move: it runs `draw("nearest")`. With `:paper:` a figure is
-drawn once, on white: for figures that have colours of their own.
+drawn once, on white: for figures that have colours of their own. With `:wide:` it keeps its size on a phone and scrolls.
 
 A script that reads other files of `docs/` lists them: `READS = ("speed.md",)`.
 
@@ -64,14 +64,18 @@ class Drawn(SphinxDirective):
     required_arguments = 1
     optional_arguments = 3
     has_content = True
-    option_spec: ClassVar[dict[str, Any]] = {"alt": directives.unchanged_required, "paper": directives.flag}
+    option_spec: ClassVar[dict[str, Any]] = {
+        "alt": directives.unchanged_required,
+        "paper": directives.flag,
+        "wide": directives.flag,
+    }
 
     def run(self) -> list[nodes.Node]:
         """Draws it and puts it on the page, with its caption."""
         if "alt" not in self.options:
             raise self.error(f"drawn: {self.arguments[0]} needs an :alt:")
         source = Path(self.env.srcdir)
-        figure = nodes.figure(classes=["drawn"])
+        figure = nodes.figure(classes=["drawn", *(["wide"] if "wide" in self.options else [])])
         for name in self.arguments:
             script = script_of(source, name)
             for path in (script, *data(script)):

@@ -3,7 +3,7 @@
 
 (() => {
   const update = () => {
-    for (const element of document.querySelectorAll(".highlight pre, .table-wrapper"))
+    for (const element of document.querySelectorAll(".highlight pre, .table-wrapper, figure.wide"))
       if (element.scrollWidth > element.clientWidth) element.tabIndex = 0;
       else element.removeAttribute("tabindex");
   };

@@ -79,7 +79,7 @@ text_takes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def name_of(accumulator: Accumulator) -> str:
-    """Name of an accumulator, or its `repr` if it has none.
+    """Return the name of an accumulator, or its `repr` if it has none.
 
     Example:
         >>> from qsim import accumulators

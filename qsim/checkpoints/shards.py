@@ -49,7 +49,7 @@ def size_in_bytes(action: str, size: int | str) -> int:
 
 
 class ShardWriter:
-    """Writes tensors into files of limited size: only those of the current file are in memory.
+    """A writer of tensors into files of limited size: only those of the current file are in memory.
 
     Args:
         folder: The folder to write to.

@@ -57,7 +57,7 @@ def cancelled_updates(optimizer: torch.optim.Optimizer, every: int = 1, *, model
 
 
 class CancelledUpdates:
-    """Result of `cancelled_updates`: the counts so far.
+    """The counts of `cancelled_updates` so far.
 
     Example:
         >>> import torch, qsim
@@ -125,7 +125,7 @@ class CancelledUpdates:
                     self._found.append(Updates(name, step, elements, updates, cancelled, carried, rate, unbiased))
 
     def in_step(self, step: int) -> tuple[Updates, ...]:
-        """Counts of one step, those that have arrived."""
+        """The counts of one step that have arrived from the device."""
         return tuple(entry for entry in self._found if entry.step == step)
 
     @property

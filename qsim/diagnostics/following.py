@@ -19,7 +19,7 @@ NumberedPoint = tuple[int, str]
 
 
 class BlockFollower:
-    """Follows the blocks of some places during one sample.
+    """Follow the blocks of some places during one sample.
 
     Args:
         places: The places to follow.

@@ -24,7 +24,7 @@ def is_unbiased(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool
 
 
 def needed_rate(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor, weight: Tensor) -> Tensor:
-    """Learning rate at which half of the updates change their weight with round-to-nearest; NaN if the optimizer is not known.
+    """Return the learning rate at which half of the updates change their weight with round-to-nearest; NaN if the optimizer is not known.
 
     That is the median, over the updates that are not zero, of half the distance to the next value, relative to the update per unit of the
     learning rate. Weight decay is not considered.

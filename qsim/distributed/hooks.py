@@ -39,7 +39,7 @@ class WireState:
         self._residuals: dict[int, Tensor] = {}
 
     def average(self, buffer: Tensor, parameters: list[Tensor], bucket: int, *, is_last: bool) -> Tensor:
-        """Average of a bucket's gradients over all processes."""
+        """Average a bucket's gradients over all processes."""
         seed = bucket_seed(self._seed, self.step, bucket)
         buffer = buffer / distributed.get_world_size(self._group)
         numbers = [self._numbers.setdefault(parameter, len(self._numbers)) for parameter in parameters]

@@ -67,7 +67,7 @@ class Format:
 
     @property
     def precision(self) -> int:
-        """Significant bits of the most precise value, the leading one included."""
+        """The number of significant bits of the most precise value, including the leading one."""
         return self.grid.mantissa + 1
 
     @property
@@ -82,7 +82,7 @@ class Format:
 
     @property
     def smallest(self) -> float:
-        """Smallest positive value."""
+        """The smallest positive value."""
         return self.grid.least
 
     @property

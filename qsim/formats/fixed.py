@@ -61,7 +61,7 @@ class Fixed(Format):
 
     @property
     def precision(self) -> int:
-        """Significant bits of the most precise value."""
+        """The number of significant bits of the most precise value."""
         return max(1, self.grid.mantissa)
 
     @property

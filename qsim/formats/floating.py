@@ -100,7 +100,7 @@ class Float(Format):
 
     @property
     def bits(self) -> int:  # type: ignore[override]
-        """Width of a code."""
+        """The number of bits of a code."""
         return self.coding.bits
 
     def _facts(self) -> tuple[Grid, Coding]:
@@ -237,7 +237,7 @@ class PowerOfTwo(Format):
 
     @property
     def bits(self) -> int:  # type: ignore[override]
-        """Width of a code."""
+        """The number of bits of a code."""
         return self.coding.bits
 
     def __repr__(self) -> str:

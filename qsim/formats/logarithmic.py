@@ -50,7 +50,7 @@ class Log(Tabulated):
 
     @property
     def bits(self) -> int:  # type: ignore[override]
-        """Width of a code."""
+        """The number of bits of a code."""
         return self.coding.bits
 
     def __repr__(self) -> str:

@@ -223,7 +223,7 @@ def names(fmt: Format) -> list[str]:
 
 @lru_cache(maxsize=256)
 def name_of(fmt: Format) -> str:
-    """First name of a format, or its `repr` if it has none.
+    """Return the first name of a format, or its `repr` if it has none.
 
     Example:
         >>> import qsim

@@ -29,5 +29,5 @@ def not_a_view(x: Tensor) -> Tensor:
 
 
 def changeable(x: Tensor) -> Tensor:
-    """Do the same in compiled code, for a result of an autograd function."""
+    """Return a result of an autograd function as a tensor that compiled code may change in place; see `not_a_view`."""
     return torch.ops.aten._unsafe_view.default(x, x.shape) if torch.compiler.is_compiling() else x

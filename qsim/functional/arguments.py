@@ -87,7 +87,7 @@ def cannot_hold(fmt: Format, able: Sequence[torch.dtype]) -> str:
 
 
 def check_out(x: Tensor, out: object, dtype: torch.dtype | None) -> None:
-    """Refuse to write a result where it does not fit."""
+    """Raise an error if a result does not fit into `out`."""
     if not isinstance(out, Tensor):
         raise TypeError(f"out must be a tensor, got {type(out).__name__}")
     if dtype is not None and dtype != out.dtype:

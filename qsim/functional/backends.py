@@ -13,7 +13,7 @@ from qsim_kernels.ops.backend import HAS_NUMBA
 
 
 class Backend(NamedTuple):
-    """Implementation that rounds the tensors of a kind of device.
+    """The implementation that rounds the tensors of one kind of device.
 
     Attributes:
         runs: `"numba"`, `"triton"`, or `"torch"` for plain torch operators; `None` if there is no such device. All give the same bits.

@@ -99,7 +99,7 @@ class CallablePoint:
         return self.identity if isinstance(self.identity, str) else self.name
 
     def rounded(self, name: str, x: Tensor, **noise: Any) -> Tensor:
-        """Rounded tensor, with whatever gradient autograd records; raise an error if it is none.
+        """Round a tensor, with whatever gradient autograd records; raise an error if the result is no tensor.
 
         Args:
             name: The point's name.
@@ -113,7 +113,7 @@ class CallablePoint:
         return result
 
     def with_gradient(self, name: str, x: Tensor) -> Tensor:
-        """Rounded tensor in the dtype that it had, with the gradient that was chosen."""
+        """Round a tensor, in its own dtype, with the gradient that was chosen."""
         if self.gradient == "own":
             return self.rounded(name, x).to(x.dtype)
         with torch.no_grad():

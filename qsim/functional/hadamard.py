@@ -25,7 +25,7 @@ __all__ = ["Hadamard", "resolve"]
 
 @dataclass(frozen=True)
 class Hadamard:
-    """Orthonormal Hadamard transform of blocks along a dimension.
+    """An orthonormal Hadamard transform of blocks along a dimension.
 
     A block `x` becomes `H S x / sqrt(size)`: `S` changes the signs of some elements and `H` is Sylvester's matrix of ones and minus ones. A
     shorter last block is split into powers of two, so that every shape has a transform. Two operands that are both transformed along the

@@ -24,7 +24,7 @@ Redraw = Literal["auto", "call", "step"]
 
 @dataclass(frozen=True)
 class Quantizer:
-    """Rounding of a tensor at one point: to a format, with or without scales.
+    """A way to round a tensor: the format, the rounding, and the scales, if any.
 
     Args:
         format: A name, a torch dtype or a `Format`; kept as a `Format`. For a block format, its element format and its scale are kept.
@@ -56,7 +56,7 @@ class Quantizer:
     clip_gradient: bool = False
     redraw: Redraw = "auto"
 
-    #: The arguments for the operators, computed once for all calls. Not a field, because it follows from the fields.
+    # The arguments for the operators, computed once for all calls. Not a field, because it follows from the fields.
     spelt: ClassVar[Spelling]
 
     def __init__(
@@ -108,11 +108,11 @@ class Quantizer:
         return _rounding.overflow_in(self.format, self.overflow or "saturate")
 
     def as_gradient(self) -> Quantizer:
-        """Rounding of a gradient: without a scale it overflows, unless this quantizer says that it saturates."""
+        """Return the quantizer for a gradient: without a scale it overflows, unless this one says that it saturates."""
         return self if self.overflow is not None or self.scale is not None else replace(self, overflow="nonfinite")
 
     def to_dict(self) -> dict[str, Any]:
-        """Quantizer as plain strings and booleans, for a configuration file; `Quantizer(**…)` restores it.
+        """Return the quantizer as plain strings and booleans, for a configuration file; `Quantizer(**…)` restores it.
 
         Example:
             >>> import qsim

@@ -15,7 +15,7 @@ from qsim.functional.tracing import not_scriptable
 
 @not_scriptable
 def threshold_quantize(x: Tensor, step: float | Tensor, threshold: float | Tensor) -> Tensor:
-    """Definition 1 of *Training with Fewer Bits*: steps of one size, up where the remainder reaches a threshold.
+    """Round to multiples of a step, up where the remainder reaches a threshold: Definition 1 of *Training with Fewer Bits*.
 
     `step * floor(x / step)` where `x / step - floor(x / step) < threshold`, else one step more. With a threshold of 1/2 this is rounding to
     nearest with ties toward +infinity; with a uniformly random one it is stochastic rounding. The gradient passes straight through.

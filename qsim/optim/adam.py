@@ -164,26 +164,7 @@ class Adam(LowPrecisionOptimizer):
 class AdamW(Adam):
     """`Adam` with decoupled weight decay: `torch.optim.AdamW` with rounded updates.
 
-    Args:
-        params: See `Adam`.
-        lr: See `Adam`.
-        betas: See `Adam`.
-        eps: See `Adam`.
-        weight_decay: The decay of weights, separate from the update.
-        amsgrad: See `Adam`.
-        foreach: See `Adam`.
-        maximize: See `Adam`.
-        capturable: See `Adam`.
-        differentiable: See `Adam`.
-        fused: See `Adam`.
-        format: See `Adam`.
-        update: See `Adam`.
-        state: See `Adam`.
-        state_rounding: See `Adam`.
-        arithmetic: See `Adam`.
-        overflow: See `Adam`.
-        seed: See `Adam`.
-        generator: See `Adam`.
+    It takes the arguments of `Adam`, except for `decoupled_weight_decay`; weights decay by `weight_decay`, separately from the update.
 
     Example:
         >>> import torch, qsim

@@ -156,7 +156,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         return list(accumulate((len(group["params"]) for group in self.param_groups), initial=0))[:-1]
 
     def _checked(self, index: int, first: int) -> tuple[object, ...]:
-        """Cache key of a group's batches; if it differs from the last step's, the group is checked again."""
+        """Return the cache key of a group's batches; if it differs from the last step's, the group is checked again."""
         group = self.param_groups[index]
         _check_learning_rate(group["lr"])
         grads = [p.grad for p in group["params"]]

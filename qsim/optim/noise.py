@@ -25,7 +25,7 @@ class StepNoise(NamedTuple):
 
 
 def update_noise(seed: int, step: int, number: int) -> Noise:
-    """Random bits with which an optimizer here rounds a new weight, for `qsim.fpu` or `qsim.quantize`.
+    """Return the random bits with which an optimizer here rounds a new weight, for `qsim.fpu` or `qsim.quantize`.
 
     Args:
         seed: The optimizer's seed.

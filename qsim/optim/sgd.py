@@ -18,33 +18,15 @@ from qsim_kernels.numbers.grid import spell
 class SGD(LowPrecisionOptimizer):
     """Gradient descent that rounds weights to a format after each update: stochastically, to the nearest value, or with Kahan summation.
 
-    The same arguments and states as `torch.optim.SGD`, plus the arguments after `*`; see `Adam`. With `arithmetic="format"` it is
-    Algorithms 1 to 3 of *Revisiting BFloat16 Training*.
+    The same arguments and states as `torch.optim.SGD`. The others are described at `Adam`, as are the errors. With `arithmetic="format"` it
+    is Algorithms 1 to 3 of *Revisiting BFloat16 Training*.
 
     Args:
-        params: See `Adam`.
-        lr: See `Adam`.
         momentum: Decay of the momentum.
         dampening: The fraction of a gradient left out of the momentum, except for the first.
-        weight_decay: Weight decay.
+        weight_decay: Weight decay, added to the gradient unless `decoupled_weight_decay`.
         nesterov: Whether to use Nesterov momentum.
-        maximize: See `Adam`.
-        foreach: See `Adam`.
-        differentiable: See `Adam`.
-        fused: See `Adam`.
-        decoupled_weight_decay: See `Adam`.
-        format: See `Adam`.
-        update: See `Adam`.
         state: The momentum's format, by default the parameters' dtype's own.
-        state_rounding: See `Adam`.
-        arithmetic: See `Adam`.
-        overflow: See `Adam`.
-        seed: See `Adam`.
-        generator: See `Adam`.
-
-    Raises:
-        TypeError: See `Adam`.
-        ValueError: See `Adam`.
 
     Example:
         >>> import torch, qsim

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,13 @@ class PointModule(nn.Module):
 
     gradient: Gradient = "own"
     call: str | None = None
+    __signature__: ClassVar[inspect.Signature]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Give the class the signature of its `__init__`, which that of `__new__` would hide from `help` and editors."""
+        super().__init_subclass__(**options)
+        own = inspect.signature(cls.__init__)
+        cls.__signature__ = own.replace(parameters=[*own.parameters.values()][1:])
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Note the call."""

@@ -11,7 +11,7 @@ from qsim.random import seeds, streams
 
 
 class Noise(NamedTuple):
-    """Random bits of a call, for `seed=`: a pure function of seed, stream and the logical index of an element.
+    """The random bits of a call, for `seed=`: a pure function of seed, stream and the logical index of an element.
 
     Args:
         seed: An int or a 0-d int64 tensor. By default it is drawn from the call's `generator=`, or from torch's CPU generator.

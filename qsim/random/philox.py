@@ -29,7 +29,7 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
 def random_bits(
     count: int, bits: int, *, seed: int | Tensor, stream: int = 0, offset: int = 0, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Random integers that stochastic rounding with `bits` random bits compares for `count` elements.
+    """Return the random integers that stochastic rounding with `bits` random bits uses for `count` elements.
 
     Args:
         count: Number of elements.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from qsim.functional.callables import CallablePoint
 from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
+from qsim.recipes.five_point import PointLike
 from qsim.recipes.fp4 import four_over_six, fp4_dge, ms_eden, quartet2, tetrajet2
 from qsim.recipes.learned import lsq, quest
 from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4, te_nvfp4, ufp4
@@ -24,6 +25,7 @@ from qsim.recipes.whole_tensors import deepseek_v3, fp8_blockwise, fp8_hybrid, h
 __all__ = [
     "NAMED",
     "CallablePoint",
+    "PointLike",
     "Recipe",
     "deepseek_v3",
     "describe",

@@ -29,17 +29,17 @@ Used = Quantizer | CallablePoint | None
 Reuse = Literal["same", "requantized"]
 #: What backward points round.
 BackwardOf = Literal["original", "rounded"]
-#: What it is given as.
-Given = Point | CallablePoint | Callable[..., Any]
+#: What a point is given as: a `Quantizer`, a format or its name (with round-to-nearest), a callable, or `None` for full precision.
+PointLike = Point | CallablePoint | Callable[..., Any]
 #: The accumulators of the three products of a layer: forward, for the gradient of the input, for that of the weight.
 Three = tuple[Accumulator | None, Accumulator | None, Accumulator | None]
-#: What they are given as: one for all, or three.
+#: What accumulators are given as: one for all, or three.
 Accumulate = Accumulator | str | Sequence[Accumulator | str | None] | None
 
 
 @dataclass(frozen=True)
 class FivePoint:
-    """Rounding points of a layer: two operands in the forward pass, three in the backward pass.
+    """The points at which a layer rounds: two operands in the forward pass, and three in the backward pass.
 
     A point is a `Quantizer`, anything that `qsim.format` takes (with round-to-nearest), any callable or `nn.Module` from tensor to tensor
     (see `CallablePoint`), the call of one of `qsim.points` such as `"LSQ('int4')"`, or `None` for full precision. `FivePoint()` is the
@@ -107,32 +107,32 @@ class FivePoint:
     is_stochastic: ClassVar[bool]
     #: Whether a point of the weight draws random bits.
     weight_is_stochastic: ClassVar[bool]
-    #: Whether a weight's random bits are drawn at every call, rather than once until a step changes the weight.
+    # Whether a weight's random bits are drawn at every call, rather than once until a step changes the weight.
     redraws_weight: ClassVar[bool]
     #: Whether a point has scales or a transform.
     is_scaled: ClassVar[bool]
     #: Whether the scale of a point follows from a history, which the layer must keep.
     is_delayed: ClassVar[bool]
-    #: Whether something is rounded before or after the product, in autograd.
+    # Whether something is rounded before or after the product, in autograd.
     wraps: ClassVar[bool]
     #: What rounds at each point: for `"same"` and `"requantized"`, the forward point.
     used: ClassVar[Mapping[str, Quantizer | CallablePoint | None]]
     #: The accumulators of the three products.
     sums: ClassVar[Three]
-    #: A cache of products with these points. It can be recomputed, and is not copied.
+    # A cache of products with these points. It can be recomputed, and is not copied.
     plans: ClassVar[dict[Hashable, Any]]
 
     def __init__(
         self,
-        act: Given = None,
-        weight: Given = None,
-        grad: Given = None,
+        act: PointLike = None,
+        weight: PointLike = None,
+        grad: PointLike = None,
         *,
-        act_bwd: Given | Reuse = "same",
-        weight_bwd: Given | Reuse = "same",
-        grad_w: Given = None,
-        output: Given = None,
-        bias: Given = None,
+        act_bwd: PointLike = "same",
+        weight_bwd: PointLike = "same",
+        grad_w: PointLike = None,
+        output: PointLike = None,
+        bias: PointLike = None,
         accumulate: Accumulate = None,
         chip: Chip = "auto",
         backward_of: BackwardOf = "original",
@@ -182,7 +182,7 @@ class FivePoint:
         FivePoint.__init__(self, **{field.name: state[field.name] for field in fields(self) if field.name in state})
 
     def to_dict(self) -> dict[str, Any]:
-        """Points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round.
+        """Return the points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round.
 
         Raises:
             ValueError: If a point is a callable, unless it is one of `qsim.points` with plain arguments, which is written as its call.
@@ -270,7 +270,7 @@ class FivePoint:
         return cls(**found)
 
     def to_json(self) -> str:
-        """Points as JSON."""
+        """Return the points as JSON."""
         return json.dumps(self.to_dict())
 
     @classmethod

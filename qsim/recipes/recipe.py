@@ -80,7 +80,7 @@ class Recipe:
         return replace(self, points=points, first=first, last=last)
 
     def to_dict(self) -> dict[str, Any]:
-        """Recipe as plain strings, numbers and dictionaries, for a configuration file."""
+        """Return the recipe as plain strings, numbers and dictionaries, for a configuration file."""
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"points": self.points.to_dict()}
 
     @classmethod

@@ -105,7 +105,7 @@ class Scaling:
         return True
 
     def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:
-        """Groups of elements that share a scale, for a tensor of a shape.
+        """Return the groups of elements that share a scale, for a tensor of a shape.
 
         Raises:
             IndexError: If the shape lacks the dimensions.
@@ -118,7 +118,7 @@ class Scaling:
         return False
 
     def used(self, amaxes: torch.Tensor) -> torch.Tensor:
-        """Largest magnitudes that scales follow from, given those of the current tensor."""
+        """Return the largest magnitudes from which scales are computed, given those of the current tensor."""
         return amaxes
 
     @property
@@ -127,7 +127,7 @@ class Scaling:
         return self
 
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Extent of the elements that share a scale along each dimension of a tensor of a shape.
+        """Return how many elements share a scale along each dimension of a tensor of a shape.
 
         Raises:
             IndexError: If the shape lacks the dimensions.
@@ -140,7 +140,7 @@ class Scaling:
         raise NotImplementedError
 
     def counts(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Number of scales along each dimension of a tensor of a shape.
+        """Return the number of scales along each dimension of a tensor of a shape.
 
         Example:
             >>> import qsim
@@ -154,7 +154,7 @@ class Scaling:
         return tuple(min(size, 1) if size == reach else -(-size // reach) for size, reach in pairs)
 
     def spelling(self, element: Format, under: Format | None = None) -> tuple[str, str]:
-        """Parameters of the scales, in the form that the operators take.
+        """Return the parameters of the scales, in the form that the operators take.
 
         Args:
             element: The format of the scaled elements.

@@ -25,7 +25,7 @@ class Philox(NamedTuple):
 
     @property
     def random_bits(self) -> int:
-        """Random bits that are read: none."""
+        """None: a generator reads no random bits."""
         return 0
 
     @property

@@ -59,7 +59,7 @@ class Gates(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Cost of a circuit in hardware.
+    """The cost of a circuit in hardware.
 
     Attributes:
         fpga: In cells of an FPGA.

@@ -28,7 +28,7 @@ _CIRCUIT = "circuit: "
 
 
 def text(vectors: Vectors, form: str, file: str = "") -> str:
-    """Vectors in one of the forms of `FORMS`.
+    """Write vectors in one of the forms of `FORMS`.
 
     Args:
         vectors: The vectors.
@@ -223,7 +223,7 @@ def _spelled(circuit: AnyCircuit) -> str:
 
 
 def read(content: str, circuit: AnyCircuit | None = None) -> Vectors:
-    r"""Vectors with the results of another implementation, in the form `"hex"`, `"csv"`, `"json"` or `"testfloat"`.
+    r"""Parse vectors with the results of another implementation, in the form `"hex"`, `"csv"`, `"json"` or `"testfloat"`.
 
     Args:
         content: The text.

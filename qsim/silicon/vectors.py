@@ -52,7 +52,7 @@ class Vectors:
 
 
 def vectors(circuit: AnyCircuit, count: int = 4096, seed: int = 0) -> Vectors:
-    """Golden vectors of a circuit.
+    """Return golden vectors of a circuit: inputs, and the results that any implementation must have.
 
     If its input has at most 16 bits, these are all its inputs. Otherwise they are the corners of its format and random numbers with the
     weights of Berkeley TestFloat. With stochastic rounding each input comes with five random integers: the smallest, the largest, the two

@@ -53,7 +53,7 @@ class Findings(ABC, Generic[SettingsT, RunT]):
 
     @abstractmethod
     def parts(self) -> Sequence[str | Table | Picture]:
-        """Paragraphs, tables and pictures, in order."""
+        """Return paragraphs, tables and pictures, in order."""
 
     @abstractmethod
     def claims(self) -> list[Claim]:

@@ -83,7 +83,7 @@ class FormatsStudy(Study[Settings, Run]):
     run = Run
 
     def quick(self) -> Settings:
-        """Four formats, few steps."""
+        """Return settings that take seconds: four formats, few steps."""
         return Settings(exponents=(2, 4), mantissas=(0, 2), steps=60, seeds=2)
 
     def full(self) -> Settings:
@@ -99,7 +99,7 @@ class FormatsStudy(Study[Settings, Run]):
         ]
 
     def work(self, run: Run) -> float:
-        """Stochastic rounding takes longer."""
+        """Return a cost: stochastic rounding takes longer."""
         return run.steps * (100 + run.batch) * (1.0 if run.format == FULL else 4.0 if run.rounding == "nearest" else 6.0)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class PointsStudy(Study[Settings, Run]):
         ]
 
     def work(self, run: Run) -> float:
-        """Stochastic rounding takes longer."""
+        """Return a cost: stochastic rounding takes longer."""
         return run.steps * (100 + run.batch) * (1.0 if run.point == NONE else 2.0 if run.rounding == "nearest" else 3.0)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:

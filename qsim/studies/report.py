@@ -73,7 +73,7 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """`agrees` as a word."""
+        """Return `agrees` as a word."""
         return {True: "yes", False: "no", None: "undecided"}[self.agrees]
 
 
@@ -231,7 +231,7 @@ def _outdated(results: Sequence[Result[Any]]) -> list[str]:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words as a list in a sentence.
+    """Join words as a list in a sentence.
 
     Example:
         >>> listed(["a", "b"]), listed(["a", "b", "c"])

@@ -53,7 +53,7 @@ def describe_bars(over: str = "seeds") -> str:
 
 
 def normal() -> float:
-    """Half of an interval of a normal distribution, in standard deviations.
+    """Return half the width of a normal distribution's interval, in standard deviations.
 
     Example:
         >>> round(normal(), 2)

@@ -63,11 +63,11 @@ class Study(ABC, Generic[SettingsT, RunT]):
     version: ClassVar[int] = 1
 
     def quick(self) -> SettingsT:
-        """Settings with which the study runs in seconds."""
+        """Return settings with which the study runs in seconds."""
         return self.settings()
 
     def full(self) -> SettingsT:
-        """Settings for a GPU."""
+        """Return settings for a GPU."""
         return self.settings()
 
     def timed(self, settings: SettingsT) -> bool:
@@ -76,10 +76,10 @@ class Study(ABC, Generic[SettingsT, RunT]):
 
     @abstractmethod
     def runs(self, settings: SettingsT) -> Sequence[RunT]:
-        """Runs that the settings ask for, each once."""
+        """Return the runs that the settings ask for, each once."""
 
     def work(self, run: RunT) -> float:
-        """Cost of a run relative to others, in any unit."""
+        """Return the cost of a run relative to others, in any unit."""
         return 1.0
 
     @abstractmethod
@@ -88,7 +88,7 @@ class Study(ABC, Generic[SettingsT, RunT]):
 
     @abstractmethod
     def report(self, settings: SettingsT, results: Sequence[Result[RunT]]) -> Report:
-        """Report of all runs' results."""
+        """Write the report of all runs' results."""
 
     def key(self, run: RunT) -> str:
         """A run as text, the key of its result."""

@@ -12,7 +12,7 @@ _GAP = "  "
 def aligned(
     rows: Sequence[Sequence[str]], left: int | None = None, indent: str = "", width: int | None = None, right: Collection[int] = ()
 ) -> str:
-    """Rows as aligned columns.
+    """Align the columns of rows.
 
     Args:
         rows: The cells. A row that is shorter than the first one ends in a remark, which may be of any length.

@@ -94,7 +94,7 @@ class Records(Sequence[R], Generic[R]):
         raise KeyError(f"no {names[depth]} {place[depth]!r}{at}: there are {', '.join(known) or 'none'}")
 
     def key(self, record: R) -> tuple[Any, ...]:
-        """Key of a record."""
+        """Return the key of a record."""
         return tuple(_value(record, name) for name in self._key())
 
     def filter(self, where: Callable[[R], bool] = lambda record: True, **equal: Any) -> Self:

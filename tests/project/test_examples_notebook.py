@@ -38,6 +38,10 @@ def test_it_holds_no_outputs() -> None:
     assert all((cell["outputs"], cell["execution_count"]) == ([], None) for cell in CODE)
 
 
+def test_code_fits_a_page_of_the_site() -> None:
+    assert [line for cell in CODE for line in "".join(cell["source"]).splitlines() if len(line) > 85] == []
+
+
 @pytest.fixture(scope="module")
 def held() -> Iterator[dict[str, Any]]:
     """The values of the notebook's names after its last cell."""

@@ -341,6 +341,12 @@ def test_shortcuts_are_sweeps(compare: Any, options: dict[str, Any], labels: lis
             qsim.convert(make(), chosen)
 
 
+def test_shortcuts_that_make_points_take_no_others() -> None:
+    expected = "compare_batch_sizes makes the points itself, from formats and roundings; qsim.studies.sweep takes points= of your own"
+    with pytest.raises(TypeError, match=re.escape(expected)):
+        studies.compare_batch_sizes(torch.nn.Identity, (), torch.nn.functional.mse_loss, points={"FP8": "mxfp8"})
+
+
 @pytest.mark.parametrize(
     ("place", "error"),
     [

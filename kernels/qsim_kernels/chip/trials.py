@@ -60,7 +60,7 @@ def _halved(length: int, unit: int) -> tuple[int, int]:
 
 
 def _words(rows: int, length: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Random bits."""
+    """Draw random bits."""
     whole, low, high = (torch.uint8, 0, 2**8) if dtype.itemsize == 1 else (torch.int16, -(2**15), 2**15)
     return torch.randint(low, high, (rows, length), dtype=whole, device=generator.device, generator=generator)
 

@@ -61,7 +61,7 @@ class SummedOperand(NamedTuple):
     scales: Tensor | None = None
 
     def along(self, other: int) -> SummedOperand:
-        """With the summed dimension first, and a dimension of size 1 where the other operand has its rows or columns."""
+        """Put the summed dimension first, and a dimension of size 1 where the other operand has its rows or columns."""
         values, exponents, scales = (None if x is None else x.movedim(-1, 0).unsqueeze(other).contiguous() for x in self)
         assert values is not None
         assert exponents is not None

@@ -41,7 +41,7 @@ def merged(names: Iterable[str]) -> list[list[str]]:
 
 
 def with_common_scales(plans: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
-    """Plans in which merged layers of NVFP4 have a common scale of the whole weight, where that leaves all their weights as they are.
+    """Give merged layers of NVFP4 a common scale of the whole weight, where that leaves all their weights unchanged.
 
     It does if the scales are powers of two, unless scales of blocks become too small. Otherwise a warning names the layers.
     """

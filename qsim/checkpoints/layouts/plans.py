@@ -87,7 +87,7 @@ class CheckpointLayout(Protocol):
         """The `quantization_config` of a checkpoint with these layers, and with the names of linear layers in high precision."""
 
     def metadata(self, plans: Mapping[str, LayerPlan], others: list[str]) -> dict[str, str]:
-        """Text for the headers of the files, given the names of all other tensors."""
+        """Return the text for the headers of the files, given the names of all other tensors."""
 
 
 def is_microscaled(scale: Scaling | None) -> bool:

@@ -76,7 +76,7 @@ def check_parts(name: str, shape: Sequence[int], decode: Callable[[], Tensor]) -
 
 
 def tiled_product(elements: Tensor, scales: Tensor, tile: Sequence[int]) -> Tensor:
-    """Elements times scales in float32, for tiles of a shape; those at the edges may be smaller."""
+    """Multiply elements by the scales of their tiles, in float32; tiles at the edges may be smaller."""
     spread = scales.float().repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
     return elements.float() * spread[: elements.shape[0], : elements.shape[1]]
 

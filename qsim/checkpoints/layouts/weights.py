@@ -56,14 +56,14 @@ class CodedWeight:
         return replace(self, codes=self.codes[rows.start : rows.stop], scales=self.scales[own], scale_codes=scale_codes, tile=tile)
 
     def spread(self, scales: Tensor, size: int) -> Tensor:
-        """Scales repeated, so that there is one for every row and every `size` neighbours in it."""
+        """Repeat scales, so that there is one for every row and every `size` neighbours in it."""
         rows, columns = self.codes.shape[-2:]
         height, width = self.tile
         return scales.repeat_interleave(height, -2)[..., :rows, :].repeat_interleave(width // size, -1)[..., : columns // size].contiguous()
 
 
 def stacked(matrices: Sequence[CodedWeight]) -> CodedWeight:
-    """Matrices with scales of one kind as a stack."""
+    """Stack matrices that have scales of one kind."""
     codes, scales = (torch.stack([getattr(matrix, name) for matrix in matrices]) for name in ("codes", "scales"))
     of_scales = [matrix.scale_codes for matrix in matrices if matrix.scale_codes is not None]
     outer = [matrix.outer.view(1, 1) for matrix in matrices if matrix.outer is not None]

@@ -82,7 +82,7 @@ class CompressedTensors:
         }
 
     def metadata(self, plans: Mapping[str, LayerPlan], others: list[str]) -> dict[str, str]:
-        """Text for the headers of the files, given the names of all other tensors: there is none."""
+        """Return no text: this layout leaves the headers of the files empty."""
         return {}
 
 

@@ -71,7 +71,7 @@ class TorchAO:
         return facts | {"include_input_output_embeddings": False, "untie_embedding_weights": False}
 
     def metadata(self, plans: Mapping[str, LayerPlan], others: list[str]) -> dict[str, str]:
-        """Text for the headers of the files: which tensors are parts of which tensor subclass."""
+        """Return the text for the headers of the files: which tensors are parts of which tensor subclass."""
         names = [_parameter(name, plan) for name, plan in plans.items()] + others
         without = next((name for name in names if "." not in name), None)
         if without is not None:

@@ -49,7 +49,7 @@ class BenchSettings:
         return clock_of(self.device)
 
     def normal(self, dtype: torch.dtype = torch.float32, elements: int | None = None) -> Tensor:
-        """Normally distributed values, the same in every run."""
+        """Draw normally distributed values, the same in every run."""
         generator = torch.Generator(self.device).manual_seed(0)
         count = self.elements if elements is None else elements
         return torch.randn(count, generator=generator, device=self.device).to(dtype)

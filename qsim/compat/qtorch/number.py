@@ -54,7 +54,7 @@ class Number:
 
     @property
     def format(self) -> Format:
-        """Format of qsim for this number."""
+        """The qsim format of this number."""
         raise NotImplementedError
 
     def _check(self, **parameters: Any) -> None:
@@ -175,7 +175,7 @@ class FloatingPoint(Number):
 
     @property
     def format(self) -> Float:
-        """Format of qsim for this number."""
+        """The qsim format of this number."""
         return _float(self.exp, self.man)
 
     def round(self, x: Tensor, rounding: str | Rounding = "stochastic", *, seed: int | Tensor | None = None, stream: int = 0) -> Tensor:
@@ -213,12 +213,12 @@ class BlockFloatingPoint(Number):
 
     @property
     def format(self) -> Fixed:
-        """Format of the integers, scaled to magnitudes below 2. There is none for words of more than 32 bits."""
+        """The format of the integers, scaled to magnitudes below 2. There is none for words of more than 32 bits."""
         return _fixed(self.wl, self.wl - 2, symmetric=True)
 
     @property
     def scale(self) -> scaling.Scaling:
-        """Shared exponent as a scale of qsim."""
+        """The shared exponent, as a scale of qsim."""
         return _block_scale(self.dim)
 
     def round(self, x: Tensor, rounding: str | Rounding = "stochastic", *, seed: int | Tensor | None = None, stream: int = 0) -> Tensor:  # noqa: D102 (documented above)

@@ -29,7 +29,7 @@ Points = FivePoint | Recipe | str | Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class BatchFactor:
-    """Factor by which the batch must grow for a layer's gradient to vary as little.
+    """The factor by which the batch must grow for a layer's gradient to vary as little.
 
     Attributes:
         layer: The layer whose gradient it is, or `"all weights"`.

@@ -9,7 +9,7 @@ from qsim.diagnostics.gradients.statistics import Estimate
 
 @dataclass(frozen=True)
 class GradientError:
-    """Error of a layer's gradient when a point rounds; all values are squared norms.
+    """The error of a layer's gradient when a point rounds; all values are squared norms.
 
     Attributes:
         layer: The layer whose gradient it is, or `"all weights"`.

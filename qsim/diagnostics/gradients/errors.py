@@ -61,7 +61,7 @@ class GradientErrors(Records[GradientError]):
     LOSSES: ClassVar[Values] = {name: _relative(name) for name in ("bias", "sampling", "rounding")}
 
     def of(self, point: str, layer: str = ALL_WEIGHTS) -> GradientError:
-        """Error at a point, of all weights or of a layer: `found[layer, point]`."""
+        """Return the error at a point, of all weights or of one layer: the same as `errors[layer, point]`."""
         return self[layer, point]
 
     def totals(self) -> GradientErrors:

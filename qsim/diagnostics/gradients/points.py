@@ -17,7 +17,7 @@ NAMES = POINTS
 
 
 def alone(points: FivePoint, name: str) -> FivePoint:
-    """Points of which only the named one rounds.
+    """Return points of which only the named one rounds.
 
     A backward point that is `"same"` rounds like the forward point, with its own random bits. Transformed operands stay transformed,
     and are rounded to fp32 instead, because the two transforms of a product must cancel. Likewise the product that gives ∇A keeps its

@@ -29,7 +29,7 @@ class Again:
 
 @dataclass
 class Comparer:
-    """Compares a run that reports to it with a trace.
+    """A recorder that compares the run that reports to it with a trace.
 
     Args:
         reference: The trace of the first run.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """Difference of one tensor between two runs, a and b. All sizes are norms relative to that of run a's tensor.
+    """The difference of one tensor between two runs, a and b. All sizes are norms relative to that of run a's tensor.
 
     Attributes:
         layer: The layer, or the module that calls the function.
@@ -53,7 +53,7 @@ class TensorDifference:
 
     @property
     def title(self) -> str:
-        """Description of the tensor in words."""
+        """The tensor, described in words."""
         return f"{self.tensor} of {self.layer or '(the model)'} ({self.operation})"
 
 
@@ -110,7 +110,7 @@ class RunComparison(Records[TensorDifference]):
 
     @property
     def first(self) -> TensorDifference | None:
-        """First tensor that differs, in causal order; `None` if all are equal."""
+        """The first tensor that differs, in causal order; `None` if all are equal."""
         return next((record for record in self.records if record.error > self.tolerance), None)
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -130,7 +130,8 @@ class RunComparison(Records[TensorDifference]):
             return [f"no difference{limit} in {len(self)} tensors"]
         lines = [f"first difference: {first.title}"]
         if first.settings[0] != first.settings[1]:
-            lines += [f"  {run}: {settings}" for run, settings in zip("ab", first.settings, strict=True)]
+            # A module with children prints as several lines.
+            lines += [f"  {run}: {' '.join(settings.split())}" for run, settings in zip("ab", first.settings, strict=True)]
         return lines
 
     def _below(self) -> list[str]:

@@ -42,7 +42,7 @@ _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.transformer")
 
 
 class TraceSink(Protocol):
-    """Receives what happens in a run, in causal order."""
+    """A receiver of what happens in a run, in causal order."""
 
     def called(self, call: OperationCall, inputs: Mapping[int, Tensor], outputs: Mapping[int, Tensor]) -> None:
         """Receive a call with its inputs as they were before it."""
@@ -52,7 +52,7 @@ class TraceSink(Protocol):
 
 
 class TraceRecorder(TorchFunctionMode):
-    """Reports a model's operations to a sink.
+    """A recorder that reports a model's operations to a sink.
 
     Each operation draws random bits from a seed that follows from its title, so that two runs draw the same although one draws more.
 

@@ -190,7 +190,7 @@ def same_streams(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 class TraceWriter:
-    """Keeps what a run reports in a trace.
+    """A recorder that keeps what a run reports in a trace.
 
     Args:
         kept: The trace.

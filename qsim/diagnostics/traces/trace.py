@@ -52,7 +52,7 @@ class Operation:
 
     @property
     def title(self) -> str:
-        """Key of its tensors in a trace."""
+        """The key of its tensors in a trace."""
         function = "" if self.is_module else f":{self.name}"
         return f"{self.layer}{function}{f'#{self.call}' if self.call > 1 else ''}"
 

@@ -23,10 +23,10 @@ class RoundsCalls(RemembersAmaxes):
     without_calls: type[nn.Module]
 
     def __init_subclass__(cls) -> None:
-        """Hide from the class's ancestors that they got another descendant: some of them keep a list."""
+        """Keep the class out of its ancestors' lists of subclasses, which some of them have."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Pickle the class that it is made from, since that can be imported."""
+        """Pickle as the class that it was made from, which can be imported."""
         reduced: Any = super().__reduce_ex__(protocol)
         return _unpickled, (self.without_calls,), *reduced[2:]
 

@@ -32,7 +32,7 @@ class ConversionConfig:
         return {"quant_method": METHOD} | ({} if model is None else describe(model))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ConversionConfig | None:
-        """That of the copied model; a config that is copied without it may become another model's, which is not converted."""
+        """Return the config of the copied model; one that is copied without its model may go to another, which is not converted."""
         copied = memo.get(id(self._model()))
         return None if copied is None else ConversionConfig(copied)
 

@@ -48,7 +48,7 @@ class LayerState:
 
 @dataclass(frozen=True)
 class Conversion(Records[LayerState]):
-    """Result of a conversion, layer by layer; prints as a table.
+    """The result of a conversion, layer by layer; prints as a table.
 
     Example:
         >>> import torch, qsim
@@ -87,11 +87,11 @@ class Conversion(Records[LayerState]):
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
-        """Name of each layer whose points are not quite those that were given, and the difference."""
+        """The layers whose points are not quite those that were given: their names, and the difference."""
         return tuple((state.name, state.remark) for state in self.filter(kind="note"))
 
     def states(self) -> dict[str, LayerState]:
-        """State of each layer, without notes."""
+        """The state of each layer, without notes."""
         return {state.name: state for state in self if state.kind != "note"}
 
     def _blocks(self) -> Conversion:

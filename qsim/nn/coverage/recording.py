@@ -115,13 +115,13 @@ class Recorder(TorchDispatchMode):
         self._announced = products
 
     def rounds(self, site: Site, x: Tensor, seed: Tensor | None, rounded: Tensor | None = None) -> None:
-        """Ignored: `multiplies` reports the sites of products."""
+        """Ignore roundings: `multiplies` reports the sites of products."""
 
     def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
-        """Ignored, too."""
+        """Ignore measurements, for the same reason."""
 
     def used(self, name: str, measured: object) -> None:
-        """Ignored, too."""
+        """Ignore the tensors that a layer used, for the same reason."""
 
 
 #: Words in the names of torch's operators that multiply. Some of these, as for sparse or 8-bit matrices, have no formula.
@@ -137,7 +137,7 @@ def _may_multiply(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _reasons(model: nn.Module) -> dict[str, str]:
-    """Why layers round nothing, by their paths. Products of other modules have reasons of their own."""
+    """Return why layers round nothing, by their paths. Products of other modules have other reasons."""
     found: dict[str, str] = {}
     known = layers(model)
     has_points = any(reason_left(layer) is None for layer in known)

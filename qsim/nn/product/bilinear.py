@@ -132,7 +132,7 @@ class LinearProduct(Product):
     sums_rows: ClassVar[bool] = True
 
     def merges_rows(self, dims: int) -> bool:
-        """Tokens are rows, whatever their dimensions."""
+        """Treat tokens as rows, whatever their dimensions."""
         return True
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
@@ -167,7 +167,7 @@ class MatmulProduct(Product):
     gradient_first: ClassVar[bool] = False
 
     def merges_rows(self, dims: int) -> bool:
-        """Matrices that share their second operand are one."""
+        """Join matrices that share their second operand into one."""
         return dims == 2
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)

@@ -87,7 +87,7 @@ def encoded_twice(ops: Operators, x: Tensor, one: Site, other: Site, seed: Tenso
 
 
 def _turned_back(codes: Tensor, x: Tensor) -> Tensor:
-    """Transposed codes as a tensor with the shape of the one that was encoded."""
+    """Return transposed codes in the shape of the tensor that was encoded."""
     return codes.t().view(x.shape)
 
 

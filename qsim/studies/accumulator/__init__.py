@@ -98,7 +98,7 @@ class AccumulatorStudy(WrittenStudy[Settings, Run]):
         return found
 
     def work(self, run: Run) -> float:
-        """Proportional to products; emulated ones take longer."""
+        """Return a cost proportional to products; emulated ones take longer."""
         if run.what == SUMS:
             return float(sum(run.lengths)) * 1024
         products = 36 * run.layers * run.width**2 * run.context * run.batch * run.steps

@@ -106,7 +106,7 @@ class BatchSizeStudy(WrittenStudy[Settings, Run]):
         return Settings(batches=(16, 128), designs=(STEPS,), steps=50, seeds=2)
 
     def full(self) -> Settings:
-        """Five batch sizes, for a GPU."""
+        """Return the settings for a GPU: five batch sizes."""
         return Settings(formats=("e4m0", "e4m1", "e4m2"), batches=(8, 32, 128, 512, 2048), steps=1000, seeds=5)
 
     def runs(self, settings: Settings) -> Sequence[Run]:

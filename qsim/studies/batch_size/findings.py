@@ -45,7 +45,7 @@ class BatchFindings(Findings[Settings, Run]):
         return [float(values.get("guessing", 0.1) if what == "guessing" else values[what]) for values in found]
 
     def factor(self, coarse: str, fine: str, scale: str) -> Interval:
-        """Factor by which the batch must grow for gradients in the coarser format to vary as little, over seeds."""
+        """Return the factor by which the batch must grow for gradients in the coarser format to vary as little, over seeds."""
         found = [
             result for result in self._of.values() if (result.run.like, result.run.format, result.run.loss_scale) == (fine, coarse, scale)
         ]

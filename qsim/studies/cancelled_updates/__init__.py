@@ -159,7 +159,7 @@ def _train(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, found: 
 
 
 def _memory(optimizer: torch.optim.Optimizer) -> float:
-    """Mean bytes per weight, including what Kahan summation stores, over all weights."""
+    """Return the mean bytes per weight, including what Kahan summation stores, over all weights."""
     bytes_ = numbers = 0
     for group in optimizer.param_groups:
         for weight in group["params"]:

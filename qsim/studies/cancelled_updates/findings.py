@@ -44,7 +44,7 @@ class UpdateFindings(Findings[Settings, Run]):
         return found
 
     def memory(self, kahan_layers: int) -> float:
-        """Mean bytes per weight with Kahan updates in some layers."""
+        """Return the mean bytes per weight with Kahan updates in some layers."""
         return self.of("memory", self.settings.mixed, STOCHASTIC, kahan_layers)[0]
 
     def quarter(self, format: str, update: str, which: int) -> list[float]:

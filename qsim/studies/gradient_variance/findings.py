@@ -56,7 +56,7 @@ class VarianceFindings(Findings[Settings, Run]):
         return mean([math.log(coarse / fine, 4) / (more - fewer) for coarse, fine in pairs])
 
     def batch_factor(self, fewer: int, more: int) -> Interval:
-        """Factor by which the batch must grow per bit less, for gradients with the same total variance."""
+        """Return the factor by which the batch must grow per bit less, for gradients with the same total variance."""
         totals = [
             [a + b for a, b in zip(*(self.backward(what, bits, self.batch) for what in ("rounding", "sampling")), strict=True)]
             for bits in (fewer, more)

@@ -94,7 +94,7 @@ class LLMStudy(WrittenStudy[Settings, Run]):
         return found
 
     def work(self, run: Run) -> float:
-        """Proportional to the tokens and equal for all methods, so that they keep taking turns."""
+        """Return the number of tokens, equal for all methods, so that they keep taking turns."""
         return run.steps * run.batch * run.context
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:

@@ -78,6 +78,10 @@ class Sweep:
         self.reference, self._first = settings.labels[0], settings.designs[0]
         self.report = self._report()
 
+    def __str__(self) -> str:
+        """The answer, and tables of losses."""
+        return "\n\n".join([self.report.meaning, *(f"{table.heading}\n{table}" for table in self._tables())])
+
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary for each run: points, batch, steps, rate, seed, test_loss, training_loss and seconds."""
         keys = ("batch", "steps", "rate", "seed")
@@ -97,7 +101,7 @@ class Sweep:
         return [float(self._of[label, batch, steps, rate, seed]["test_loss"]) for seed in range(self.settings.seeds)]
 
     def rate(self, label: str, batch: int, design: str = "") -> float:
-        """Learning rate with the smallest mean loss."""
+        """Return the learning rate with the smallest mean loss."""
         return min(self.settings.rates, key=lambda rate: mean(self.losses(label, batch, rate, design)).value)
 
     def best(self, label: str, batch: int, design: str = "") -> list[float]:
@@ -130,10 +134,15 @@ class Sweep:
         claims = [self._as_good(label, batch, design) for design in grid.designs for label in self.compared for batch in grid.batches]
         if len(grid.batches) > 1:
             claims += [self._closes(label, design) for design in grid.designs for label in self.compared]
-        tables = [self._table("Test loss", self.settings.labels, design, self._loss) for design in grid.designs]
+        return Report(self._study, [text, picture, *self._tables(), *self._problems(), self._points()], claims, self._meaning())
+
+    def _tables(self) -> list[Table]:
+        """The losses, and what points add to that of the reference."""
+        designs = self.settings.designs
+        tables = [self._table("Test loss", self.settings.labels, design, self._loss) for design in designs]
         if self.compared:
-            tables += [self._table(f"Added to the loss of {self.reference}", self.compared, each, self._added) for each in grid.designs]
-        return Report(self._study, [text, picture, *tables, *self._problems(), self._points()], claims, self._meaning())
+            tables += [self._table(f"Added to the loss of {self.reference}", self.compared, each, self._added) for each in designs]
+        return tables
 
     def _where(self, text: str, design: str) -> str:
         """A text, with the design if there are several."""
@@ -195,8 +204,9 @@ class Sweep:
     def _meaning(self) -> str:
         batch = self.settings.batches[-1]
         reached = f"At batch {batch}, {self.reference} reaches a test loss of {mean(self.best(self.reference, batch)).value:.4g}"
-        added = [f"{label} {self.added(label, batch).value:+.3g}" for label in self.compared]
-        return f"{reached}; to it {'add' if len(added) > 1 else 'adds'} {listed(added)}." if added else f"{reached}."
+        added = [f"{self.added(label, batch).value:+.3g}" for label in self.compared]
+        parts = [f"{label} {'' if i else 'adds '}{value}" for i, (label, value) in enumerate(zip(self.compared, added, strict=True))]
+        return f"{reached}; {listed(parts)}." if parts else f"{reached}."
 
     def _draw(self) -> list[Figure]:
         drawn, axes = figures.row(len(self.settings.designs), width=4.5, height=3.0)

@@ -18,6 +18,12 @@ MakeModel = Callable[[], nn.Module]
 _POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad")
 
 
+def _check(function: str, source: str, options: Mapping[str, Any]) -> None:
+    """Raise an error if the options have points, which a shortcut makes itself."""
+    if "points" in options:
+        raise TypeError(f"{function} makes the points itself, from {source}; qsim.studies.sweep takes points= of your own")
+
+
 def compare_batch_sizes(
     make_model: MakeModel,
     data: Any,
@@ -52,6 +58,7 @@ def compare_batch_sizes(
         >>> found.settings.labels, found.settings.designs
         (('full precision', 'e4m1, stochastic'), ('steps', 'examples'))
     """
+    _check("compare_batch_sizes", "formats and roundings", options)
     ways = {f"{name}, {how}": Quantizer(name, how) for name in formats for how in roundings}
     points = {label: FivePoint(act_bwd=rounded, grad=rounded) for label, rounded in ways.items()}
     return sweep(make_model, data, loss, points={FULL: None, **points}, batches=batches, designs=designs, **options)
@@ -81,6 +88,7 @@ def compare_formats(
         >>> found.settings.labels
         ('full precision', 'e4m3')
     """
+    _check("compare_formats", "formats", options)
 
     def points(name: str) -> FivePoint:
         forward, backward = (Quantizer(name, how, scale=scaling.PerTensor()) for how in ("nearest", rounding))
@@ -111,6 +119,7 @@ def compare_points(make_model: MakeModel, data: Any, loss: Loss, *, format: str,
         >>> found.settings.labels
         ('full precision', 'act', 'weight', 'act_bwd', 'weight_bwd', 'grad')
     """
+    _check("compare_points", "format and rounding", options)
     rounded = Quantizer(format, rounding, scale=scaling.PerTensor())
     unrounded: dict[str, Any] = {"act_bwd": None, "weight_bwd": None}
     points = {name: FivePoint(**(unrounded | {name: rounded})) for name in _POINTS}
@@ -169,6 +178,7 @@ def compare_random_bits(
         >>> found.settings.labels
         ('32 bits', '1 bit', 'full precision')
     """
+    _check("compare_random_bits", "bits and format", options)
 
     def points(count: int) -> FivePoint:
         rounded = Quantizer(format, Stochastic(count), scale=scaling.PerTensor())
@@ -203,6 +213,7 @@ def compare_accumulators(
         >>> found.settings.labels
         ('fp8_hybrid', "Rounded('fp16')", 'full precision')
     """
+    _check("compare_accumulators", "recipe and accumulators", options)
     points = {name: resolve(recipe).with_(accumulate=name) for name in accumulators}
     return sweep(make_model, data, loss, points={recipe: resolve(recipe).with_(accumulate=None), **points, FULL: None}, **options)
 
@@ -228,4 +239,5 @@ def compare_recipes(make_model: MakeModel, data: Any, loss: Loss, *, recipes: Se
         >>> found.settings.labels
         ('full precision', 'mxfp8')
     """
+    _check("compare_recipes", "recipes", options)
     return sweep(make_model, data, loss, points=recipes, **options)

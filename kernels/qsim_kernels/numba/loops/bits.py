@@ -34,7 +34,7 @@ def _memory(kind: Any) -> tuple[Any, Any]:
         return pointer(types.int64), generate
 
     def room(context: Any, count: Any) -> Any:
-        """Room on the stack, for a number of elements that is a constant of the module."""
+        """Reserve room on the stack, for a number of elements that is a constant of the module."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             place = cgutils.alloca_once(builder, context.get_data_type(kind), size=number)

@@ -36,7 +36,7 @@ def interleave8(a, b, c, d, e, f, g, h):
 
 @triton.jit
 def shared_words(block, seed, stream, RUN: tl.constexpr):
-    """Random words, of which a thread makes those of `RUN` neighbours, 8 or 16: one for every two.
+    """Draw random words, one for every two elements; a thread makes those of `RUN` neighbours, 8 or 16.
 
     Args:
         block: The numbers of the runs' first Philox blocks, one after the other along the last dimension.
@@ -171,7 +171,7 @@ def integers_at(noise, index, ROUNDING: tl.constexpr):
 
 @triton.jit
 def as_added(bits, noise, ROUNDING: tl.constexpr):
-    """Random bits as a rounding adds them: as 16 bits where these are enough and the rounding is fast, otherwise as `random_bits`."""
+    """Return random bits as a rounding adds them: 16 where these are enough and the rounding is fast, otherwise those of `random_bits`."""
     used = noise.used
     if ROUNDING.draws_16 and ROUNDING.fast:
         if not ROUNDING.uses_all:

@@ -125,7 +125,7 @@ def region_place(region, matrices, REGION: tl.constexpr):
 
 @triton.jit
 def inside(row, rows, column, columns, REGION: tl.constexpr):
-    """Mask of a region's elements before a given row and column; if rows are even, in a form that lets threads read many at once."""
+    """Return a mask of the elements before a given row and column; if rows are even, in a form that lets threads read many at once."""
     left = columns - column
     if REGION.even:
         left = tl.multiple_of(left, 16)

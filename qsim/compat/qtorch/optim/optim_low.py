@@ -91,7 +91,7 @@ class OptimLP(DrawsSeed, Wrapper):
 
     @property
     def optim(self) -> Optimizer:
-        """Wrapped optimizer, under QPyTorch's name."""
+        """The wrapped optimizer, under QPyTorch's name."""
         return self.optimizer
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
