@@ -50,7 +50,7 @@ class OperationCall:
         module: The layer, if it is one.
         reseed: Seeds torch's generators as before the call.
         before: The buffers and histories of the layer before the call.
-        is_product: Whether it is a product.
+        is_product: Whether it is a product that torch computes in float64, too.
         rounding: The modules at whose points a product outside layers is rounded.
     """
 
@@ -138,7 +138,7 @@ class OperationCall:
                 after.restore()
 
     def exact(self, inputs: Mapping[int, Tensor], upstream: Mapping[int, Tensor]) -> CallResults | None:
-        """The results with the call's own roundings of operands, but with sums in full precision; `None` if it is not a product.
+        """The results with the call's own roundings of operands, but with sums in full precision; `None` if it has none.
 
         Products of torch are computed in float64, and layers with points without their accumulators.
         """

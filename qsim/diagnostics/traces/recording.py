@@ -35,6 +35,8 @@ _COPIES = {"clone", "contiguous", "cpu", "cuda", "copy_", "set_", "__set__", "__
 _FILLS = {"zeros_like", "ones_like", "empty_like", "full_like", "zero_", "fill_"}
 #: Functions that compute no numbers: they move them, or make tensors without content.
 _MOVES = frozenset(_QUERIES | _VIEWS | _COPIES | _FILLS)
+#: Products that torch does not compute in float64.
+_NOT_IN_FLOAT64 = frozenset(["grouped_mm", "_grouped_mm"])
 #: Operators of Python that write to their first operand.
 _WRITES = frozenset(["__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__imod__", "__ifloordiv__"])
 #: Containers of torch, whose parts are operations of their own.
@@ -124,7 +126,8 @@ class TraceRecorder(TorchFunctionMode):
             call, inputs, leaves = self._begin(name, args, kwargs, compute, None, watches=not changes)
             with noted_roundings() as rounding:
                 result, outputs = call.run(leaves)
-            self._end(replace(call.rounded_by(rounding), is_product=function in PRODUCTS), inputs, outputs)
+            is_product = function in PRODUCTS and name not in _NOT_IN_FLOAT64
+            self._end(replace(call.rounded_by(rounding), is_product=is_product), inputs, outputs)
         return result
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:

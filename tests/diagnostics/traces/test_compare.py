@@ -384,6 +384,24 @@ def test_products_outside_layers_differ_by_their_points(before: FivePoint | None
     assert alone.accumulation < 1e-6
 
 
+def test_grouped_products_which_torch_does_not_compute_in_float64() -> None:
+    class Groups(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(2, 16, 16) / 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.grouped_mm(x, self.weight, offs=torch.tensor([3, 8], dtype=torch.int32)).square()
+
+    model = nn.Sequential(Groups())
+    converted = qsim.convert(copy.deepcopy(model), FivePoint("e4m3", "e4m3", "e4m3"))
+    x = torch.randn(8, 16)
+    assert compare(model, copy.deepcopy(model), x).first is None
+    record = compare(model, converted, x)["0", "_grouped_mm", "output"]
+    assert (record.cause, record.error) == ("settings", record.own)
+    assert compare(converted, copy.deepcopy(converted), x).first is None
+
+
 @pytest.mark.parametrize("attention", ["eager", "qsim"])
 def test_attention_of_transformers_differs_by_its_points(attention: str) -> None:
     transformers = pytest.importorskip("transformers")
