@@ -28,6 +28,11 @@ class Switch:
         step: The step that was measured.
         layer: The layer's name.
         reason: The point, what was measured there, and the bound.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.control.Switch(3, "blocks.0.up", "grad: 3.1 dB, less than 6 dB"))
+        step 3: blocks.0.up: grad: 3.1 dB, less than 6 dB
     """
 
     step: int
