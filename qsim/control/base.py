@@ -32,6 +32,18 @@ class Control:
 
     Attributes:
         steps: Number of optimizer steps so far.
+
+    Example:
+        >>> import torch, qsim
+        >>> class Largest(qsim.control.Control):  # prints the largest weight of each layer after every step
+        ...     def begin(self, layers):
+        ...         pass
+        ...     def advance(self, layers):
+        ...         print({name: layer.weight.abs().max().item() for name, layer in layers.items()})
+        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(2, 2)), "mxfp8")
+        >>> _ = torch.nn.init.constant_(model[0].weight, 0.5)
+        >>> Largest().start(model).step()
+        {'0': 0.5}
     """
 
     def __init__(self) -> None:

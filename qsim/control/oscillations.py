@@ -65,10 +65,12 @@ class OsciReset(Control):
 
     Example:
         >>> import torch, qsim
-        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False)), qsim.FivePoint(weight="int4"))
+        >>> layer = torch.nn.Linear(1, 1, bias=False)
+        >>> _ = torch.nn.init.constant_(layer.weight, 0.51)
+        >>> model = qsim.convert(torch.nn.Sequential(layer), qsim.FivePoint(weight="int4"))
         >>> control = qsim.control.OsciReset(period=4, window=4).start(model)
         >>> for value in (0.49, 0.51, 0.49, 0.51):  # rounded to 0, 1, 0, 1
-        ...     _ = torch.nn.init.constant_(model[0].weight, value)
+        ...     _ = torch.nn.init.constant_(layer.weight, value)
         ...     control.step()
         >>> model[0].weight.item(), control.counts
         (1.0, {'0': 1})

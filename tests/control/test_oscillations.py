@@ -40,6 +40,7 @@ def by_definition(weights: list[Tensor], round_: Any, ratio: float) -> tuple[Ten
     return jumped / moved >= ratio, rounded[-1].float()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("points", ["tetrajet2", "nvfp4.with_(last=0)", "lsq.with_(first=0, last=0)", "e4m3"])
 def test_it_resets_what_its_definition_resets(points: Any) -> None:
     model = net(points)
@@ -78,6 +79,7 @@ def _rounded_as(layer: nn.Module, weight: Tensor) -> Tensor:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stop", [3, 5, 6, 9])
 def test_a_resumed_run_resets_the_same(stop: int) -> None:
     whole, part = net(), net()

@@ -87,6 +87,7 @@ def test_outliers_cost_less_precision() -> None:
     assert controlled[0].weight.grad.isfinite().all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recipe", ["mxfp4", "nvfp4.with_(last=0)", "fp8_hybrid", "lsq.with_(first=0, last=0)", "fp4_dge"])
 def test_recipes_train_with_wider_channels(recipe: str) -> None:
     model = net(recipe)
@@ -98,6 +99,7 @@ def test_recipes_train_with_wider_channels(recipe: str) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stop", [1, 3, 5])
 def test_a_resumed_run_has_the_same_channels(stop: int) -> None:
     whole, part = net("tetrajet2"), net("tetrajet2")
