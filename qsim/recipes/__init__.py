@@ -8,6 +8,10 @@ Example:
     PerBlock(size=32, dim=-1, format='e8m0', rule='ceil')
     >>> qsim.recipes.NAMED["mxfp8"] is qsim.recipes.mxfp8
     True
+    >>> def gradients_in(point: qsim.recipes.PointLike) -> qsim.FivePoint:
+    ...     return qsim.FivePoint(grad=point)
+    >>> print(gradients_in("e5m2"))
+    grad=e5m2
 """
 
 from __future__ import annotations
