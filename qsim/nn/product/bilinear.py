@@ -132,7 +132,7 @@ def _multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None)
 
 @dataclass(frozen=True, eq=False)
 class LinearProduct(Product):
-    """`a @ w.T`, over the last dimension of `a`, which may have any number of others; or that for each group of rows, with a matrix each."""
+    """`a @ w.T`, over the last dimension of `a`, which may have any number of others, or that of each group of rows with its matrix."""
 
     equation: ClassVar[str] = "...mk,nk->mn"
     sums_rows: ClassVar[bool] = True
@@ -167,7 +167,7 @@ LINEAR = LinearProduct()
 
 @dataclass(frozen=True, eq=False)
 class MatmulProduct(Product):
-    """`a @ b` of matrices or batches of them, batch dimensions being broadcast; or that for each group of rows, with a matrix each."""
+    """`a @ b` of matrices or batches of them, batch dimensions being broadcast, or that of each group of rows with its matrix."""
 
     equation: ClassVar[str] = "...mk,kn->mn"
     gradient_first: ClassVar[bool] = False

@@ -19,8 +19,8 @@ Factors = tuple[Tensor, ...]
 def multiply_groups(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
     """The products of groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`.
 
-    The ends of the groups are a tensor, which the host reads only for large groups under scales. As in torch's function, rows after the last
-    group are undefined, in the result and in the gradient of the first operand.
+    The ends of the groups are a tensor, which the host reads only for large groups under scales. As in torch's function, rows after the
+    last group are undefined, in the result and in the gradient of the first operand.
     """
     assert how.ends is not None
     if how.adder is not None:
