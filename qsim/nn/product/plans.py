@@ -20,7 +20,7 @@ from qsim.nn.product.groups import Groups
 from qsim.nn.product.operands import Gradient, Operand
 from qsim.nn.product.outliers import Split, split_of
 from qsim.nn.product.sites import Site
-from qsim.nn.product.sums import spelled_lookup, spelled_sum
+from qsim.nn.product.sums import PRODUCTS, spelled_lookup, spelled_sum
 from qsim.nn.product.tensors import OperandShards, Tensors
 from qsim.random.streams import own_rank, rank_stream, stream
 from qsim.recipes.five_point import FivePoint
@@ -280,9 +280,9 @@ def _multiplication(
     wide = torch.promote_types(result, torch.float32) if sites[0].leaves_factor or sites[1].leaves_factor else result
     is_turned = index == 2 and not product.gradient_first
     if product.is_lookup:
-        how = spelled_lookup(points, *one) if index == 2 else None
+        how = spelled_lookup(points.sums[2], *one) if index == 2 else None
     else:
-        how = spelled_sum(points.sums[index], index, *((other, one) if is_turned else (one, other)))
+        how = spelled_sum(points.sums[index], PRODUCTS[index], *((other, one) if is_turned else (one, other)))
     carrier = product.carrier(index, one[0].values(one[1]), other[0].values(other[1]), wide, device)
     return Multiplication(
         product, index, carrier.dtype, Arithmetic(result, ops, carrier.exact), how, rank_stream(SUMS[index], number), points.chip, is_turned
