@@ -125,11 +125,6 @@ def _is_torchs(x: Tensor, how: Arithmetic) -> bool:
     return x.dtype == how.dtype and how.adder is None and not how.exact and len(how.factors) == 0 and how.ends is None
 
 
-def _multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) -> Tensor:
-    """The product of two matrices, or of those of each group."""
-    return multiply(a, b, how, bias) if how.ends is None else multiply_groups(a, b, how)
-
-
 @dataclass(frozen=True, eq=False)
 class LinearProduct(Product):
     """`a @ w.T`, over the last dimension of `a`, which may have any number of others, or that of each group of rows with its matrix."""
@@ -145,18 +140,20 @@ class LinearProduct(Product):
         if _is_torchs(a, how):
             return F.linear(a, w, bias)
         if a.dim() == 2:
-            return _multiply(a, w.mT, how, bias)
-        return _multiply(rows(a), w.mT, how, bias).view(*a.shape[:-1], w.shape[0])
+            return multiply(a, w.mT, how, bias) if how.ends is None else multiply_groups(a, w.mT, how)
+        return multiply(rows(a), w.mT, how, bias).view(*a.shape[:-1], w.shape[0])
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         g = g if g.dim() == 2 else rows(g)
-        gradient = torch.matmul(g, w) if _is_torchs(g, how) else _multiply(g, w, how)
+        product = multiply if how.ends is None else multiply_groups
+        gradient = torch.matmul(g, w) if _is_torchs(g, how) else product(g, w, how)
         return gradient if len(a_shape) == 2 else gradient.view(a_shape)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if g.dim() != 2:
             g, a = rows(g), rows(a)
-        return torch.matmul(g.t(), a) if _is_torchs(g, how) else _multiply(g.t(), a, how)
+        product = multiply if how.ends is None else multiply_groups
+        return torch.matmul(g.t(), a) if _is_torchs(g, how) else product(g.t(), a, how)
 
     def grad_bias(self, g: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return (g if g.dim() == 2 else rows(g)).sum(0)
