@@ -21,7 +21,6 @@ from qsim.nn.converting.description import describe
 from qsim.nn.converting.from_description import check_description, convert_as_described
 from qsim.nn.converting.layers import target
 from qsim.nn.histories import modules_in
-from qsim.nn.modules import FivePointModule
 from qsim.random.streams import is_one_of_several, own_rank
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import Delayed
@@ -168,7 +167,7 @@ def _is_of_layer(name: str, model: nn.Module, layers: Collection[str]) -> bool:
     """Whether a history is that of a layer's own point: an embedding, for example, has two of them only."""
     layer, _, buffer = name.rpartition(".")
     module = dict(model.named_modules()).get(layer) if layer in layers else None
-    kind = type(module) if isinstance(module, FivePointModule) else None if module is None else target(module)
+    kind = None if module is None else target(module)
     return kind is not None and buffer.rpartition("_")[0] in kind.point_names
 
 

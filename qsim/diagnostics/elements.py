@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from qsim.nn.product.grouped_rounding import round_units
 from qsim.nn.product.sites import Site
 from qsim.random.places import Place
 from qsim_kernels.numbers.scales import Restore
@@ -52,13 +53,13 @@ def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> RoundedElements:
         return RoundedElements(transformed, site.round_plainly(ops, transformed, seed, dtype), None)
     how = replace(how, scale=how.scale.repeated)
     # Scales are those of the local elements, values use the random bits of whole rows.
-    site = replace(site, layouts={})
+    site = replace(site, quantizer=how, layouts={})
     held = replace(site, place=Place(site.place.offset))
-    values, scales, under = held.quantized(ops, seen, how, held.layout(how, seen.shape), seed, dtype, Restore.NOTHING)
+    values, scales, under = held.quantized(ops, seen, held.layout(seen.shape), seed, dtype, Restore.NOTHING)
     assert scales is not None  # there are no scales
     assert how.scale is not None
     if spelt.is_stochastic and site.place.row:
-        values, _, _ = site.quantized(ops, seen, how, site.layout(how, seen.shape), seed, dtype, Restore.NOTHING)
+        values, _, _ = site.quantized(ops, seen, site.layout(seen.shape), seed, dtype, Restore.NOTHING)
     tiles = how.scale.tiles(seen.shape) if site.along is None else site.along.tiles(how.scale, seen.shape)
     before, whole = divided(transformed, scales, under, tiles)
     return RoundedElements(before, values.reshape(before.shape), spread(whole, transformed, tiles))
@@ -72,7 +73,7 @@ def _elements_in_groups(site: Site, x: Tensor, seed: Tensor | None) -> RoundedEl
     wide = torch.promote_types(x.dtype, torch.float32)
     dtype = wide if wide in how.spelt.holders else how.spelt.holders[-1]
     ops = operators(x)
-    found = replace(site, quantizer=how).round_units(ops, x, seed, dtype, restore=Restore.NOTHING)
+    found = round_units(replace(site, quantizer=how), ops, x, seed, dtype, restore=Restore.NOTHING)
     before, after = (found.units.rows(units, x.shape) for units in (found.before, found.after))
     if found.tiles is None or found.scales is None:
         return RoundedElements(before, after, None)

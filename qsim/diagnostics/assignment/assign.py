@@ -132,7 +132,7 @@ def _chosen(
     model: nn.Module, include: str | Iterable[str] | None, exclude: str | Iterable[str] | None, candidates: Mapping[str, FivePoint]
 ) -> tuple[list[Layer], list[str]]:
     """The layers to assign, and the names of those that could round, and are not."""
-    known = [layer for layer in layers_of(model) if isinstance(layer.module, FivePointModule) or target(layer.module)]
+    known = [layer for layer in layers_of(model) if target(layer.module) is not None]
     usable = [layer for layer in known if not layer.obstacle and not layer.by_default and is_one_product(layer.module)]
     included = None if include is None else patterns_of_layers("include", include, usable, [])
     excluded = patterns_of_modules("exclude", exclude, model)

@@ -140,7 +140,7 @@ class TraceRecorder(TorchFunctionMode):
         call, inputs, leaves = self._begin(
             type(module).__name__, args, kwargs, module, module, watches=not getattr(module, "inplace", False)
         )
-        self._open.append((module, replace(call, is_product=isinstance(module, FivePointModule) or target(module) is not None), inputs))
+        self._open.append((module, replace(call, is_product=target(module) is not None), inputs))
         given: tuple[Any, Any] = tree_unflatten(leaves, call.spec)
         return given
 
@@ -271,7 +271,7 @@ def _is_recomputed() -> bool:
 
 def is_layer(module: nn.Module) -> bool:
     """Whether a module is one operation: a layer of torch or of qsim, or one that `convert` would replace."""
-    if isinstance(module, FivePointModule) or target(module) is not None:
+    if target(module) is not None:
         return True
     home = type(module).__module__
     return home.startswith(("torch.nn.modules.", "qsim.nn.", "qsim.points.")) and not home.startswith(_CONTAINERS)

@@ -20,7 +20,6 @@ from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
 from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.autograd import planned
-from qsim.nn.product.grouped import GROUPED, GROUPED_LINEAR
 from qsim.nn.product.plans import plan_for
 from qsim.random.shards import is_distributed
 from qsim.random.sources import varied
@@ -181,7 +180,7 @@ def _scales(points: FivePoint) -> list[Scaling | None]:
 def _all_groups(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor | None:
     """The products of all groups at once; `None` if there is nothing to round."""
     of_layers = (own.points.is_scaled or own.points.accumulate is not None) and not _is_better_in_place(w, own.points)
-    product, weight = (GROUPED_LINEAR, w.mT) if of_layers else (GROUPED, w)
+    product, weight = (bilinear.LINEAR, w.mT) if of_layers else (bilinear.MATMUL, w)
     plan = plan_for(own.points, product, a, weight)
     if plan is None:
         return None

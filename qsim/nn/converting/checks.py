@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.converting.layers import ATTENTION, Layer, target
-from qsim.nn.modules import Embedding, FivePointModule
+from qsim.nn.modules import Embedding
 from qsim.nn.product.bilinear import LINEAR, Product
 from qsim.nn.product.checks import check_groups
 from qsim.nn.product.convolution import ConvolutionProduct
@@ -27,7 +27,7 @@ _ROUNDED = {"attn": ("eager", "sdpa", OWN), "experts": ("eager", "grouped_mm", "
 def check_layer(layer: Layer, points: FivePoint) -> None:
     """Raise an error for a layer that would not round, or not work, with points."""
     module = layer.module
-    with_points = type(module) if isinstance(module, FivePointModule) else target(module)
+    with_points = target(module)
     if with_points is not None:
         try:
             with_points.check_points(points)

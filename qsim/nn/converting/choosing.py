@@ -164,7 +164,7 @@ def rounds(module: nn.Module) -> bool:
 
 def _keep_ends(chosen: Chosen, usable: Sequence[Layer], recipe: Recipe) -> Chosen:
     """The layers with their points; those at the ends, which a recipe keeps in high precision, have none, or keep what they have."""
-    known = [layer for layer in usable if isinstance(layer.module, (FivePointModule, *TARGETS)) or target(layer.module)]
+    known = [layer for layer in usable if isinstance(layer.module, tuple(TARGETS)) or target(layer.module)]
     ends = {id(layer) for layer in (*known[: recipe.first], *known[max(0, len(known) - recipe.last) :])}
     if recipe.first + recipe.last and all(id(layer) in ends for layer, _ in chosen):
         kept = f"keeps the first {recipe.first} and the last {recipe.last} of {len(known)} layers in high precision"

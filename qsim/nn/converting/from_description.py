@@ -120,7 +120,7 @@ def _check_same_layers(model: nn.Module, layers: Mapping[str, Any]) -> None:
     modules = dict(model.named_modules())
     for name, facts in layers.items():
         module = modules.get(name)
-        if module is None or kind(module).__name__ != facts["class"] or not _can_round(module):
+        if module is None or kind(module).__name__ != facts["class"] or target(module) is None:
             has = "does not exist in the model" if module is None else f"is a {type(module).__name__} in the model"
             raise ValueError(f"{name or 'the saved model'}, a converted {facts['class']}, {has}: the saved model had another architecture")
     for name, module in modules.items():
@@ -142,7 +142,3 @@ def _check_same_modules(model: nn.Module, calls: Mapping[str, Any]) -> None:
     for name in calls:
         if name not in modules:
             raise ValueError(f"{name}, whose calls were rounded, does not exist in the model: the saved model had another architecture")
-
-
-def _can_round(module: nn.Module) -> bool:
-    return isinstance(module, FivePointModule) or target(module) is not None

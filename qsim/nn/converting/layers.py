@@ -66,7 +66,7 @@ def layers(model: nn.Module) -> list[Layer]:
     adapters = _adapters(model)
     found = []
     for module, known_as in names.items():
-        is_layer = isinstance(module, modules.FivePointModule) or target(module) is not None
+        is_layer = target(module) is not None
         obstacle = (LAZY if _is_lazy(module) else "") if is_layer else _obstacle(module)
         if module not in own and obstacle is not None:
             by_default = ADAPTER if module in adapters else EMBEDDING if isinstance(module, nn.Embedding) else ""
@@ -82,7 +82,9 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
 
 
 def target(module: nn.Module) -> type[modules.FivePointModule] | None:
-    """The class with points for a module's class, if there is one: only for torch's own classes, not for derived ones."""
+    """The class with points for a module's class, or its own if it has points. Classes derived from torch's have none."""
+    if isinstance(module, modules.FivePointModule):
+        return type(module)
     own = kind(module)
     if (own.__module__, own.__qualname__) == _CONV1D:
         from qsim.nn.hugging_face import Conv1D

@@ -18,7 +18,6 @@ from qsim.nn.coverage.counting import multiplier, multiply_adds, products_of
 from qsim.nn.coverage.paths import Paths, recorded_node, running_node, running_operation
 from qsim.nn.coverage.report import CountedProduct, Coverage
 from qsim.nn.lineage import Origins
-from qsim.nn.modules import FivePointModule
 from qsim.nn.product.sites import Site
 
 #: Namespaces of operators whose products are known.
@@ -143,7 +142,7 @@ def _reasons(model: nn.Module) -> dict[str, str]:
     has_points = any(reason_left(layer) is None for layer in known)
     for layer in known:
         reason = reason_left(layer)
-        is_layer = isinstance(layer.module, FivePointModule) or target(layer.module) or layer.obstacle.startswith("convert does not know")
+        is_layer = target(layer.module) is not None or layer.obstacle.startswith("convert does not know")
         if reason is not None and is_layer:
             found |= dict.fromkeys(layer.names, f"left alone: {reason}" if has_points else "no layer with points")
     return found

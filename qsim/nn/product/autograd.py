@@ -17,7 +17,8 @@ from qsim.nn.product import observers, outside
 from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.functorch import transformed_product
-from qsim.nn.product.plans import ProductPlan, SplitProduct
+from qsim.nn.product.outliers import Split
+from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import RoundedOperand, Site
 from qsim.random import seeds
 from qsim.random.shards import is_distributed
@@ -56,7 +57,7 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream
 
 
 def _split_product(
-    operands: tuple[Tensor, Tensor], bias: Tensor | None, split: SplitProduct, stream: Stream, ends: Tensor | None
+    operands: tuple[Tensor, Tensor], bias: Tensor | None, split: Split[ProductPlan], stream: Stream, ends: Tensor | None
 ) -> Tensor:
     """The product of what is rounded of an operand, and that of its outliers."""
     rounded, rest = split.parts(operands[split.tensor])
@@ -144,7 +145,7 @@ class FivePointProduct(torch.autograd.Function):
         ops = plan.ops
         observer = ctx.observer = observers.current(ops)
         plan = plan if ends is None else plan.in_groups(ends, is_observed=observer is not None)
-        first, second, carrier = plan.first, plan.second, plan.carriers[0]
+        first, second, carrier = plan.first, plan.second, plan.products[0].carrier
         seed_of_w = _seed_of_second(plan, second.forward, seed, weight_seed)
         x = first.round(ops, a, seed, carrier, keeps=needs_w, raw=raw_a)
         y = second.round(ops, w, seed_of_w, carrier, keeps=needs_a, raw=raw_w)
@@ -233,7 +234,7 @@ class _BackwardPass(NamedTuple):
     def upstream(self, index: int, *, needs_both: bool, sums: bool) -> tuple[RoundedOperand, RoundedOperand | None, Tensor | None]:
         """The gradient of the result, rounded for a product, for the other one, if it comes from the same read, and summed, likewise."""
         gradient = self.plan.gradient
-        x, other, total = gradient.round(self.ops, self.g, self.seed, self.plan.carriers, index, needs_both=needs_both, sums=sums)
+        x, other, total = gradient.round(self.ops, self.g, self.seed, self.plan.products, index, needs_both=needs_both, sums=sums)
         if self.observer is not None:
             (gradient.for_first if index == 1 else gradient.for_second).show(self.observer, self.g, self.seed, x)
             if other is not None and not gradient.is_rounded_once:
@@ -245,7 +246,7 @@ class _BackwardPass(NamedTuple):
         plan = self.plan
         operand = plan.second if index == 1 else plan.first
         seed = self.seed if index == 2 else _seed_of_second(plan, operand.backward, self.seed, self.weight_seed)
-        rounded = operand.recall(self.ops, kept, seed, plan.carriers[index], scales)
+        rounded = operand.recall(self.ops, kept, seed, plan.products[index].carrier, scales)
         if self.observer is not None:
             operand.show_recalled(self.observer, kept, rounded, self.noted[2 - index], seed)
         return rounded

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from qsim.accumulators.chips import Chip
 from qsim.nn.product.arithmetic import Adder, Arithmetic, multiply, rescaled, rows
 from qsim.nn.product.carriers import ProductCarrier, Values, product_carrier
+from qsim.nn.product.grouped import multiply_groups
 from qsim.nn.product.sites import RoundedOperand
 from qsim_kernels.ops.direct import Operators
 
@@ -121,36 +122,38 @@ class Multiplication(NamedTuple):
 
 def _is_torchs(x: Tensor, how: Arithmetic) -> bool:
     """Whether torch's own function of operands like this one gives the result."""
-    return x.dtype == how.dtype and how.adder is None and not how.exact and len(how.factors) == 0
+    return x.dtype == how.dtype and how.adder is None and not how.exact and len(how.factors) == 0 and how.ends is None
 
 
 @dataclass(frozen=True, eq=False)
 class LinearProduct(Product):
-    """`a @ w.T`, over the last dimension of `a`, which may have any number of others."""
+    """`a @ w.T`, over the last dimension of `a`, which may have any number of others, or that of each group of rows with its matrix."""
 
     equation: ClassVar[str] = "...mk,nk->mn"
     sums_rows: ClassVar[bool] = True
 
     def merges_rows(self, dims: int) -> bool:
-        """Treat tokens as rows, whatever their dimensions."""
-        return True
+        """Treat tokens as rows, whatever their dimensions, unless each group of rows has its own matrix."""
+        return dims == 2
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if _is_torchs(a, how):
             return F.linear(a, w, bias)
         if a.dim() == 2:
-            return multiply(a, w.t(), how, bias)
-        return multiply(rows(a), w.t(), how, bias).view(*a.shape[:-1], w.shape[0])
+            return multiply(a, w.mT, how, bias) if how.ends is None else multiply_groups(a, w.mT, how)
+        return multiply(rows(a), w.mT, how, bias).view(*a.shape[:-1], w.shape[0])
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         g = g if g.dim() == 2 else rows(g)
-        gradient = torch.matmul(g, w) if _is_torchs(g, how) else multiply(g, w, how)
+        product = multiply if how.ends is None else multiply_groups
+        gradient = torch.matmul(g, w) if _is_torchs(g, how) else product(g, w, how)
         return gradient if len(a_shape) == 2 else gradient.view(a_shape)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if g.dim() != 2:
             g, a = rows(g), rows(a)
-        return torch.matmul(g.t(), a) if _is_torchs(g, how) else multiply(g.t(), a, how)
+        product = multiply if how.ends is None else multiply_groups
+        return torch.matmul(g.t(), a) if _is_torchs(g, how) else product(g.t(), a, how)
 
     def grad_bias(self, g: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return (g if g.dim() == 2 else rows(g)).sum(0)
@@ -161,7 +164,7 @@ LINEAR = LinearProduct()
 
 @dataclass(frozen=True, eq=False)
 class MatmulProduct(Product):
-    """`a @ b` of matrices or batches of them, batch dimensions being broadcast."""
+    """`a @ b` of matrices or batches of them, batch dimensions being broadcast, or that of each group of rows with its matrix."""
 
     equation: ClassVar[str] = "...mk,kn->mn"
     gradient_first: ClassVar[bool] = False
@@ -187,6 +190,8 @@ MATMUL = MatmulProduct()
 
 def _batched(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
     """A product of batches of matrices; those that share their second operand are multiplied as one."""
+    if how.ends is not None:
+        return multiply_groups(a, b, how)
     if b.dim() == 2:
         return multiply(rows(a), b, how).view(*a.shape[:-1], b.shape[-1])
     if how.factors:
@@ -202,6 +207,8 @@ def _batched(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
 
 def _summed(a: Tensor, b: Tensor, shape: torch.Size, how: Arithmetic) -> Tensor:
     """A product that is summed over the batches to which its operand was broadcast, before it is rounded to 16 bits."""
+    if how.ends is not None:
+        return multiply_groups(a, b, how)
     broadcast = shape[:-2] != torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     own = how._replace(dtype=torch.promote_types(how.dtype, torch.float32)) if broadcast else how
     return _batched(a, b, own).sum_to_size(shape).to(how.dtype)

@@ -55,29 +55,28 @@ class ConvolutionProduct(Product):
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if how.adder is not None:
-            return self._with_bias(_times(self._result(a, w, how), how), bias, how)
+            return _finished(self._sum(a, w, how), how, bias)
         given = bias if a.dtype == how.dtype and not how.factors else None
         convolution = float32.convolution if how.exact else torch.ops.aten.convolution
-        result = _times(convolution(a, w, given, *self._numbers()), how)
-        return self._with_bias(result, None if given is bias else bias, how)
+        return _finished(convolution(a, w, given, *self._numbers()), how, None if given is bias else bias)
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        if how.adder is not None:
-            gradient = self._unfolding.result if self.transposed else self._unfolding.of_input
-            return _times(gradient(g, w, a_shape[2:], _by_adder(how)), how).to(how.dtype)
-        return _times(self._gradient(g, w, a_shape, how, second=False), how).to(how.dtype)
+        if how.adder is None:
+            return self._gradient(g, w, a_shape, how, second=False)
+        gradient = self._unfolding.result if self.transposed else self._unfolding.of_input
+        return _finished(gradient(g, w, a_shape[2:], _by_adder(how)), how)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        if how.adder is not None:
-            images, gradient = (g, a) if self.transposed else (a, g)
-            found = self._unfolding.of_kernels(gradient, images, w_shape[2:], _by_adder(how), images_first=self.transposed)
-            return _times(found, how).to(how.dtype)
-        return _times(self._gradient(g, a, w_shape, how, second=True), how).to(how.dtype)
+        if how.adder is None:
+            return self._gradient(g, a, w_shape, how, second=True)
+        images, gradient = (g, a) if self.transposed else (a, g)
+        found = self._unfolding.of_kernels(gradient, images, w_shape[2:], _by_adder(how), images_first=self.transposed)
+        return _finished(found, how)
 
     def gradients(self, g: Tensor, w: Tensor, a: Tensor, first: Arithmetic, second: Arithmetic) -> tuple[Tensor, Tensor]:
         """The gradients of both operands from one operator, as without rounding."""
         of_a, of_w, _ = torch.ops.aten.convolution_backward(g, a, w, None, *self._numbers(), [True, True, False])
-        return _times(of_a, first).to(first.dtype), _times(of_w, second).to(second.dtype)
+        return _finished(of_a, first), _finished(of_w, second)
 
     def grad_bias(self, g: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return g.sum([0, *range(2, g.dim())])
@@ -86,7 +85,7 @@ class ConvolutionProduct(Product):
     def _unfolding(self) -> Unfolding:
         return Unfolding(self.stride, self.padding, self.dilation, self.groups)
 
-    def _result(self, a: Tensor, w: Tensor, how: Arithmetic) -> Tensor:
+    def _sum(self, a: Tensor, w: Tensor, how: Arithmetic) -> Tensor:
         """The result by an accumulator, before factors."""
         if not self.transposed:
             return self._unfolding.result(a, w, None, _by_adder(how))
@@ -94,16 +93,10 @@ class ConvolutionProduct(Product):
         sizes = [(count - 1) * step - 2 * padding + gap * (size - 1) + more + 1 for count, step, padding, gap, size, more in numbers]
         return self._unfolding.of_input(a, w, sizes, _by_adder(how))
 
-    def _with_bias(self, result: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
-        """A result in at least float32, or without a bias, in its dtype."""
-        if bias is not None:
-            result = result + bias.view(-1, *[1] * len(self.stride))
-        return in_dtype(result, how.dtype)
-
     def _gradient(self, g: Tensor, other: Tensor, shape: torch.Size, how: Arithmetic, *, second: bool) -> Tensor:
         """The gradient of one operand, from the other one."""
         gradient = float32.convolution_gradient if how.exact else convolution_gradient
-        return gradient(g, other, list(shape), second, *self._numbers())
+        return _finished(gradient(g, other, list(shape), second, *self._numbers()), how)
 
     def _numbers(self) -> tuple[list[int], list[int], list[int], bool, list[int], int]:
         return list(self.stride), list(self.padding), list(self.dilation), self.transposed, list(self.output_padding), self.groups
@@ -115,9 +108,11 @@ def _by_adder(how: Arithmetic) -> Multiply:
     return lambda a, b: multiply(a, b, wide)
 
 
-def _times(result: Tensor, how: Arithmetic) -> Tensor:
-    """A convolution's result times its factors, in at least float32."""
-    if not how.factors:
-        return result
-    wide = how.widened().dtype
-    return rescaled(result.to(wide), how, wide)
+def _finished(result: Tensor, how: Arithmetic, bias: Tensor | None = None) -> Tensor:
+    """A convolution's result times its factors and plus a bias, both in at least float32, in its dtype."""
+    if how.factors:
+        wide = how.widened().dtype
+        result = rescaled(result.to(wide), how, wide)
+    if bias is not None:
+        result = result + bias.view(-1, *[1] * (result.dim() - 2))
+    return in_dtype(result, how.dtype)

@@ -49,7 +49,7 @@ class _ProductUnderTransform(torch.autograd.Function):
 
     @staticmethod
     def forward(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> Tensor:
-        carrier = plan.carriers[0]
+        carrier = plan.products[0].carrier
         x, y = (operand.forward.round(DISPATCHED, own, None, carrier) for operand, own in ((plan.first, a), (plan.second, w)))
         return plan.products[0].multiply(DISPATCHED, x, y, bias, None, None)
 
@@ -80,7 +80,7 @@ def _gradient(plan: ProductPlan, index: int, g: Tensor, other: Tensor, own: Tens
     """The gradient of an operand, 1 or 2, from the other one."""
     site = plan.gradient.for_first if index == 1 else plan.gradient.for_second
     given, wanted = (plan.second, plan.first) if index == 1 else (plan.first, plan.second)
-    carrier = plan.carriers[index]
+    carrier = plan.products[index].carrier
     kept = given.forward.restored(DISPATCHED, other, None) if given.is_requantized else other
     x, y = site.round(DISPATCHED, g, None, carrier), given.backward.round(DISPATCHED, kept, None, carrier)
     gradient = plan.products[index].multiply(DISPATCHED, x, y, own.shape, None, None)

@@ -3,60 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from qsim.functional.matmul import accumulated
 from qsim.nn.product.arithmetic import Arithmetic, multiply
-from qsim.nn.product.bilinear import Product
 from qsim_kernels.ops.direct import DISPATCHED
 
 #: The factors of a product, of shape [rows, columns] or 1 in place of these.
 Factors = tuple[Tensor, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class GroupedProduct(Product):
-    """`a[start:end] @ w[i]` for each group. The ends of the groups are a tensor, which the host reads only for large groups under scales.
+def multiply_groups(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
+    """The products of groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`.
 
-    As in torch's function, rows after the last group are undefined, in the result and in the gradient of the first operand.
+    The ends of the groups are a tensor, which the host reads only for large groups under scales. As in torch's function, rows after the
+    last group are undefined, in the result and in the gradient of the first operand.
     """
-
-    equation: ClassVar[str] = "...mk,kn->mn"
-    gradient_first: ClassVar[bool] = False
-
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
-        """The result; there is no bias."""
-        return _of_groups(a, w, how)
-
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return _of_groups(g, w.mT, how)
-
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return _of_groups(a.t(), g, how)
-
-
-class GroupedLinearProduct(GroupedProduct):
-    """`a[start:end] @ w[i].T`: a linear layer for each group."""
-
-    equation: ClassVar[str] = "...mk,nk->mn"
-    gradient_first: ClassVar[bool] = True
-
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return _of_groups(a, w.mT, how)
-
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return _of_groups(g, w, how)
-
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return _of_groups(g.t(), a, how)
-
-
-def _of_groups(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
-    """The products of the groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`."""
     assert how.ends is not None
     if how.adder is not None:
         one, chip = how.adder, how.adder.chip
@@ -64,10 +29,6 @@ def _of_groups(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
     if a.dtype == b.dtype == how.dtype == torch.bfloat16 and not how.factors:
         return torch._grouped_mm(a, b, offs=how.ends)
     return torch.ops.qsim.grouped_matmul.default(a, b, how.ends, how.factors, how.dtype, how.exact)  # type: ignore[no-any-return]
-
-
-GROUPED = GroupedProduct()
-GROUPED_LINEAR = GroupedLinearProduct()
 
 
 @torch.library.custom_op("qsim::grouped_matmul", mutates_args=())

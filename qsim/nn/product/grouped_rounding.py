@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
-from qsim.nn.product.groups import Groups, Units, transformed
+from qsim.nn.product.groups import Units, transformed
 from qsim.scaling import Given, PerBlock, PerTile, Scaling
 from qsim.scaling.tiling import PerSlice
 from qsim_kernels.numbers import scales as numbers
 from qsim_kernels.numbers.scales import Restore, Turn
 from qsim_kernels.ops.direct import Operators
 from qsim_kernels.torch.scaling import under_whole
+
+if TYPE_CHECKING:
+    from qsim.nn.product.sites import Site
 
 
 class RoundedUnits(NamedTuple):
@@ -44,37 +47,33 @@ class RoundedUnits(NamedTuple):
 
 
 def round_units(
+    site: Site,
     ops: Operators,
     x: Tensor,
-    groups: Groups,
-    point: Quantizer,
-    transform: Hadamard | None,
-    summed: int,
-    stream: int,
     seed: Tensor | None,
     dtype: torch.dtype,
     known: Tensor | None = None,
     restore: Restore = Restore.SCALE,
 ) -> RoundedUnits:
-    """Round the units of a tensor that has elements, after a transform or under scales.
+    """Round the units of a tensor in groups that has elements, after a transform or under scales.
 
     Args:
+        site: The site, with its groups.
         ops: The operators.
         x: The tensor.
-        groups: Which rows belong to which group.
-        point: The rounding.
-        transform: The transform before it.
-        summed: The dimension that the product sums over: -2 or -1.
-        stream: The stream of random bits.
         seed: Needed only for stochastic rounding.
         dtype: The dtype of the result.
         known: The scales that all units of a group share, if already computed.
         restore: Whether elements are multiplied by the scales of blocks and tiles again.
     """
-    scale, spelt, sums_rows = point.scale, point.spelt, summed == -2
-    units = groups.units(x, _unit(scale, transform, sums_rows))
-    before, turn = _turned(units, transform, summed)
-    rounding = (seed if spelt.is_stochastic else None, spelt.grid, spelt.rule, stream, 0, dtype)
+    point, groups, along = site.quantizer, site.groups, site.along
+    assert point is not None
+    assert groups is not None
+    assert along is not None
+    scale, spelt, sums_rows = point.scale, point.spelt, along.summed == -2
+    units = groups.units(x, _unit(scale, site.transform, sums_rows))
+    before, turn = _turned(units, site.transform, along.summed)
+    rounding = (seed if spelt.is_stochastic else None, spelt.grid, spelt.rule, site.stream, 0, dtype)
     if scale is None:
         before = ops.hadamard(before, turn) if turn else before
         return RoundedUnits(units, before, ops.quantize(before, *rounding))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim.nn.product.bilinear import Multiplication
 from qsim.nn.product.codes import encoded, encoded_twice
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import RoundedOperand, Site
@@ -135,7 +136,7 @@ class Gradient:
         ops: Operators,
         g: Tensor,
         seed: Tensor | None,
-        carriers: tuple[torch.dtype, torch.dtype, torch.dtype],
+        products: tuple[Multiplication, Multiplication, Multiplication],
         index: int,
         *,
         needs_both: bool,
@@ -147,22 +148,22 @@ class Gradient:
             ops: The operators.
             g: The gradient.
             seed: Needed only for stochastic rounding.
-            carriers: The dtypes of the operands of the three products.
+            products: The three products.
             index: The product: 1 for the gradient of the first operand, 2 for that of the second.
             needs_both: Whether the other product follows.
             sums: Whether the sum over rows is needed.
         """
-        site = self.for_first if index == 1 else self.for_second
+        site, carrier = self.for_first if index == 1 else self.for_second, products[index].carrier
         if self.on_chip:
             if not needs_both:
                 return RoundedOperand(encoded(ops, g, site, seed)), None, None
             first, second = encoded_twice(ops, g, self.for_first, self.for_second, seed)
             return RoundedOperand(first), RoundedOperand(second), None
         if sums and self.is_summed:
-            rounded, total = site.round_and_sum(ops, g, seed, carriers[index])
+            rounded, total = site.round_and_sum(ops, g, seed, carrier)
         else:
-            rounded, total = site.round(ops, g, seed, carriers[index]), None
+            rounded, total = site.round(ops, g, seed, carrier), None
         if not needs_both or not self.is_rounded_once:
             return rounded, None, total
-        is_held = carriers[index] == carriers[2]
-        return rounded, rounded if is_held else rounded._replace(values=rounded.values.to(carriers[2])), total
+        other = products[2].carrier
+        return rounded, rounded if carrier == other else rounded._replace(values=rounded.values.to(other)), total

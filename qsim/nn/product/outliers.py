@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -16,23 +16,27 @@ from qsim.recipes.five_point import FivePoint
 _POINTS = ("act", "weight", "grad")
 
 
-class Split(NamedTuple):
-    """A tensor in two parts, each of which is multiplied by itself.
+#: The points of a product, or its plan.
+How = TypeVar("How")
+
+
+class Split(NamedTuple, Generic[How]):
+    """Two products in place of one: a tensor is the sum of a part that is rounded and of its outliers.
 
     Attributes:
         tensor: Which tensor it is: 0 for the first operand, 1 for the second, 2 for the gradient of the result.
         parts: Returns what is rounded and the rest.
-        rounded: The points of the product of what is rounded.
+        rounded: The points or the plan of the product of what is rounded.
         rest: Those of the product of the rest, which is not rounded there, and added in float32.
     """
 
     tensor: int
     parts: Callable[[Tensor], tuple[Tensor, Tensor]]
-    rounded: FivePoint
-    rest: FivePoint
+    rounded: How
+    rest: How
 
 
-def split_of(points: FivePoint, *, two_inputs: bool) -> Split | None:
+def split_of(points: FivePoint, *, two_inputs: bool) -> Split[FivePoint] | None:
     """The first tensor whose outliers are apart, if there is one.
 
     Where the backward pass rounds the operand at a point of its own, or both operands are inputs, one product takes the sum of the parts.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +18,9 @@ from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.groups import Groups
 from qsim.nn.product.operands import Gradient, Operand
-from qsim.nn.product.outliers import split_of
+from qsim.nn.product.outliers import Split, split_of
 from qsim.nn.product.sites import Site
-from qsim.nn.product.sums import spelled_lookup, spelled_sum
+from qsim.nn.product.sums import PRODUCTS, spelled_lookup, spelled_sum
 from qsim.nn.product.tensors import OperandShards, Tensors
 from qsim.random.streams import own_rank, rank_stream, stream
 from qsim.recipes.five_point import FivePoint
@@ -37,22 +36,6 @@ SUMS = tuple(stream("accumulate", name) for name in ("forward", "grad_a", "grad_
 Pair = tuple[Site, Site]
 
 
-class SplitProduct(NamedTuple):
-    """Two products in place of one: one tensor is the sum of a part that is rounded and of its outliers.
-
-    Attributes:
-        tensor: Which tensor it is: 0 for the first operand, 1 for the second, 2 for the gradient of the result.
-        parts: Returns the part that is rounded and the rest.
-        rounded: The plan of the product of the former.
-        rest: The plan of the product of the latter.
-    """
-
-    tensor: int
-    parts: Callable[[Tensor], tuple[Tensor, Tensor]]
-    rounded: ProductPlan
-    rest: ProductPlan
-
-
 @dataclass(frozen=True)
 class ProductPlan:
     """The plan of a product, given the dtypes of its operands.
@@ -66,7 +49,6 @@ class ProductPlan:
         second: The weight, or another input.
         gradient: The gradient of the result.
         products: The forward product, and the products for the gradients of the first and the second operand.
-        carriers: The dtypes of their operands.
         draws: Whether a seed is drawn, for inputs, gradients or sums.
         weight_draws: Whether a weight needs a seed.
         joins_gradients: Whether the gradients of both operands come from one operator, if both are needed.
@@ -83,13 +65,12 @@ class ProductPlan:
     second: Operand
     gradient: Gradient
     products: tuple[Multiplication, Multiplication, Multiplication]
-    carriers: tuple[torch.dtype, torch.dtype, torch.dtype]
     draws: bool
     weight_draws: bool
     joins_gradients: bool
     adds_bias: bool
     casts: tuple[torch.dtype, torch.dtype, torch.dtype] | None
-    split: SplitProduct | None = None
+    split: Split[ProductPlan] | None = None
 
     @property
     def pairs(self) -> tuple[Pair, Pair, Pair]:
@@ -213,14 +194,15 @@ def _plan(points: FivePoint, ops: Operators, product: Product, two_inputs: bool,
     if split is None:
         return _whole_plan(points, ops, product, two_inputs, *kind, compiles=compiles)
     *kind_, _, shards = kind
-    ranks = [own_rank() if given.is_stochastic else 0 for given in (split.rounded, split.rest)]
-    rounded, rest = (
-        _plan(given, ops, product, two_inputs, *kind_, rank, shards, compiles=compiles)
-        for given, rank in zip((split.rounded, split.rest), ranks, strict=True)
-    )
+
+    def part(own: FivePoint) -> ProductPlan:
+        rank = own_rank() if own.is_stochastic else 0
+        return _plan(own, ops, product, two_inputs, *kind_, rank, shards, compiles=compiles)
+
+    rounded, rest = part(split.rounded), part(split.rest)
     if split.tensor == 2:  # both products get the operands of the same forward pass
         rest = replace(rest, first=rounded.first, second=rounded.second)
-    return replace(rounded, points=points, split=SplitProduct(split.tensor, split.parts, rounded, rest))
+    return replace(rounded, points=points, split=Split(split.tensor, split.parts, rounded, rest))
 
 
 def _whole_plan(
@@ -272,7 +254,6 @@ def _whole_plan(
         second,
         gradient,
         (forward, grad_a, grad_w),
-        (forward.carrier, grad_a.carrier, grad_w.carrier),
         draws=draws_signs or any(site.is_stochastic for site in drawing) or any(sum_ is not None and sum_.is_stochastic for sum_ in sums),
         weight_draws=not two_inputs and any(site.is_stochastic for site in weights),
         joins_gradients=product.joins_gradients and gradient.is_rounded_once and _are_torchs(grad_a, grad_w),
@@ -299,9 +280,9 @@ def _multiplication(
     wide = torch.promote_types(result, torch.float32) if sites[0].leaves_factor or sites[1].leaves_factor else result
     is_turned = index == 2 and not product.gradient_first
     if product.is_lookup:
-        how = spelled_lookup(points, *one) if index == 2 else None
+        how = spelled_lookup(points.sums[2], *one) if index == 2 else None
     else:
-        how = spelled_sum(points.sums[index], index, *((other, one) if is_turned else (one, other)))
+        how = spelled_sum(points.sums[index], PRODUCTS[index], *((other, one) if is_turned else (one, other)))
     carrier = product.carrier(index, one[0].values(one[1]), other[0].values(other[1]), wide, device)
     return Multiplication(
         product, index, carrier.dtype, Arithmetic(result, ops, carrier.exact), how, rank_stream(SUMS[index], number), points.chip, is_turned

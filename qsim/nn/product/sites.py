@@ -23,7 +23,7 @@ from qsim.functional.scaled import Scaled, ScaleLayout, Share, quantize_scaled
 from qsim.nn.product.along import Along
 from qsim.nn.product.arithmetic import rows
 from qsim.nn.product.carriers import Values
-from qsim.nn.product.grouped_rounding import RoundedUnits, round_units
+from qsim.nn.product.grouped_rounding import round_units
 from qsim.nn.product.groups import Groups
 from qsim.random.noise import Noise
 from qsim.random.places import WHOLE, Place, narrowed, widened
@@ -152,7 +152,7 @@ class Site:
         if self.groups is not None:
             return self._round_in_groups(ops, x, seed, dtype, known)
         if point.scale is not None:
-            return self._round_under_scales(ops, x, point, seed, dtype, known)
+            return self._round_under_scales(ops, x, seed, dtype, known)
         seen = self.as_matrix(x)
         return RoundedOperand(self.round_plainly(ops, ops.hadamard(seen, self.turn(seen.shape)), seed, dtype).view(x.shape))
 
@@ -222,31 +222,32 @@ class Site:
         """The parameters of the transform applied before rounding."""
         return () if self.transform is None or self.along is None else self.transform.turn(shape, self.along.summed)
 
-    def layout(self, point: Quantizer, shape: torch.Size) -> ScaleLayout:
+    def layout(self, shape: torch.Size) -> ScaleLayout:
         """The layout and the parameters of the scales of a tensor of a shape."""
-        if torch.compiler.is_compiling():
-            return self._layout(point, shape)
-        known = self.layouts.get(shape)
-        if known is None:
-            if len(self.layouts) == MOST_LAYOUTS:
-                self.layouts.clear()
-            known = self.layouts[shape] = self._layout(point, shape)
-        return known
-
-    def _layout(self, point: Quantizer, shape: torch.Size) -> ScaleLayout:
+        is_cached = not torch.compiler.is_compiling()
+        known = self.layouts.get(shape) if is_cached else None
+        if known is not None:
+            return known
+        point = self.quantizer
+        assert point is not None
         assert point.scale is not None  # the layout is that of the scale
         tiles = point.scale.tiles(shape) if self.along is None else self.along.tiles(point.scale, shape)
-        return ScaleLayout.of(point.scale, point.format, shape, tiles, self.turn(shape))
+        found = ScaleLayout.of(point.scale, point.format, shape, tiles, self.turn(shape))
+        if is_cached:
+            if len(self.layouts) == MOST_LAYOUTS:
+                self.layouts.clear()
+            self.layouts[shape] = found
+        return found
 
     def _round_under_scales(
-        self, ops: Operators, x: Tensor, point: Quantizer, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None
+        self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None
     ) -> RoundedOperand:
         seen = x if x.dim() == 2 else self.as_matrix(x)
         layout = None if ops is DISPATCHED else self.layouts.get(seen.shape)
         if layout is None:
-            layout = self.layout(point, seen.shape)
+            layout = self.layout(seen.shape)
         restore = Restore.ALL if not self.multiplies else Restore.SCALE if layout.is_local and not self.chain else Restore.NOTHING
-        values, scales, under = self.quantized(ops, seen, point, layout, seed, dtype, restore, known)
+        values, scales, under = self.quantized(ops, seen, layout, seed, dtype, restore, known)
         values = values if values.shape == x.shape else values.reshape(x.shape)
         if restore == Restore.ALL:
             return RoundedOperand(values)
@@ -261,7 +262,6 @@ class Site:
         self,
         ops: Operators,
         x: Tensor,
-        point: Quantizer,
         layout: ScaleLayout,
         seed: Tensor | None,
         dtype: torch.dtype,
@@ -269,7 +269,9 @@ class Site:
         known: Tensor | None = None,
     ) -> Scaled:
         """A tensor rounded with scales that are laid out in it, using the random bits that its elements have in the whole."""
-        assert point.scale is not None
+        point = self.quantizer
+        assert point is not None
+        assert point.scale is not None  # a point with scales
         spelt = point.spelt
         share = None if self.shared is None or self.along is None else self.shared.along(self.along, self.merges)
         chosen = seed if spelt.is_stochastic else None
@@ -277,7 +279,7 @@ class Site:
             noise = chosen, self.stream, self.place.offset
             return quantize_scaled(ops, x, spelt, point.scale, noise, dtype, restore, layout, share, known)
         wide, offset = widened(x, self.place)
-        layout = self.layout(point, wide.shape)
+        layout = self.layout(wide.shape)
         # Scales of columns are widened and narrowed with these.
         is_of_columns = layout.tiles.across and layout.tiles.columns == 1
         if known is not None and is_of_columns:
@@ -292,28 +294,12 @@ class Site:
         """Round a tensor whose rows fall into groups, or a stack of a matrix for each group."""
         if not x.numel():
             return RoundedOperand(x.new_empty(x.shape, dtype=dtype))
-        found = self.round_units(ops, x, seed, dtype, known)
+        found = round_units(self, ops, x, seed, dtype, known)
         values = found.units.rows(found.after, x.shape)
         if found.factor is None:
             return RoundedOperand(values)
         assert self.along is not None
         return RoundedOperand(values, found.factor if self.along.kept == self.along.result else found.factor.mT, found.of_groups)
-
-    def round_units(
-        self,
-        ops: Operators,
-        x: Tensor,
-        seed: Tensor | None,
-        dtype: torch.dtype,
-        known: Tensor | None = None,
-        restore: Restore = Restore.SCALE,
-    ) -> RoundedUnits:
-        """Round the units of a tensor in groups that has elements, after a transform or under scales."""
-        assert self.quantizer is not None
-        assert self.groups is not None
-        assert self.along is not None
-        facts = self.groups, self.quantizer, self.transform, self.along.summed, self.stream
-        return round_units(ops, x, *facts, seed, dtype, known, restore)
 
     def values(self, dtype: torch.dtype) -> Values:
         """A format that holds the rounded values of a tensor of a dtype, if it is rounded and there is one, and that dtype.

@@ -16,35 +16,31 @@ from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.ops.accumulate import computed_on_chip
 
 _OWN = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
-_PRODUCTS = ("the forward product", "the product for the input's gradient", "the product for the weight's gradient")
+#: The site and the dtype of an operand.
+Rounded = tuple[Site, torch.dtype]
+#: The names of the three products.
+PRODUCTS = ("the forward product", "the product for the input's gradient", "the product for the weight's gradient")
 
 
-def spelled_sum(accumulator: Accumulator | None, index: int, left: tuple[Site, torch.dtype], right: tuple[Site, torch.dtype]) -> str | None:
-    """The sum of one of the three products, spelled as for the operator; `None` for torch's own.
+def spelled_sum(
+    accumulator: Accumulator | None, product: str, left: tuple[Site, torch.dtype], right: tuple[Site, torch.dtype]
+) -> str | None:
+    """The sum of a product, spelled as for the operator; `None` for torch's own.
 
     Args:
         accumulator: The accumulator, if any.
-        index: The product.
+        product: The name of the product, for errors.
         left: The site and the dtype of the left operand.
         right: Those of the right one.
     """
-    return None if accumulator is None else _spelled(accumulator, _PRODUCTS[index], left, right)
+    return None if accumulator is None else _sum_text(accumulator.text, product, *_facts(*left), *_facts(*right))
 
 
-def spelled_lookup(points: FivePoint, site: Site, dtype: torch.dtype) -> str | None:
-    """The sum of a lookup's gradient, spelled as for the operator; `None` for torch's own.
-
-    Args:
-        points: The points.
-        site: Where the gradient is rounded.
-        dtype: Its dtype.
-    """
-    accumulator = points.sums[2]
-    if accumulator is None:
-        return None
-    if site.quantizer is not None and site.quantizer.scale is not None:
+def spelled_lookup(accumulator: Accumulator | None, site: Site, dtype: torch.dtype) -> str | None:
+    """The sum of a lookup's gradient, which is rounded at a site, spelled as for the operator; `None` for torch's own."""
+    if accumulator is not None and site.quantizer is not None and site.quantizer.scale is not None:
         raise ValueError(f"embedding: an accumulator adds gradients without scales, got {site.quantizer.scale!r} at {site.name}")
-    return _spelled(accumulator, "the sum for the table's gradient", (site, dtype), (site, dtype))
+    return spelled_sum(accumulator, "the sum for the table's gradient", (site, dtype), (site, dtype))
 
 
 def multiplied_by(points: FivePoint, weight: Tensor) -> str:
@@ -65,10 +61,6 @@ def chain_of(point: Quantizer | None, along: Along, accumulator: Accumulator | N
         return 0
     step = along.step(point.scale)
     return accumulator.chain if step and step % accumulator.chain == 0 else 0
-
-
-def _spelled(accumulator: Accumulator, product: str, one: tuple[Site, torch.dtype], other: tuple[Site, torch.dtype]) -> str:
-    return _sum_text(accumulator.text, product, *_facts(*one), *_facts(*other))
 
 
 def _facts(site: Site, dtype: torch.dtype) -> tuple[str, str]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from qsim import Quantizer, scaling
 from qsim.nn.product.bilinear import LINEAR
-from qsim.nn.product.grouped import GROUPED_LINEAR
 from qsim.nn.product.groups import Groups
 from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import Site
@@ -48,7 +47,7 @@ def plans(point: Quantizer) -> tuple[ProductPlan, ProductPlan, Tensor, Tensor, T
     generator = torch.Generator().manual_seed(0)
     a, w, g = (torch.randn(*shape, generator=generator).to(DEVICE) for shape in ((ROWS, INPUTS), (4, OUTPUTS, INPUTS), (ROWS, OUTPUTS)))
     a[7], g[50, 3] = 100.0, torch.inf
-    return ProductSetting(points, GROUPED_LINEAR).plan(a, w), ProductSetting(points, LINEAR).plan(a, w[0]), a, w, g
+    return ProductSetting(points, LINEAR).plan(a, w), ProductSetting(points, LINEAR).plan(a, w[0]), a, w, g
 
 
 def in_groups(site: Site, ends: tuple[int, ...], device: torch.device) -> Site:
