@@ -17,7 +17,7 @@ from qsim.studies import recipes as study
 from qsim.studies.learners.mixture import Mixture
 from qsim.studies.recipes import BF16, EVERY, LANGUAGE, MIXTURE, TIME, TRAINING, RecipesStudy, Run, Settings, digest, recipe_of
 from qsim.studies.recipes.report import Written
-from qsim.studies.recipes.training import gradient_errors
+from qsim.studies.recipes.training import gradient_errors, training_of
 
 CPU = torch.device("cpu")
 
@@ -152,3 +152,15 @@ def test_the_quick_form(quick_study: Callable[..., studies.Plan]) -> None:
         assert (reference["share"], rounded["share"]) == (0.0, pytest.approx(0.96, abs=0.02))
         assert rounded["gradients"][0][2] > 0  # stochastic
         assert rounded["loss"] != reference["loss"]
+
+
+def test_gradients_without_scales_get_a_loss_scale() -> None:
+    names = ("hfp8", "stochastic_backward('e4m3')", "nvfp4", "ms_eden", BF16)
+    run = Run(TRAINING, LANGUAGE, BF16, "", "library", "tiny", 2, 1, 8, 2, 1, 1e-3, 1, 2, 0)
+    assert [training_of(replace(run, recipe=name)).loss_scale for name in names] == [1024, 1024, 1, 1, 1]
+
+
+def test_a_loss_scale_changes_no_other_number() -> None:
+    sequences = torch.randint(256, (4, 9), generator=torch.Generator().manual_seed(0))
+    plain, scaled = (gradient_errors(Lopsided(1.0, 0.0), Lopsided(1.25, 0.5), sequences, 4, 0, lambda: None, scale) for scale in (1.0, 1024.0))
+    assert plain == scaled

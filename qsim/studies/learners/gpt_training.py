@@ -35,6 +35,7 @@ class GPTTraining:
         context: Their length.
         clip: The largest norm of all gradients; 0: no clipping.
         seed: The seed of the initial weights, of the batches and of rounding.
+        loss_scale: A factor of the loss in the backward pass, by which gradients are divided afterwards.
     """
 
     size: str
@@ -45,6 +46,7 @@ class GPTTraining:
     context: int
     clip: float
     seed: int
+    loss_scale: float = 1.0
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -130,7 +132,9 @@ def train_gpt(
     for step in range(how.steps):
         optimizer.zero_grad()
         loss = autocast_loss(how.method, model, text.batch(how.batch, how.context, order))
-        loss.backward()
+        (loss * how.loss_scale).backward()
+        if how.loss_scale != 1:
+            torch._foreach_div_([weight.grad for weight in model.parameters() if weight.grad is not None], how.loss_scale)
         if look is not None:
             look(step, loss.detach())
         if how.clip:

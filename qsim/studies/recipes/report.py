@@ -77,12 +77,19 @@ class Written(Findings[Settings, Run]):
     def parts(self) -> list[str | Table | Picture]:
         """The setting, the figure and a table for each model."""
         trains, chosen = TRAINING in self.settings.measures, self.settings
-        mixture = f"the same with {chosen.experts} experts per block, {chosen.active} for each byte"
-        models = [
-            mixture if model == MIXTURE else described(chosen.size, VOCABULARY, chosen.context, chosen.data) for model in chosen.models
-        ]
-        text = [self.text("setting", models=", and ".join(models)), self.text("add", example=chosen.recipes[0])]
+        text = [self.text("setting", models=self._models()), self.text("add", example=chosen.recipes[0])]
         return [*text, *([self.picture("leaderboard", self._draw)] if trains else []), *map(self._table, chosen.models)]
+
+    def _models(self) -> str:
+        """What is trained, as the beginning of a sentence."""
+        chosen = self.settings
+        gpt = described(chosen.size, VOCABULARY, chosen.context, chosen.data)
+        experts = f"{chosen.experts} experts per block, {chosen.active} for each byte"
+        if MIXTURE not in chosen.models:
+            return gpt
+        if len(chosen.models) > 1:
+            return f"{gpt}, and so does the same with {experts},"
+        return f"A GPT of size {chosen.size} with {experts},{gpt[gpt.index(' learns') :]}"
 
     def _table(self, model: str) -> Table:
         looks = self.settings.looks

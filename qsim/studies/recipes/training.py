@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import qsim
+from qsim import FivePoint, Quantizer
 from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.gpt_training import BETAS, MIXED, GPTTraining, autocast_loss, parameter_groups, train_gpt, validation_loss
 from qsim.studies.learners.mixture import MixtureGPT
 from qsim.studies.learners.text import VOCABULARY, text
 from qsim.studies.recipes import BF16, MIXTURE, Run, recipe_of
 
-#: Held-out sequences, and the largest norm of all gradients.
-_VALIDATION, _CLIP = 64, 1.0
+#: Held-out sequences, the largest norm of all gradients, and the factor of the loss where gradients are rounded without scales.
+_VALIDATION, _CLIP, LOSS_SCALE = 64, 1.0, 2.0**10
 
 
 def trained(run: Run, device: torch.device) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def trained(run: Run, device: torch.device) -> dict[str, Any]:
         `loss`: in nats per byte of held-out text, in the recipe's own precision. `gradients`: for each look the step, and the squared bias
         and the variance of the gradient relative to its square in full precision. `share`: that of multiply-adds with rounded operands.
     """
-    words, how = text(run.data, run.context, device), _training(run)
+    words, how = text(run.data, run.context, device), training_of(run)
     held_out = words.validation(run.batch, run.context)
     model, plain, rounded = _model(run, device), _model(run, device, BF16), _model(run, device)
     gradients: list[list[float]] = []
@@ -36,7 +37,9 @@ def trained(run: Run, device: torch.device) -> dict[str, Any]:
         if (step + 1) * run.looks // run.steps > step * run.looks // run.steps:
             for copy in (plain, rounded):
                 _copy(model, copy)
-            gradients.append([step + 1, *gradient_errors(plain, rounded, held_out, run.draws, run.seed, lambda: _copy(model, rounded))])
+            gradients.append(
+                [step + 1, *gradient_errors(plain, rounded, held_out, run.draws, run.seed, lambda: _copy(model, rounded), how.loss_scale)]
+            )
 
     train_gpt(how, model, _optimizer(run, model), words, look)
     return {"loss": validation_loss(how, model, words, _VALIDATION), "gradients": gradients, "share": _share(run, model, held_out)}
@@ -52,11 +55,13 @@ def timing(run: Run, device: torch.device) -> dict[str, Any]:
             torch.cuda.synchronize(device)
         ends.append(time.perf_counter())
 
-    train_gpt(_training(run, 2 * run.steps), model, _optimizer(run, model), words, look)
+    train_gpt(training_of(run, 2 * run.steps), model, _optimizer(run, model), words, look)
     return {"milliseconds": 1e3 * median(b - a for a, b in zip(ends[run.steps - 1 :], ends[run.steps :], strict=False))}
 
 
-def gradient_errors(plain: nn.Module, rounded: nn.Module, sequences: Tensor, draws: int, seed: int, again: Any) -> tuple[float, float]:
+def gradient_errors(
+    plain: nn.Module, rounded: nn.Module, sequences: Tensor, draws: int, seed: int, again: Any, loss_scale: float = 1.0
+) -> tuple[float, float]:
     """The squared bias and the variance of a rounded model's gradient, relative to the squared gradient of the same model unrounded.
 
     Args:
@@ -66,14 +71,15 @@ def gradient_errors(plain: nn.Module, rounded: nn.Module, sequences: Tensor, dra
         draws: The number of times that the gradient is rounded.
         seed: The seed of the noise.
         again: Called before each draw, to write the weights again, which draws their noise again.
+        loss_scale: A factor of the loss in the backward pass.
     """
-    exact = _gradient(plain, sequences)
+    exact = _gradient(plain, sequences, loss_scale)
     mean, squares = [torch.zeros_like(part) for part in exact], 0.0
     with torch.random.fork_rng(devices=[sequences.device] if sequences.is_cuda else []):
         for draw in range(draws):
             torch.manual_seed(qsim.random.stream("leaderboard", seed, draw))
             again()
-            drawn = _gradient(rounded, sequences)
+            drawn = _gradient(rounded, sequences, loss_scale)
             squares += _square(drawn)
             torch._foreach_add_(mean, drawn, alpha=1 / draws)
     variance = max(0.0, (squares - draws * _square(mean)) / (draws - 1))
@@ -82,9 +88,10 @@ def gradient_errors(plain: nn.Module, rounded: nn.Module, sequences: Tensor, dra
     return bias / _square(exact), variance / _square(exact)
 
 
-def _gradient(model: nn.Module, sequences: Tensor) -> list[Tensor]:
+def _gradient(model: nn.Module, sequences: Tensor, loss_scale: float) -> list[Tensor]:
+    """The gradient times the factor of the loss, which is the same for all that are compared."""
     model.zero_grad()
-    autocast_loss(MIXED, model, sequences).backward()
+    (autocast_loss(MIXED, model, sequences) * loss_scale).backward()
     return [torch.zeros_like(weight) if weight.grad is None else weight.grad.detach() for weight in model.parameters()]
 
 
@@ -112,8 +119,18 @@ def _optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=run.rate, betas=BETAS, fused=next(model.parameters()).is_cuda)
 
 
-def _training(run: Run, steps: int = 0) -> GPTTraining:
-    return GPTTraining(run.size, MIXED, run.rate, steps or run.steps, run.batch, run.context, _CLIP, run.seed)
+def training_of(run: Run, steps: int = 0) -> GPTTraining:
+    """The training of a run, with another number of steps if one is given."""
+    return GPTTraining(run.size, MIXED, run.rate, steps or run.steps, run.batch, run.context, _CLIP, run.seed, _loss_scale(run.recipe))
+
+
+def _loss_scale(name: str) -> float:
+    """The factor of the loss: gradients without scales need one, as their recipes say."""
+    if name == BF16:
+        return 1.0
+    found = recipe_of(name)
+    grad = (found if isinstance(found, FivePoint) else found.points).grad
+    return LOSS_SCALE if isinstance(grad, Quantizer) and grad.scale is None and grad.format.bits < 16 else 1.0
 
 
 def _share(run: Run, model: nn.Module, sequences: Tensor) -> float:
