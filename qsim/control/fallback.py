@@ -47,7 +47,14 @@ class Moved:
 
 @dataclass(frozen=True)
 class MovedLayers(Records[Moved]):
-    """The layers that got wider points, in the order of the run; prints as a table."""
+    """The layers that got wider points, in the order of the run; prints as a table.
+
+    Example:
+        >>> from qsim.control import Moved, MovedLayers
+        >>> print(MovedLayers((Moved("0", step=200, error=0.3, underflowed=0.02),)))
+        layer  step    error  underflowed
+        0       200  3.0e-01         2.0%
+    """
 
     COLUMNS: ClassVar[Values] = {
         "layer": "layer",

@@ -119,9 +119,16 @@ def _inverted(x: Tensor, transform: Hadamard, dim: int) -> Tensor:
     turned = torch.ops.qsim.hadamard.default(x, plain)
     # Signs are changed as bits: `qsim.fpu` would round a product.
     bits = torch.int64 if turned.dtype == torch.float64 else torch.int32
-    flips = x.new_tensor([torch.iinfo(bits).min if sign < 0 else 0 for sign in signs_of(Turn(*turn))], dtype=bits)
+    flips = (_negative(signs_of(Turn(*turn)), x.device) * torch.iinfo(bits).min).to(bits)
     along = flips.repeat(-(-plain.length // plain.size))[: plain.length].view(-1, *[1] * (x.dim() - 1 - dim))
     return (turned.view(bits) ^ along).view(turned.dtype)  # type: ignore[no-any-return]
+
+
+def _negative(signs: Sequence[int], device: torch.device) -> Tensor:
+    """1 for negative signs and 0 for others, from numbers instead of a copy to the device, which a CUDA graph cannot contain."""
+    places = torch.arange(min(len(signs), 32), device=device)
+    words = [sum((sign < 0) << place for place, sign in enumerate(signs[i : i + 32])) for i in range(0, len(signs), 32)]
+    return torch.cat([word >> places & 1 for word in words])
 
 
 def resolve(transform: str | Hadamard | None) -> Hadamard | None:

@@ -81,7 +81,9 @@ class FourOverSix(PointModule):
         scales = quantize(wanted, E4M3).clamp(min=E4M3.smallest) * whole
         scales = scales.clamp(min=_SMALLEST).to(groups.dtype)
         values = self.quantizer(groups / scales, **noise) * scales
-        errors = self._error(values, groups).sum([dim + 1 for dim in inside], keepdim=True)
+        errors = self._error(values, groups)
+        if inside:
+            errors = errors.sum([dim + 1 for dim in inside], keepdim=True)
         best, least = values[0], errors[0]
         for other, error in zip(values[1:], errors[1:], strict=True):
             best, least = torch.where(error < least, other, best), torch.minimum(error, least)

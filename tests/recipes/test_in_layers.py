@@ -192,3 +192,34 @@ class TestUnbiased:
         of_x, of_w = gradients(points, DRAWS)
         assert furthest(of_x, upstream.double() @ qsim.quantize(w, "e4m1").double()) < ERRORS
         assert furthest(of_w, upstream.double().T @ x.double()) < ERRORS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", recipes.NAMED)
+def test_a_cuda_graph_has_the_bits_of_eager_code(name: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.GELU(), nn.Linear(64, 16), nn.Linear(16, 16)).cuda()
+    qsim.convert(net, recipes.resolve(name, SHOWN_IN))
+    x = torch.randn(64, 64, device="cuda", requires_grad=True)
+
+    def step() -> list[Tensor]:
+        y = net(x)
+        return [y, *torch.autograd.grad(y.square().mean(), [x, *(p for p in net.parameters() if p.requires_grad)])]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):  # compiles kernels and initializes points
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    assert all(part.isfinite().all() for part in captured)
+    eager, again = step(), step()
+    draws = not all(map(torch.equal, eager, again))
+    assert draws or all(map(torch.equal, captured, eager))
+    before = [part.clone() for part in captured]
+    graph.replay()
+    assert draws != all(map(torch.equal, captured, before))

@@ -162,5 +162,7 @@ def test_gradients_without_scales_get_a_loss_scale() -> None:
 
 def test_a_loss_scale_changes_no_other_number() -> None:
     sequences = torch.randint(256, (4, 9), generator=torch.Generator().manual_seed(0))
-    plain, scaled = (gradient_errors(Lopsided(1.0, 0.0), Lopsided(1.25, 0.5), sequences, 4, 0, lambda: None, scale) for scale in (1.0, 1024.0))
+    plain, scaled = (
+        gradient_errors(Lopsided(1.0, 0.0), Lopsided(1.25, 0.5), sequences, 4, 0, lambda: None, scale) for scale in (1.0, 1024.0)
+    )
     assert plain == scaled
