@@ -81,7 +81,7 @@ class Written(Findings[Settings, Run]):
         return [*text, *([self.picture("leaderboard", self._draw)] if trains else []), *map(self._table, chosen.models)]
 
     def _models(self) -> str:
-        """What is trained, as the beginning of a sentence."""
+        """Name the models that are trained, as the beginning of a sentence."""
         chosen = self.settings
         gpt = described(chosen.size, VOCABULARY, chosen.context, chosen.data)
         experts = f"{chosen.experts} experts per block, {chosen.active} for each byte"
