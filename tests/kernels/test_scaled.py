@@ -31,6 +31,7 @@ def test_kernels_do_what_the_reference_does(number: int) -> None:
     check(KERNELS, DEVICE, setting(number, SMALL if DEVICE.type == "cpu" else LARGE))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("fmt", "dim", "offset"), [("e2m1", -1, 0), ("e4m3", -1, 5), ("e4m3", 0, 0), ("e2m1", 0, 5)])
 def test_last_random_bits_decide_where_the_first_do_not(fmt: str, dim: int, offset: int) -> None:
     # Between 1 and its neighbour, where the first 16 bits of an element's index add up to just below a step.

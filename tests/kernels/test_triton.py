@@ -164,6 +164,7 @@ def test_zero_where_there_is_none(overflow: str) -> None:
         assert same_bits(a, b), rounding
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 def test_every_nan_comes_out_the_same(dtype: torch.dtype) -> None:
     x = inputs.nans(dtype).repeat(3).to(DEVICE)

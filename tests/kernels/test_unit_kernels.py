@@ -171,7 +171,7 @@ def test_many_matrices_have_their_own_scales(monkeypatch: pytest.MonkeyPatch) ->
         assert_same_bits(by_kernels(a, b, how, given), by_reference(a, b, how, given))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "cdna3_fp8"])
 def test_several_tiles(name: str) -> None:
     """A tile per program, of the size that suits the device, and results beyond the last whole one."""

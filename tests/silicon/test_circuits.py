@@ -81,7 +81,7 @@ def test_javascript_gives_golden_results(circuit: AnyCircuit, tmp_path: Path) ->
 
 
 # `exhaustive.py modules` has all of them in Verilator, which compiles a program for each.
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(
     ("circuit", "simulator"),
     [*((circuit, "icarus") for circuit in CIRCUITS), pytest.param(BlockCircuit("mxfp4"), "verilator", marks=pytest.mark.slow)],

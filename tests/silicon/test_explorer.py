@@ -262,6 +262,7 @@ def test_links_carry_the_state(browser: Chromium, page: str) -> None:
     assert typed.items() <= browser.evaluate(state).items()
 
 
+@pytest.mark.slow
 def test_the_page_works_with_the_keyboard(browser: Chromium, page: str) -> None:
     """Tab reaches every control in order; keys type a number, go to the next value and flip a bit."""
     browser.open(page)

@@ -27,7 +27,7 @@ def test_c_adds_as_matmul_does(dot: Dot, compiler: str, tmp_path: Path) -> None:
     assert same_bits(by_program(dot, codes, tmp_path, command), by_matmul(dot, codes))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dot", DOTS, ids=lambda dot: dot.name)
 def test_javascript_adds_as_matmul_does(dot: Dot, tmp_path: Path) -> None:
     codes = drawn_codes(dot, 300)

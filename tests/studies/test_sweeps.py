@@ -163,6 +163,7 @@ def test_results_of_other_points_models_and_data_are_not_used(tmp_path: Path) ->
     assert len(lines(tmp_path)) == 14
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("first", "second"),
     [
