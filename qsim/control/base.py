@@ -11,12 +11,12 @@ from qsim.formats.base import check_integer
 from qsim.nn.modules import FivePointModule
 from qsim.random import shards
 
-#: A linear layer with points.
+#: A layer with points.
 Layer = FivePointModule
 
 
 def agreed(numbers: Tensor) -> Tensor:
-    """The sums of all processes' numbers, in a distributed run."""
+    """The sums of all processes' numbers, in a distributed run: on the model's device, as NCCL needs them."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(numbers)
     return numbers
@@ -55,14 +55,14 @@ class Control:
         """Bind the control to a converted model; after `load_state_dict`, continue where the saved run was.
 
         Args:
-            model: The model. Its linear layers are controlled.
+            model: The model.
 
         Returns:
             The control.
 
         Raises:
             TypeError: If it is not a module.
-            ValueError: If the model has no linear layer that can be controlled, or a loaded state is that of another model.
+            ValueError: If the model has no layer that can be controlled, or a loaded state is that of another model.
         """
         owner = type(self).__name__
         if not isinstance(model, nn.Module):
@@ -73,7 +73,6 @@ class Control:
         for name, layer in found.items():
             if shards.is_distributed(weight_of(layer)):
                 raise ValueError(f"{owner}: {name}: its weight is a distributed tensor, and the control sees whole weights only")
-        self._layers = found
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             self.begin(found)
@@ -82,6 +81,7 @@ class Control:
             if unknown:
                 raise ValueError(f"{owner}: the state has a layer {unknown[0]!r}, and the model has {', '.join(found)}")
             self.resume(found, loaded)
+        self._layers = found
         return self
 
     def step(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from qsim.control.base import Control, Layer, agreed
+from qsim.control.base import Control, Layer, agreed, weight_of
 from qsim.diagnostics.assignment.choices import measurable
 from qsim.diagnostics.assignment.operands import is_one_product
 from qsim.diagnostics.assignment.probe import probing
@@ -196,7 +196,8 @@ class Fallback(Control):
             Moved(name, self.steps, sum(record.error for record in own), max(record.underflowed for record in own))
             for name, own in zip(points, measured, strict=True)
         ]
-        anywhere = agreed(torch.tensor([float(self._is_beyond(record)) for record in records]))
+        device = weight_of(layers[records[0].layer]).device
+        anywhere = agreed(torch.tensor([float(self._is_beyond(record)) for record in records], device=device))
         for record, is_moved in zip(records, anywhere.tolist(), strict=True):
             if is_moved:
                 self._moved.append(record)

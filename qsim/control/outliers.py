@@ -77,7 +77,7 @@ class OutControl(Control):
             for hook in self._hooks:
                 hook.remove()
             norms, self._norms = self._norms, {}
-            self._choose(layers, {name: self._largest(layers[name], of) for name, of in norms.items()})
+            self._choose(layers, {name: self._largest(of) for name, of in norms.items()})
 
     def resume(self, layers: dict[str, Layer], state: Mapping[str, Any]) -> None:  # noqa: D102 (documented above)
         if self.first <= self.steps < self.first + self.window:
@@ -96,7 +96,7 @@ class OutControl(Control):
             self._norms[name] = weight.new_zeros(weight.shape[1], dtype=torch.float32)
             self._hooks.append(layer.register_forward_pre_hook(_Adds(self._norms[name])))
 
-    def _largest(self, layer: Layer, norms: Tensor) -> list[int]:
+    def _largest(self, norms: Tensor) -> list[int]:
         """The channels with the largest norms, in order."""
         count = min(max(round(self.share * len(norms)), 1), len(norms) - 1)
         return sorted(agreed(norms).topk(count).indices.tolist())

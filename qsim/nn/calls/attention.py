@@ -76,16 +76,16 @@ def _product(module: nn.Module, a: Tensor, b: Tensor, points: FivePoint | None, 
     if points is None:
         return a @ b
     tracer = running.tracer
-    compute = partial(_rounded_product, module, name)
+    compute = partial(_rounded_product, module, points, name)
     found: Tensor = compute(a, b) if tracer is None or tracer.is_inside else tracer.called(torch.matmul, (a, b), {}, compute)
     return found
 
 
-def _rounded_product(module: nn.Module, name: str, a: Tensor, b: Tensor) -> Tensor:
-    calls = call_points(module)
-    assert calls is not None
+def _rounded_product(module: nn.Module, points: FivePoint, name: str, a: Tensor, b: Tensor) -> Tensor:
     observers.enter_call(module, "")
-    product: Tensor = without_inner_rounding(functional.matmul, a, b, calls.points, stream=calls.stream(module.training, name))
+    calls = call_points(module)
+    assert calls is not None  # it gave the points
+    product: Tensor = without_inner_rounding(functional.matmul, a, b, points, stream=calls.stream(module.training, name))
     return product
 
 

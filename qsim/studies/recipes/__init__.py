@@ -24,6 +24,9 @@ from qsim.studies.study import WrittenStudy, run_of
 BF16 = "bf16"
 LANGUAGE, MIXTURE = "gpt", "mixture"
 MODELS = (LANGUAGE, MIXTURE)
+
+#: The factor of the loss where a recipe rounds gradients without scales.
+LOSS_SCALE = 2.0**10
 #: The kinds of runs: a model that is trained, and steps that are timed, which must not share a GPU.
 TRAINING, TIME = "training", "time"
 MEASURES = (TRAINING, TIME)

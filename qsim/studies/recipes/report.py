@@ -12,7 +12,7 @@ from qsim.plot import figures
 from qsim.studies.findings import Findings
 from qsim.studies.learners.gpt_training import described
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.recipes import BF16, MIXTURE, TIME, TRAINING, Run, Settings, digest, recipe_of
+from qsim.studies.recipes import BF16, LOSS_SCALE, MIXTURE, TIME, TRAINING, Run, Settings, digest, recipe_of
 from qsim.studies.report import Claim, Picture, Report, listed
 from qsim.studies.statistics import CONFIDENCE, Interval, below, confidence, confidence_text, difference, mean, positive
 from qsim.studies.study import run_of
@@ -77,7 +77,7 @@ class Written(Findings[Settings, Run]):
     def parts(self) -> list[str | Table | Picture]:
         """The setting, the figure and a table for each model."""
         trains, chosen = TRAINING in self.settings.measures, self.settings
-        text = [self.text("setting", models=self._models()), self.text("add", example=chosen.recipes[0])]
+        text = [self.text("setting", models=self._models(), scale=LOSS_SCALE), self.text("add", example=chosen.recipes[0])]
         return [*text, *([self.picture("leaderboard", self._draw)] if trains else []), *map(self._table, chosen.models)]
 
     def _models(self) -> str:

@@ -15,10 +15,10 @@ from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.gpt_training import BETAS, MIXED, GPTTraining, autocast_loss, parameter_groups, train_gpt, validation_loss
 from qsim.studies.learners.mixture import MixtureGPT
 from qsim.studies.learners.text import VOCABULARY, text
-from qsim.studies.recipes import BF16, MIXTURE, Run, recipe_of
+from qsim.studies.recipes import BF16, LOSS_SCALE, MIXTURE, Run, recipe_of
 
-#: Held-out sequences, the largest norm of all gradients, and the factor of the loss where gradients are rounded without scales.
-_VALIDATION, _CLIP, LOSS_SCALE = 64, 1.0, 2.0**10
+#: Held-out sequences, and the largest norm of all gradients.
+_VALIDATION, _CLIP = 64, 1.0
 
 
 def trained(run: Run, device: torch.device) -> dict[str, Any]:
