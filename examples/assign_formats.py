@@ -206,9 +206,11 @@ def compare(task: Task, args: argparse.Namespace, device: torch.device) -> dict[
         if seed == args.first_seed and args.figure:
             found.plot().figure.savefig(args.figure)
         ways = {"float32": None, f"{args.like} everywhere": CANDIDATES[args.like], "assigned": found.recipe}
-        ways["random search"] = random_search(task, model, batches, found, seconds, seed)
+        if not args.without_search:
+            ways["random search"] = random_search(task, model, batches, found, seconds, seed)
         for name, recipe in ways.items():
-            losses.setdefault(name, []).append(tested(task, trained(task, seed, args.steps, recipe, device)))
+            runs = [trained(task, seed + 1_000 * run, args.steps, recipe, device) for run in range(args.runs)]
+            losses.setdefault(name, []).append(sum(tested(task, run) for run in runs) / len(runs))
             print(f"seed {seed}: {name}: {losses[name][-1]:.4f}", flush=True)
     return losses
 
@@ -223,6 +225,8 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--warm-up", type=int, default=60, help="steps in full precision before formats are assigned")
+    parser.add_argument("--runs", type=int, default=1, help="trainings with each assignment, whose losses are averaged")
+    parser.add_argument("--without-search", action="store_true", help="leave out the random search, which takes as long as assign")
     parser.add_argument("--figure", default="", help="where to save the figure of error against bits")
     args = parser.parse_args()
     device = torch.device(args.device)
