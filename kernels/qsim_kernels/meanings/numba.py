@@ -220,6 +220,8 @@ def _low_word(x):
 
 #: `arithmetic.philox.philox` for words in 64 bits.
 philox = bound(arithmetic.philox, {**_OPERATIONS, "low_word": _low_word, "wide_product": _wide_product, "unrolled": range}, _inlined).philox
+#: The functions of `arithmetic.mixing` for words in 64 bits.
+mixing = bound(arithmetic.mixing, {**_OPERATIONS, "low_word": _low_word}, _inlined)
 
 
 @intrinsic

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qsim_kernels import torch as reference
 from qsim_kernels.numba import tables
+from qsim_kernels.numba.checksum import checksum
 from qsim_kernels.numba.jobs import pack_values
 from qsim_kernels.numba.native import check_numba
 from qsim_kernels.numba.rounding import strip
@@ -17,7 +18,6 @@ from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import DOUBLE, rounding_bits
 from qsim_kernels.numbers.encoding import Encoding
 from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Noise
-from qsim_kernels.torch import checksum
 from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.rounding import as_values
 

@@ -121,6 +121,28 @@ class Outcomes(NamedTuple):
     high: float
 
 
+class Summands(NamedTuple):
+    """The elements of a checksum; see `loops.checksum`.
+
+    Attributes:
+        sum: Address of the sum.
+        x: Address of the elements.
+        size: Their number.
+        is_narrow: Whether they have 16 bits, not 32.
+        offset: The index of the first element in the whole tensor.
+        row: The number of elements with consecutive indices.
+        stride: The distance from the index of one row's first element to that of the next.
+    """
+
+    sum: int
+    x: int
+    size: int
+    is_narrow: int
+    offset: int
+    row: int
+    stride: int
+
+
 class Transform(NamedTuple):
     """Hadamard transforms of matrices in place, along their first dimension; see `loops.hadamard`.
 
