@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable, Iterator
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple, get_type_hints
 
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
@@ -240,6 +242,20 @@ class RoundingNumbers(NamedTuple):
     used: UsedBits
 
 
+class StripNumbers(NamedTuple):
+    """The numbers of a rounding of strips.
+
+    Attributes:
+        rounding: Those of any rounding.
+        is_short: Whether 16 random bits suffice.
+        buckets: Address of a table's buckets, or 0.
+    """
+
+    rounding: RoundingNumbers
+    is_short: int
+    buckets: int
+
+
 class StoredRounding(NamedTuple):
     """The rounding of numbers that an update stores.
 
@@ -408,24 +424,20 @@ class RoundedAdder(NamedTuple):
 
 def packed(job: tuple[Any, ...]) -> bytes:
     """A job in memory, as `Loop.run` takes it and `loops.bits.record_at` reads it: numbers, and the records of numbers in it."""
-    numbers = _numbers_of(job)
-    return _layout(type(job), len(numbers)).pack(*numbers)
-
-
-def _numbers_of(job: tuple[Any, ...]) -> list[int | float]:
-    numbers: list[int | float] = []
-    for field in job:
-        if isinstance(field, tuple):
-            numbers += _numbers_of(field)
-        else:
-            numbers.append(field)
-    return numbers
+    return _packing(type(job))(job)
 
 
 @cache
-def _layout(kind: type, count: int) -> struct.Struct:
-    """The layout of a record: floats where they are annotated as such, and integers. Tuples without names have only these."""
-    return struct.Struct(_letters(kind) if hasattr(kind, "_fields") else f"{count}q")
+def _packing(kind: type) -> Callable[[tuple[Any, ...]], bytes]:
+    """A function that packs a record: floats where they are annotated as such, and integers."""
+    layout, numbers = struct.Struct(_letters(kind)), attrgetter(*_paths(kind))
+    return lambda job: layout.pack(*numbers(job))
+
+
+def _paths(kind: Any) -> Iterator[str]:
+    """The numbers of a record, and of the records in it, as attributes of attributes."""
+    for name, hint in get_type_hints(kind).items():
+        yield from (f"{name}.{path}" for path in _paths(hint)) if hasattr(hint, "_fields") else (name,)
 
 
 def _letters(kind: Any) -> str:
@@ -443,13 +455,13 @@ def job_address(job: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(job), ctypes.c_void_p).value or 0
 
 
-def kept_address(numbers: tuple[Any, ...]) -> int:
-    """The address of numbers in memory that is never freed, because other jobs refer to it."""
-    return job_address(_kept.setdefault(numbers, packed(numbers)))
+def kept_address(job: tuple[Any, ...]) -> int:
+    """The address of a job in memory that is never freed, because other jobs refer to it."""
+    return job_address(_kept.setdefault(numbers := packed(job), numbers))
 
 
 # No cache of a function: where two threads ask first, that frees the memory which one of them got.
-_kept: dict[tuple[Any, ...], bytes] = {}
+_kept: dict[bytes, bytes] = {}
 
 
 def stored(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from qsim_kernels.numba.jobs import IN_FLOATS, LoopRounding, RoundingNumbers, kept_address
+from qsim_kernels.numba.jobs import IN_FLOATS, LoopRounding, RoundingNumbers, StripNumbers, kept_address
 from qsim_kernels.numba.native import Native
 from qsim_kernels.numbers.buckets import UNFIT
 from qsim_kernels.numbers.carrier import SINGLE, GridBits, bits_that_matter, name_of, used_bits, variant_of
@@ -25,7 +25,7 @@ def strip(grid: GridBits, rule: Rule) -> LoopRounding:
     """The rounding of strips onto a grid in float32's bits."""
     module, way, buckets = _way(grid, rule)
     loop = Native(module, way + name_of(variant_of(grid, rule)), 7)
-    return LoopRounding(loop.address, kept_address((*numbers(grid, rule), bits_that_matter(grid, rule) <= 16, buckets)))
+    return LoopRounding(loop.address, kept_address(StripNumbers(numbers(grid, rule), bits_that_matter(grid, rule) <= 16, buckets)))
 
 
 def _way(grid: GridBits, rule: Rule) -> tuple[str, str, int]:
