@@ -144,14 +144,28 @@ class Written(Findings[Settings, Run]):
         return self.claim("as good", below(gap, _TOLERANCE * reference), gap=gap, **words)
 
     def meaning(self) -> str:
-        """The recipes that add least and most to the loss."""
+        """How many comparisons are decided, and what separates the recipes."""
         if TRAINING not in self.settings.measures:
             return f"Times of {listed(self.settings.recipes)}."
+        gaps = [self.gap(model, recipe).detects for model in self.settings.models for recipe in self.settings.recipes]
+        verdicts = [claim.agrees for claim in self.claims()]
+        counts = {"undecided": verdicts.count(None), "count": len(verdicts), "tolerance": _TOLERANCE}
         model = self.settings.models[0]
+        by_bias = sorted((self.bias(model, recipe).value, recipe) for recipe in self.settings.recipes)
+        (smallest, closest), (largest, farthest) = by_bias[0], by_bias[-1]
+        ends = "; ".join(map(self._ends, self.settings.models))
+        return self.text(
+            "meaning", **counts, ends=ends[0].upper() + ends[1:], weakest=min(gaps), strongest=max(gaps), model=_name(model),
+            smallest=smallest, closest=closest, largest=largest, farthest=farthest,
+        )  # fmt: skip
+
+    def _ends(self, model: str) -> str:
+        """The recipes that add least and most to the loss of a model."""
         ranked = self._ranked(model)
         best, worst = ranked[0], ranked[-1]
-        ends = {"least": self.gap(model, best).value, "most": self.gap(model, worst).value}
-        return self.text("meaning", best=best, worst=worst, model=_name(model), reference=mean(self.losses(model, BF16)).value, **ends)
+        least, most = (self.gap(model, recipe).value for recipe in (best, worst))
+        reference = mean(self.losses(model, BF16)).value
+        return self.text("ends", model=_name(model), best=best, worst=worst, least=least, most=most, reference=reference)
 
 
 def _name(model: str) -> str:
