@@ -74,6 +74,7 @@ _STUDIES = {
     "random-bits": "random_bits.RandomBitsStudy",
     "random-walk": "random_walk.RandomWalkStudy",
     "recipes": "recipes.RecipesStudy",
+    "replications": "replications.ReplicationsStudy",
     "stagnation": "stagnation.StagnationStudy",
 }
 _HOMES = {
