@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
+
+from qsim.text.lists import words
 
 
 def choice(default: Any, help: str) -> Any:
@@ -17,10 +18,6 @@ def choice(default: Any, help: str) -> Any:
         help: A description for the command line.
     """
     return field(default=default, metadata={"help": help})
-
-
-# The separator of values; commas within a call, such as that of a format, are in parentheses.
-_COMMA = re.compile(r",(?![^(]*\))")
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class _Reader:
     def __call__(self, text: str) -> Any:
         if not isinstance(self.like, tuple):
             return _scalar(self.like)(text)
-        return tuple(_scalar(self.like[0])(word.strip()) for word in _COMMA.split(text) if word.strip())
+        return tuple(map(_scalar(self.like[0]), words(text)))
 
 
 def add_options(parser: argparse._ActionsContainer, settings: Any) -> None:

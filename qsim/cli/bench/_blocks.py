@@ -11,8 +11,8 @@ from torch import nn
 import qsim
 from qsim import recipes
 from qsim.cli.bench._conditions import Conditions
-from qsim.cli.bench._graphs import peak_growth
 from qsim.cli.bench._models import Subject
+from qsim.cli.bench._steps import peak_growth
 from qsim.cli.bench._timing import Call, clock_of, duration, sustained
 from qsim.text.records import Values
 from qsim.text.tables import Quantity, Row

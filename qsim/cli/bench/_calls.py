@@ -31,6 +31,8 @@ class UserCall:
 CALLS = {
     "quantize e4m3": UserCall(lambda x: qsim.quantize(x, "e4m3")),
     "quantize e4m3, stochastic": UserCall(lambda x: qsim.quantize(x, "e4m3", rounding="stochastic")),
+    "quantize mxfp4": UserCall(lambda x: qsim.quantize(x, "mxfp4")),
+    "quantize nvfp4": UserCall(lambda x: qsim.quantize(x, "nvfp4")),
     "encode e4m3": UserCall(lambda x: qsim.encode(x, "e4m3")),
     "encode e2m1": UserCall(lambda x: qsim.encode(x, "e2m1")),
     "encode e2m1, check=False": UserCall(lambda x: qsim.encode(x, "e2m1", check=False)),

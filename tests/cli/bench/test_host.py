@@ -13,6 +13,7 @@ import torch
 import qsim
 from qsim.cli import main
 from qsim.cli.bench import host
+from qsim.cli.bench._calls import CALLS
 from qsim.cli.bench._trace import calls_between_files
 from qsim.random import streams
 
@@ -33,9 +34,8 @@ def _few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_layers_and_tensors_are_compared_with_torchs(capsys: pytest.CaptureFixture[str]) -> None:
     found = bench(capsys, "--points", "nearest,mxfp4")
-    assert f"torch {torch.__version__}, qsim {qsim.__version__}" in found["heading"]
-    works = ["layer, nearest", "layer, mxfp4", "quantize e4m3, nearest", "quantize e4m3, stochastic"]
-    assert [row["work"] for row in found["rows"]] == [*works, "quantize mxfp4, nearest", "quantize nvfp4, nearest"]
+    assert found["heading"].endswith(f"qsim {qsim.__version__}")
+    assert [row["work"] for row in found["rows"]] == ["layer, nearest", "layer, mxfp4", *CALLS]
     for row in found["rows"]:
         assert row["ratio"] == pytest.approx(row["microseconds"] / row["their_microseconds"])
         assert (row["launches"], row["first_seconds"]) == (None, None)
