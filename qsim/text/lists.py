@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def words(text: str) -> list[str]:
-    """The words between commas, but for those within the parentheses of a call.
+    """The words between commas, except for commas within the parentheses of a call.
 
     Example:
         >>> words("h100_fp8, Promoted(Aligned(8, 20), 16)")

@@ -17,7 +17,7 @@ from qsim.nn.restoring import Snapshot, generators_restored
 from qsim.recipes.five_point import FivePoint
 
 
-class _Layer:
+class _BorrowedLayer:
     """A layer with points."""
 
     def __init__(self, module: FivePointModule) -> None:
@@ -34,7 +34,7 @@ class _Layer:
         self._module.points, self._module.stream_source = self._points, self._source
 
 
-class _Calls:
+class _BorrowedCalls:
     """A module whose own products are rounded, such as the experts of a mixture."""
 
     def __init__(self, module: nn.Module, given: ProductRounding) -> None:
@@ -86,12 +86,12 @@ class Borrowed:
         self.forget()
 
 
-def _borrow(module: nn.Module) -> _Layer | _Calls:
+def _borrow(module: nn.Module) -> _BorrowedLayer | _BorrowedCalls:
     if isinstance(module, FivePointModule):
-        return _Layer(module)
+        return _BorrowedLayer(module)
     given = call_points(module)
     assert given is not None, "not a module that rounds"
-    return _Calls(module, given)
+    return _BorrowedCalls(module, given)
 
 
 def points_of_module(module: nn.Module) -> FivePoint | None:

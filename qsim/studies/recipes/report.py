@@ -154,7 +154,7 @@ class Written(Findings[Settings, Run]):
         return self.claim("as good", below(gap, _TOLERANCE * reference), gap=gap, **words)
 
     def meaning(self) -> str:
-        """How many comparisons are decided, and what separates the recipes."""
+        """Count the comparisons that are decided, and name what separates the recipes."""
         if TRAINING not in self.settings.measures:
             return f"Times of {listed(self.settings.recipes)}."
         gaps = [self.gap(model, recipe).detects for model in self.settings.models for recipe in self.settings.recipes]

@@ -70,7 +70,7 @@ def _crossing(lengths: Sequence[int], shares: Sequence[float]) -> float:
 
 
 def rollout(steps: int, seed: int, device: torch.device) -> dict[str, list[float]]:
-    """How far the probabilities of held-out bytes differ between two orders of sums, in BF16 and in FP16."""
+    """The differences of held-out bytes' probabilities between two orders of sums, in BF16 and in FP16."""
     words = text(LIBRARY, _CONTEXT, device)
     torch.manual_seed(seed)
     model = GPT(size("tiny"), VOCABULARY, _CONTEXT).to(device)
@@ -153,7 +153,7 @@ def descent(rate: float, steps: int, seed: int, device: torch.device) -> dict[st
     return found
 
 
-class _Block(nn.Module):
+class _StudentBlock(nn.Module):
     """A residual perceptron with a layer norm, whose affine parameters may be rounded."""
 
     def __init__(self, affine: Quantizer | None) -> None:
@@ -180,8 +180,8 @@ def student(products: str, affine: str, steps: int, rate: float, seed: int, devi
         device: The device.
     """
     torch.manual_seed(seed)
-    teacher = nn.Sequential(*(_Block(None) for _ in range(_BLOCKS))).to(device)
-    model = nn.Sequential(*(_Block(Quantizer(affine) if affine else None) for _ in range(_BLOCKS))).to(device)
+    teacher = nn.Sequential(*(_StudentBlock(None) for _ in range(_BLOCKS))).to(device)
+    model = nn.Sequential(*(_StudentBlock(Quantizer(affine) if affine else None) for _ in range(_BLOCKS))).to(device)
     if products:
         qsim.convert(model, products)
     optimizer, draw, losses = torch.optim.Adam(model.parameters(), lr=rate), torch.Generator().manual_seed(seed), []

@@ -125,7 +125,7 @@ class Written(Findings[Settings, Run]):
         ]
 
     def meaning(self) -> str:
-        """How many rows repeat, and the two clearest numbers."""
+        """Count the rows that repeat, and give the two clearest numbers."""
         verdicts = [claim.agrees for claim in self.claims()]
         counts = {name: verdicts.count(verdict) for name, verdict in (("yes", True), ("no", False), ("undecided", None))}
         return self.text("meaning", count=len(verdicts), power=self.power("ring").value, times=self.times().value, **counts)
