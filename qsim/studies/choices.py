@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
@@ -56,6 +56,28 @@ def given(args: argparse.Namespace, settings: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def require(settings: Any, name: str, holds: object, must: str) -> None:
+    """Raise an error about a setting unless a condition holds.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> require(SimpleNamespace(seeds=1), "seeds", False, "be at least 2")
+        Traceback (most recent call last):
+        ...
+        ValueError: seeds: must be at least 2; got 1
+    """
+    if not holds:
+        given = getattr(settings, name)
+        shown = repr(given) if isinstance(given, str) else _written(given) or "none"
+        raise ValueError(f"{name}: must {must}; got {shown}")
+
+
+def require_among(settings: Any, name: str, allowed: Sequence[str]) -> None:
+    """Require that a setting lists some of the words that are allowed."""
+    given = getattr(settings, name)
+    require(settings, name, given and set(given) <= set(allowed), f"be of {', '.join(allowed)}")
+
+
 _METAVARS = {int: "N", float: "X", str: "NAME"}
 
 
@@ -64,7 +86,7 @@ def _flag(setting: Field[Any]) -> str:
 
 
 def _written(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ",".join(map(_written, value)) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _scalar(like: Any) -> Callable[[str], Any]:

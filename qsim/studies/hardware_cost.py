@@ -15,7 +15,7 @@ from qsim.silicon import Circuit
 from qsim.silicon.graphs import routine, significand
 from qsim.silicon.synthesis import fpga
 from qsim.studies import formats
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.findings import Findings
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
@@ -94,8 +94,8 @@ class HardwareCostStudy(Study[Settings, Run]):
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every circuit once; every format with every seed, and full precision."""
         bits = [qsim.format(name).bits for name in settings.formats]
-        if len(bits) < 2 or bits != sorted(set(bits)):
-            raise ValueError(f"formats: must be at least two, from narrow to wide, each of another width; got {','.join(settings.formats)}")
+        rise = len(bits) > 1 and bits == sorted(set(bits))
+        require(settings, "formats", rise, "be at least two, from narrow to wide, each of another width")
         cells = [Run(CELLS, name, how, settings.source) for name in settings.formats for how in ROUNDINGS]
         cells += [Run(SIGNIFICAND, f"{_KEPT + _DROPPED} to {_KEPT} bits", how) for how in ROUNDINGS]
         return [*cells, *(run for seed in range(settings.seeds) for run in _trained(settings, seed))]

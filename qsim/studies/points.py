@@ -10,7 +10,7 @@ import torch
 
 from qsim import FivePoint, Quantizer, scaling
 from qsim.plot import figures
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.findings import Findings
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
@@ -89,8 +89,8 @@ class PointsStudy(Study[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every point in every format and rounding, and full precision."""
-        if not {"stochastic", "nearest"} <= set(settings.roundings) or not settings.formats:
-            raise ValueError("roundings and formats: must be stochastic and nearest, and at least one format")
+        require(settings, "roundings", {"stochastic", "nearest"} <= set(settings.roundings), "contain stochastic and nearest")
+        require(settings, "formats", settings.formats, "contain at least one")
         ways = [(point, name, rounding) for point in POINTS for name in settings.formats for rounding in settings.roundings]
         return [
             run_of(Run, settings, point=point, format=name, rounding=rounding, seed=seed)

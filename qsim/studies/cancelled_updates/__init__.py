@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import qsim
 from qsim.diagnostics import cancelled_updates
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.learners.images import DIGITS, Images, images
 from qsim.studies.learners.training import accuracy, full_precision
 from qsim.studies.stagnation.least_squares import weight_dtype
@@ -76,12 +76,10 @@ class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every format and update; full precision once; and in one format all mixtures of stochastic and Kahan updates."""
-        if settings.mixed not in settings.formats:
-            raise ValueError(f"mixed: must be one of the formats {', '.join(settings.formats)}; got {settings.mixed!r}")
-        if len(settings.formats) < 2:
-            raise ValueError(f"formats: needs at least two, from fine to coarse; got {','.join(settings.formats)}")
-        if not 4 <= settings.looks <= settings.steps:
-            raise ValueError(f"looks: must be at least 4, one per quarter, and at most the {settings.steps} steps; got {settings.looks}")
+        require(settings, "mixed", settings.mixed in settings.formats, f"be one of the formats {', '.join(settings.formats)}")
+        require(settings, "formats", len(settings.formats) > 1, "be at least two, from fine to coarse")
+        enough = 4 <= settings.looks <= settings.steps
+        require(settings, "looks", enough, f"be at least 4, one per quarter, and at most the {settings.steps} steps")
         layers = len(layers_of(net(images(settings.data, torch.device("cpu")))))
         found = []
         for seed in range(settings.seeds):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.study import WrittenStudy
 
 #: The measurements.
@@ -63,9 +63,9 @@ class ReplicationsStudy(WrittenStudy[Settings, Run]):
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every measurement with every seed."""
         for name in ("ranks", "bits", "rates"):
-            given = getattr(settings, name)
-            if list(given) != sorted(set(given)) or len(given) < (1 if name == "rates" else 2):
-                raise ValueError(f"{name}: must be two or more, in increasing order (rates: one or more); got {','.join(map(str, given))}")
+            given, least = getattr(settings, name), 1 if name == "rates" else 2
+            rises = len(given) >= least and list(given) == sorted(set(given))
+            require(settings, name, rises, f"be at least {least}, in increasing order")
         return [run for seed in range(settings.seeds) for run in _of_seed(settings, seed)]
 
     def work(self, run: Run) -> float:
