@@ -10,17 +10,16 @@ in a warm call, without those inside the kernels' implementation.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import qsim
 from qsim import FivePoint, Quantizer, recipes
 from qsim.cli.bench import _running, _settings
-from qsim.cli.bench._calls import CALLS as USER_CALLS
 from qsim.cli.bench._launches import launches
 from qsim.cli.bench._steps import forward_and_backward
 from qsim.cli.bench._timing import Call, clock_of, duration, host_time
@@ -42,7 +41,18 @@ TIMES: Values = {
     "launches": Quantity("launches", missing="not counted"),
     "first call s": Quantity("first_seconds", 1),
 }
-CALLS: Values = {"work": "work", "calls between files": Quantity("calls")}
+TRACED: Values = {"work": "work", "calls between files": Quantity("calls")}
+#: Calls that make a new tensor from float32 numbers, or from their codes.
+CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "quantize e4m3": lambda x: qsim.quantize(x, "e4m3"),
+    "quantize e4m3, stochastic": lambda x: qsim.quantize(x, "e4m3", rounding="stochastic"),
+    "quantize mxfp4": lambda x: qsim.quantize(x, "mxfp4"),
+    "quantize nvfp4": lambda x: qsim.quantize(x, "nvfp4"),
+    "encode e4m3": lambda x: qsim.encode(x, "e4m3"),
+    "encode e2m1": lambda x: qsim.encode(x, "e2m1"),
+    "encode e2m1, check=False": lambda x: qsim.encode(x, "e2m1", check=False),
+    "decode e4m3": lambda codes: qsim.decode(codes, "e4m3"),
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
     rows = list(traced(work, points)) if args.trace else [*layer_calls(work, points), *small_calls(work)]
     if args.compile:
         rows += layer_calls(replace(work, layers=args.layers, compiled=True), points)
-    return _running.show(args, _settings.machine(device), CALLS if args.trace else TIMES, rows)
+    return _running.show(args, _settings.machine(device), TRACED if args.trace else TIMES, rows)
 
 
 def _points() -> dict[str, FivePoint]:
@@ -111,11 +121,16 @@ def layer_calls(work: HostSettings, points: Mapping[str, FivePoint]) -> Iterator
         yield _row(title, theirs, seconds, ours, work) | {"first_seconds": first}
 
 
+def prepared_calls(x: Tensor) -> dict[str, Call]:
+    """The calls with their input."""
+    codes = qsim.encode(x, "e4m3")
+    return {name: partial(call, codes if name.startswith("decode") else x) for name, call in CALLS.items()}
+
+
 def small_calls(work: HostSettings) -> Iterator[Row]:
     """Calls on a small tensor compared with `torch.mul`."""
     x = torch.randn(ELEMENTS[work.device.type], device=work.device)
-    for name, own in USER_CALLS.items():
-        ours = partial(own.call, own.prepare(x))
+    for name, ours in prepared_calls(x).items():
         theirs, seconds = host_time([partial(torch.mul, x, x), ours], clock_of(work.device), work.repeats, BATCH["small"])
         yield _row(name, theirs, seconds, ours, work) | {"first_seconds": None}
 
@@ -124,9 +139,8 @@ def traced(work: HostSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]
     """Count the calls from one file into another."""
     for name, chosen in points.items():
         yield {"work": f"layer, {name}", "calls": calls_between_files(_step(work, chosen)[0])}
-    x = torch.randn(ELEMENTS[work.device.type], device=work.device)
-    for name, own in USER_CALLS.items():
-        yield {"work": name, "calls": calls_between_files(partial(own.call, own.prepare(x)))}
+    for name, call in prepared_calls(torch.randn(ELEMENTS[work.device.type], device=work.device)).items():
+        yield {"work": name, "calls": calls_between_files(call)}
 
 
 def _row(title: str, theirs: float, seconds: float, call: Call, work: HostSettings) -> Row:

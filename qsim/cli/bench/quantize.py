@@ -1,8 +1,7 @@
 """Measure quantize, encode and decode.
 
 The bandwidth of each is compared with a copy of as many bytes, timed alternately: a ratio of 1 means as fast as copying. Further
-parts measure tensors that are not in logical order in memory, compilations in a sweep over 50 formats, and the memory needed beyond input
-and output.
+parts measure tensors that are not in logical order in memory, and compilations in a sweep over 50 formats.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from qsim.cli.bench import _bandwidth, _layouts, _memory, _running, _sweep
+from qsim.cli.bench import _bandwidth, _layouts, _running, _sweep
 from qsim.cli.bench._settings import BenchSettings
 from qsim.text.records import Values
 from qsim.text.tables import Row
 
 #: The parts in the order in which they run: the sweep comes first, before anything else has compiled its kernels.
-PARTS = ("sweep", "quantize", "codes", "layouts", "memory")
+PARTS = ("sweep", "quantize", "codes", "layouts")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +35,6 @@ def main(args: argparse.Namespace) -> int:
         "quantize": (_bandwidth.quantize, _bandwidth.COLUMNS),
         "codes": (_bandwidth.codes, _bandwidth.COLUMNS),
         "layouts": (_layouts.layouts, _bandwidth.COLUMNS),
-        "memory": (_memory.memory, _memory.COLUMNS),
     }
     parts = _running.chosen(args, PARTS)
     return _running.show_parts(args, settings, {name: (partial(measured[name][0], settings), measured[name][1]) for name in parts})
