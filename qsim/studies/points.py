@@ -15,10 +15,9 @@ from qsim.studies.findings import Findings
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
-from qsim.studies.report import Claim, Picture, Report
-from qsim.studies.result import Result
+from qsim.studies.report import Claim, Picture
 from qsim.studies.statistics import Interval, above, difference, mean
-from qsim.studies.study import Study, run_of
+from qsim.studies.study import WrittenStudy, run_of
 from qsim.text.tables import Table
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Run:
         return FivePoint(**{"act_bwd": None, "weight_bwd": None, **chosen})
 
 
-class PointsStudy(Study[Settings, Run]):
+class PointsStudy(WrittenStudy[Settings, Run]):
     """Train a net with one of its five points rounded."""
 
     name = "points"
@@ -105,10 +104,6 @@ class PointsStudy(Study[Settings, Run]):
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train the net, and test it with its rounding."""
         return nets.outcome(run.data, run.points, Training(run.steps, run.batch), run.rate, run.seed, device)
-
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """The increase of the loss for each point."""
-        return _Written(self, settings, results).report()
 
 
 class _Written(Findings[Settings, Run]):

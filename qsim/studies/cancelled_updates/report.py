@@ -10,10 +10,9 @@ import torch
 import qsim
 from qsim.plot import figures
 from qsim.studies.cancelled_updates import _HIDDEN, _WIDTH, FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, net
-from qsim.studies.cancelled_updates.claims import claims
 from qsim.studies.cancelled_updates.findings import UpdateFindings
 from qsim.studies.learners.images import DIGITS, described, images, variant
-from qsim.studies.report import Claim, Picture
+from qsim.studies.report import Picture
 from qsim.studies.statistics import mean, positive, proportion
 from qsim.text.tables import Table
 
@@ -38,10 +37,6 @@ class Written(UpdateFindings):
             self.picture("accuracy", self._by_format),
             self.picture("memory", self._frontier),
         ]
-
-    def claims(self) -> list[Claim]:
-        """All claims."""
-        return claims(self)
 
     def _learner(self) -> str:
         """The net and the data."""
