@@ -99,7 +99,7 @@ def optimizer(device: str, elements: int) -> Iterator[Race]:
                     partial(qsim.optim.AdamW, lr=1e-5, betas=(0.9, 0.95), **{"state": BF16, **own}),
                 )
             )
-            yield package, f"{len(shapes)} tensors, {', '.join(map(str, own.values()))}", theirs, ours
+            yield package, f"{len(shapes)} tensor{'s' * (len(shapes) > 1)}, {', '.join(map(str, own.values()))}", theirs, ours
 
 
 def _stepped(make: Callable[..., torch.optim.Optimizer], shapes: list[tuple[int, ...]], device: str) -> Call:
@@ -170,7 +170,8 @@ class _QPyTorchProduct(torch.autograd.Function):
         return rounded @ weight(w), rounded.t() @ act(a), g.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
-WORKS = {"rounding": rounding, "optimizer": optimizer, "linear": linear}
+#: Each with the number of elements of a tensor on a GPU and on a CPU.
+WORKS = {"rounding": (rounding, 2**28, 2**22), "optimizer": (optimizer, 2**27, 2**20), "linear": (linear, 0, 0)}
 
 
 def measured(races: Iterator[Race], device: str, repeats: int) -> Iterator[dict[str, Any]]:
@@ -188,11 +189,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=WORKS)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--elements", type=int, help="of a tensor (default: 2^28 on a GPU, 2^22 on a CPU)")
+    parser.add_argument("--elements", type=int, help="of a tensor")
     parser.add_argument("--repeats", type=int, default=20)
     args = parser.parse_args()
-    races = WORKS[args.work](args.device, args.elements or (2**28 if args.device == "cuda" else 2**22))
-    print(Table(tuple(measured(races, args.device, args.repeats)), COLUMNS))
+    races, on_gpu, on_cpu = WORKS[args.work]
+    elements = args.elements or (on_gpu if args.device == "cuda" else on_cpu)
+    print(Table(tuple(measured(races(args.device, elements), args.device, args.repeats)), COLUMNS))
 
 
 if __name__ == "__main__":
