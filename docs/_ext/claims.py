@@ -1,4 +1,6 @@
-"""The directive `claims`: a table for each report with every claim that it grades, the test, the rule, the power and the verdict.
+"""The directive `claims`: a table for each report with every claim that it grades, the verdict, the test, the rule and the power.
+
+The papers that qsim is based on come first, then other papers, then questions of the studies.
 
 `python docs/_ext/claims.py` prints the same tables as Markdown.
 """
@@ -15,7 +17,10 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 STUDIES = Path(__file__).parents[1] / "studies"
-HEADER = ("claim", "test", "rule", "smallest effect", "verdict")
+HEADER = ("verdict", "claim", "test", "rule", "smallest effect")
+PAPERS = ("Training with Fewer Bits", "Stochastic Rounding for LLM Training", "Revisiting BFloat16 Training")
+#: In place of a test and a rule that the row above has as well.
+ABOVE = "as above"
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,14 @@ class Graded:
 
 def graded() -> list[Graded]:
     """All reports. A test compares them with what the code makes of their results."""
-    return [_read(page) for page in sorted(STUDIES.glob("*/report.md"))]
+    found = [_read(page) for page in sorted(STUDIES.glob("*/report.md"))]
+    return sorted(filter(lambda report: report.rows, found), key=lambda report: _place(report.source))
+
+
+def _place(source: str) -> int:
+    """The place of a report: by its paper, of which those that come first are counted first."""
+    own = [place for place, paper in enumerate(PAPERS) if paper in source]
+    return len(PAPERS) + 1 if source.startswith("no claim of a paper") else min(own, default=len(PAPERS))
 
 
 class Claims(SphinxDirective):
@@ -73,10 +85,12 @@ def _read(page: Path) -> Graded:
     tests = {}
     for cell, test, rule in _cells(text, "How each claim was judged"):
         tests.update(dict.fromkeys(cell.partition(". ")[0].split(", "), (test, rule)))
-    rows = []
+    rows, before = [], ("", "")
     for cell, claim, _, power, verdict in _cells(text, "Verdicts"):
         number, _, where = cell.partition(". ")
-        rows.append((f"{where}: {claim}", *tests[number], power, verdict))
+        shown = (ABOVE, ABOVE) if tests[number] == before else tests[number]
+        rows.append((verdict, f"{where}: {claim}", *shown, power))
+        before = tests[number]
     return Graded(page.parent.name, title, source, rows)
 
 
@@ -87,10 +101,10 @@ def _cells(text: str, title: str) -> list[list[str]]:
 
 
 def _table(report: Graded) -> nodes.table:
-    group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (32, 24, 26, 10, 8)), cols=len(HEADER))
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (9, 33, 24, 24, 10)), cols=len(HEADER))
     group += nodes.thead("", _row(HEADER))
     group += nodes.tbody("", *map(_row, report.rows))
-    return nodes.table("", group, classes=["stacked"])
+    return nodes.table("", group, classes=["stacked", "claims"])
 
 
 def _row(cells: tuple[str, ...]) -> nodes.row:

@@ -12,6 +12,7 @@ from typing import Any
 from qsim import studies
 from qsim.recipes import Recipe
 from qsim.text.files import reading
+from qsim.text.lists import words
 
 _EXAMPLE = """\
 examples:
@@ -25,7 +26,7 @@ to_dict() of a FivePoint or a recipe returns. Options of the command line come b
 _DEFAULTS = {"loss": "torch.nn.functional:cross_entropy", "optimizer": "torch.optim:AdamW"}
 
 
-def sweep(words: list[str]) -> int:
+def sweep(options: list[str]) -> int:
     """Run the command with these options."""
     parser = argparse.ArgumentParser(
         prog="qsim study sweep",
@@ -41,18 +42,18 @@ def sweep(words: list[str]) -> int:
     add("--data", metavar="MODULE:FUNCTION", help="a function that returns training and test data")
     add("--loss", metavar="MODULE:FUNCTION", help=f"default: {_DEFAULTS['loss']}")
     add("--optimizer", metavar="MODULE:FUNCTION", help=f"default: {_DEFAULTS['optimizer']}")
-    add("--points", type=_words, metavar="A,B", help="recipes to compare with full precision")
+    add("--points", type=words, metavar="A,B", help="recipes to compare with full precision")
     add("--batches", type=_numbers(int), metavar="A,B", help="examples per update (default: 64)")
     add("--rates", type=_numbers(float), metavar="A,B", help="learning rates (default: 0.001)")
     add("--steps", type=int, metavar="N", help="number of updates (default: 300)")
-    add("--designs", type=_words, metavar="A,B", help="what batch sizes have in common: steps, examples, or both (default: steps)")
+    add("--designs", type=words, metavar="A,B", help="what batch sizes have in common: steps, examples, or both (default: steps)")
     add("--seeds", type=int, metavar="N", help="number of seeds (default: 4)")
     add("--tolerance", type=float, metavar="X", help="share of the loss that counts as equal (default: 0.01)")
     add("--data-key", metavar="NAME", help="a name of data that have no contents to compare")
     add("--out", dest="folder", type=Path, metavar="DIR", help="folder of the results (default: studies/sweep)")
     add("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cpu)")
     add("--workers", type=int, metavar="N", help="number of processes (default: 1)")
-    given = vars(parser.parse_args(words))
+    given = vars(parser.parse_args(options))
     known = {action.dest for action in parser._actions} - {"help", "config"}
     chosen = _DEFAULTS | _configured(given.pop("config", None), known) | given
     for name in ("model", "data", "points"):
@@ -88,13 +89,9 @@ def _read_points(given: Any) -> Any:
     return Recipe.from_dict(given) if isinstance(given, dict) and "points" in given else given
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def _numbers(kind: type[int] | type[float]) -> Any:
     def numbers(text: str) -> list[Any]:
-        return [kind(word) for word in _words(text)]
+        return [kind(word) for word in words(text)]
 
     return numbers
 

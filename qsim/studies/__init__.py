@@ -74,25 +74,11 @@ _STUDIES = {
     "random-bits": "random_bits.RandomBitsStudy",
     "random-walk": "random_walk.RandomWalkStudy",
     "recipes": "recipes.RecipesStudy",
+    "replications": "replications.ReplicationsStudy",
     "stagnation": "stagnation.StagnationStudy",
 }
-_HOMES = {
-    "studies.plans": ("Duration", "Plan", "plan", "run"),
-    "studies.report": ("Claim", "Picture", "Report"),
-    "studies.result": ("Result",),
-    "studies.study": ("Study",),
-    "studies.sweeps": ("Sweep", "sweep"),
-    "studies.sweeps.shortcuts": (
-        "compare_accumulators",
-        "compare_batch_sizes",
-        "compare_formats",
-        "compare_learning_rates",
-        "compare_points",
-        "compare_random_bits",
-        "compare_recipes",
-    ),
-    "text.tables": ("Table",),
-}
+#: Where the public names are, in the order in which they are looked up.
+_HOMES = ("studies.report", "studies.result", "text.tables", "studies.study", "studies.plans", "studies.sweeps", "studies.sweeps.shortcuts")
 
 
 def names() -> list[str]:
@@ -126,7 +112,9 @@ def named(name: str) -> Study[Any, Any]:
 
 def __getattr__(name: str) -> Any:
     # Submodules are imported on first use: matplotlib and SciPy are slow to import, and may not be installed.
-    for home, held in _HOMES.items():
-        if name in held:
-            return getattr(importlib.import_module(f"qsim.{home}"), name)
+    if name in __all__:
+        for home in _HOMES:
+            module = importlib.import_module(f"qsim.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
     raise AttributeError(f"module 'qsim.studies' has no attribute {name!r}")

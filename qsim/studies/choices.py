@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
+
+from qsim.text.lists import words
 
 
 def choice(default: Any, help: str) -> Any:
@@ -17,10 +18,6 @@ def choice(default: Any, help: str) -> Any:
         help: A description for the command line.
     """
     return field(default=default, metadata={"help": help})
-
-
-# The separator of values; commas within a call, such as that of a format, are in parentheses.
-_COMMA = re.compile(r",(?![^(]*\))")
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class _Reader:
     def __call__(self, text: str) -> Any:
         if not isinstance(self.like, tuple):
             return _scalar(self.like)(text)
-        return tuple(_scalar(self.like[0])(word.strip()) for word in _COMMA.split(text) if word.strip())
+        return tuple(map(_scalar(self.like[0]), words(text)))
 
 
 def add_options(parser: argparse._ActionsContainer, settings: Any) -> None:
@@ -59,6 +56,28 @@ def given(args: argparse.Namespace, settings: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def require(settings: Any, name: str, holds: object, must: str) -> None:
+    """Raise an error about a setting unless a condition holds.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> require(SimpleNamespace(seeds=1), "seeds", False, "be at least 2")
+        Traceback (most recent call last):
+        ...
+        ValueError: seeds: must be at least 2; got 1
+    """
+    if not holds:
+        given = getattr(settings, name)
+        shown = repr(given) if isinstance(given, str) else _written(given) or "none"
+        raise ValueError(f"{name}: must {must}; got {shown}")
+
+
+def require_among(settings: Any, name: str, allowed: Sequence[str]) -> None:
+    """Require that a setting lists some of the words that are allowed."""
+    given = getattr(settings, name)
+    require(settings, name, given and set(given) <= set(allowed), f"be of {', '.join(allowed)}")
+
+
 _METAVARS = {int: "N", float: "X", str: "NAME"}
 
 
@@ -67,7 +86,7 @@ def _flag(setting: Field[Any]) -> str:
 
 
 def _written(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ",".join(map(_written, value)) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _scalar(like: Any) -> Callable[[str], Any]:

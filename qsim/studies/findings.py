@@ -6,6 +6,7 @@ results are committed. Code computes numbers and verdicts, and fills them in.
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from configparser import RawConfigParser
@@ -55,9 +56,11 @@ class Findings(ABC, Generic[SettingsT, RunT]):
     def parts(self) -> Sequence[str | Table | Picture]:
         """Return paragraphs, tables and pictures, in order."""
 
-    @abstractmethod
     def claims(self) -> list[Claim]:
-        """The claims, with their verdicts."""
+        """The claims, with their verdicts; by default, those of the module `claims` next to that of the report."""
+        module = importlib.import_module(f"{type(self).__module__.rpartition('.')[0]}.claims")
+        found: list[Claim] = module.claims(self)
+        return found
 
     @abstractmethod
     def meaning(self) -> str:

@@ -17,10 +17,9 @@ from qsim.studies.findings import Findings
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
-from qsim.studies.report import Claim, Picture, Report, listed
-from qsim.studies.result import Result
+from qsim.studies.report import Claim, Picture, listed
 from qsim.studies.statistics import Interval, above, below, difference, in_points, mean, proportion
-from qsim.studies.study import Study, run_of
+from qsim.studies.study import WrittenStudy, run_of
 from qsim.text.tables import Table
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class Run:
         return FivePoint(there, there, act_bwd=back, weight_bwd=back, grad=back)
 
 
-class FormatsStudy(Study[Settings, Run]):
+class FormatsStudy(WrittenStudy[Settings, Run]):
     """Train a net in every format of a grid."""
 
     name = "formats"
@@ -105,10 +104,6 @@ class FormatsStudy(Study[Settings, Run]):
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train the net, and test it with its rounding."""
         return nets.outcome(run.data, run.points, Training(run.steps, run.batch), run.rate, run.seed, device)
-
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """The grid, and the gain of each bit."""
-        return _Written(self, settings, results).report()
 
 
 class _Written(Findings[Settings, Run]):

@@ -15,15 +15,15 @@ from qsim.silicon import Circuit
 from qsim.silicon.graphs import routine, significand
 from qsim.silicon.synthesis import fpga
 from qsim.studies import formats
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.findings import Findings
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
-from qsim.studies.report import Asked, Claim, Picture, Report
+from qsim.studies.report import Asked, Claim, Picture
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, difference, positive, proportion
-from qsim.studies.study import Study
+from qsim.studies.study import WrittenStudy
 from qsim.text.tables import Table
 from qsim_kernels.meanings import systemverilog
 from qsim_kernels.meanings.printing import Routine
@@ -74,7 +74,7 @@ class Run:
     seed: int = 0
 
 
-class HardwareCostStudy(Study[Settings, Run]):
+class HardwareCostStudy(WrittenStudy[Settings, Run]):
     """Synthesize the rounding to formats of 4 to 16 bits, and train nets in them."""
 
     name = "hardware-cost"
@@ -94,8 +94,8 @@ class HardwareCostStudy(Study[Settings, Run]):
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every circuit once; every format with every seed, and full precision."""
         bits = [qsim.format(name).bits for name in settings.formats]
-        if len(bits) < 2 or bits != sorted(set(bits)):
-            raise ValueError(f"formats: must be at least two, from narrow to wide, each of another width; got {','.join(settings.formats)}")
+        rise = len(bits) > 1 and bits == sorted(set(bits))
+        require(settings, "formats", rise, "be at least two, from narrow to wide, each of another width")
         cells = [Run(CELLS, name, how, settings.source) for name in settings.formats for how in ROUNDINGS]
         cells += [Run(SIGNIFICAND, f"{_KEPT + _DROPPED} to {_KEPT} bits", how) for how in ROUNDINGS]
         return [*cells, *(run for seed in range(settings.seeds) for run in _trained(settings, seed))]
@@ -113,10 +113,6 @@ class HardwareCostStudy(Study[Settings, Run]):
         if run.what == FACTOR:
             return _factor(run, device)
         return nets.outcome(run.data, _points(run), Training(run.steps, run.batch), run.rate, run.seed, device)
-
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """The figure of both costs, and their table."""
-        return _Written(self, settings, results).report()
 
 
 def _trained(settings: Settings, seed: int) -> list[Run]:

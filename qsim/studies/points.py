@@ -10,15 +10,14 @@ import torch
 
 from qsim import FivePoint, Quantizer, scaling
 from qsim.plot import figures
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.findings import Findings
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
-from qsim.studies.report import Claim, Picture, Report
-from qsim.studies.result import Result
+from qsim.studies.report import Claim, Picture
 from qsim.studies.statistics import Interval, above, difference, mean
-from qsim.studies.study import Study, run_of
+from qsim.studies.study import WrittenStudy, run_of
 from qsim.text.tables import Table
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Run:
         return FivePoint(**{"act_bwd": None, "weight_bwd": None, **chosen})
 
 
-class PointsStudy(Study[Settings, Run]):
+class PointsStudy(WrittenStudy[Settings, Run]):
     """Train a net with one of its five points rounded."""
 
     name = "points"
@@ -89,8 +88,8 @@ class PointsStudy(Study[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every point in every format and rounding, and full precision."""
-        if not {"stochastic", "nearest"} <= set(settings.roundings) or not settings.formats:
-            raise ValueError("roundings and formats: must be stochastic and nearest, and at least one format")
+        require(settings, "roundings", {"stochastic", "nearest"} <= set(settings.roundings), "contain stochastic and nearest")
+        require(settings, "formats", settings.formats, "contain at least one")
         ways = [(point, name, rounding) for point in POINTS for name in settings.formats for rounding in settings.roundings]
         return [
             run_of(Run, settings, point=point, format=name, rounding=rounding, seed=seed)
@@ -105,10 +104,6 @@ class PointsStudy(Study[Settings, Run]):
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train the net, and test it with its rounding."""
         return nets.outcome(run.data, run.points, Training(run.steps, run.batch), run.rate, run.seed, device)
-
-    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """The increase of the loss for each point."""
-        return _Written(self, settings, results).report()
 
 
 class _Written(Findings[Settings, Run]):

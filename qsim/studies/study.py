@@ -100,12 +100,13 @@ class Study(ABC, Generic[SettingsT, RunT]):
 
 
 class WrittenStudy(Study[SettingsT, RunT]):
-    """A study whose report is written by the class `Written` of its module `report`, which is imported when it is needed."""
+    """A study whose report is written by the class `_Written` of its module, or by `Written` of a module `report` next to it."""
 
     def report(self, settings: SettingsT, results: Sequence[Result[RunT]]) -> Report:
         """The report of all runs' results."""
-        written = importlib.import_module(f"{type(self).__module__}.report").Written(self, settings, results)
-        report: Report = written.report()
+        module = importlib.import_module(type(self).__module__)
+        written = getattr(module, "_Written", None) or importlib.import_module(f"{module.__name__}.report").Written
+        report: Report = written(self, settings, results).report()
         return report
 
 

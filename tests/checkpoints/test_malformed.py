@@ -285,7 +285,6 @@ IMAGES = {
     "MNIST": ({name: idx_files.idx(array) for name, array in idx_files.parts().items()}, 16),
     "MNIST zipped": ({f"{name}.gz": gzip.compress(idx_files.idx(array)) for name, array in idx_files.parts().items()}, 30),
     "CIFAR": (dict.fromkeys((*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"), cifar_batch()), 200),
-    "CIFAR binary": (dict.fromkeys((*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"), bytes(2 * 3073)), 200),
 }
 
 

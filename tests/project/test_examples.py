@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 def test_every_example_is_tested() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_examples*.py"))
     names = [path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".ipynb")]
-    assert len(names) == 16
+    assert len(names) == 17
     assert [name for name in names if f'"{name}"' not in tests] == []
 
 

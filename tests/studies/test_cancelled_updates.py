@@ -75,10 +75,17 @@ def test_training_learns_where_updates_arrive(findings: Written) -> None:
     assert findings.of("loss", "e5m3", KAHAN) < findings.of("loss", "e5m3", NEAREST)
 
 
+def test_a_unit_rounds_all_but_the_weights() -> None:
+    runs = [made(Settings(steps=2, looks=2, batch=4), FULL, NEAREST, 0, 0, unit) for unit in ("", "bf16")]
+    plain, rounded = (CancelledUpdatesStudy().measure(run, torch.device("cpu")) for run in runs)
+    assert plain["loss"] != rounded["loss"] == pytest.approx(plain["loss"], rel=0.01)
+    assert rounded["memory"] == 4.0
+
+
 def test_runs_are_each_there_once_and_share_all_but_the_update() -> None:
     study = CancelledUpdatesStudy()
     runs = study.runs(study.settings())
-    assert len(set(runs)) == len(runs) == study.settings().seeds * (1 + 3 * 3 + LAYERS - 1)
+    assert len(set(runs)) == len(runs) == study.settings().seeds * (2 + 3 * 3 + LAYERS - 1)
     with pytest.raises(ValueError, match=r"mixed: must be one of the formats fp16, e5m3; got 'bf16'"):
         study.runs(replace(study.settings(), formats=("fp16", "e5m3")))
 
@@ -103,20 +110,20 @@ def test_claims_come_out_either_way() -> None:
         exact | {NEAREST: [10, 40, 0], STOCHASTIC: [10, 40, 0], KAHAN: [10, 40, 10]},
         {FULL: 0.95, NEAREST: 0.9, STOCHASTIC: 0.95, KAHAN: 0.953},
     )
-    assert papers == [True] * 12
+    assert papers == [True] * 13
     others = verdicts(
         exact | {NEAREST: [40, 10, 0], STOCHASTIC: [10, 40, 0], KAHAN: [40, 40, 0]},
         {FULL: 0.95, NEAREST: 0.9, STOCHASTIC: 0.8, KAHAN: 0.7},
     )
     # More updates are still cancelled in the coarser format, and nearest still loses.
-    assert others == [False, True, False, True, True, True, True, False, False, False, False, False]
+    assert others == [False, True, False, True, True, True, True, False, False, False, False, False, True]
 
 
 def test_a_match_that_could_not_fail_decides_nothing() -> None:
     """Where nearest does as well as full precision, so does everything."""
     counts = {FULL: [0, 0, 0], NEAREST: [10, 40, 0], STOCHASTIC: [10, 40, 0], KAHAN: [10, 40, 10]}
     found = verdicts(counts, dict.fromkeys((FULL, NEAREST, STOCHASTIC, KAHAN), 0.95))
-    assert found[3:] == [None] * 9
+    assert found[3:] == [None] * 10
 
 
 def test_a_match_is_closer_to_full_precision_than_nearest_is() -> None:

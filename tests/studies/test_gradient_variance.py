@@ -114,12 +114,12 @@ def test_runs_are_the_sizes_and_bits_that_were_chosen() -> None:
 @pytest.mark.parametrize(
     ("change", "wording"),
     [
-        ({"mantissas": (3,)}, r"mantissas: must be at least two, in increasing order, got \(3,\)"),
-        ({"batches": (8, 4)}, r"batches: must be at least two, in increasing order, got \(8, 4\)"),
-        ({"batches": (4, 6), "images": 24}, r"batches: must be multiples of the smallest, got \(4, 6\)"),
-        ({"images": 256}, "images: must be a multiple of the largest batch and at least 3 of them, 128 each, got 256"),
-        ({"draws": 1}, "draws: must be at least 2, got 1"),
-        ({"seeds": 1}, "seeds: must be at least 2, got 1"),
+        ({"mantissas": (3,)}, r"mantissas: must be at least two, in increasing order; got 3"),
+        ({"batches": (8, 4)}, r"batches: must be at least two, in increasing order; got 8,4"),
+        ({"batches": (4, 6), "images": 24}, r"batches: must be multiples of the smallest; got 4,6"),
+        ({"images": 256}, "images: must be a multiple of the largest batch and at least 3 of them, 128 each; got 256"),
+        ({"draws": 1}, "draws: must be at least 2; got 1"),
+        ({"seeds": 1}, "seeds: must be at least 2; got 1"),
     ],
 )
 def test_settings_without_information_raise_an_error(change: dict[str, Any], wording: str) -> None:

@@ -50,15 +50,8 @@ def write_python(folder: Path) -> None:
         (folder / name).write_bytes(pickle.dumps({b"data": pixels, b"labels": labels.tolist()}, protocol=2))
 
 
-def write_binary(folder: Path) -> None:
-    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
-    for name, pixels, labels in zip(names, *cifar(), strict=True):
-        (folder / name).write_bytes(np.concatenate([labels[:, None], pixels], 1).tobytes())
-
-
-@pytest.mark.parametrize("write", [write_python, write_binary])
-def test_cifar_10(tmp_path: Path, write: object) -> None:
-    write(tmp_path)  # type: ignore[operator]
+def test_cifar_10(tmp_path: Path) -> None:
+    write_python(tmp_path)
     pixels, labels = cifar()
     coloured = [each.reshape(-1, 3, 32, 32) for each in pixels]
     found = images(str(tmp_path), CPU)
@@ -168,11 +161,3 @@ def test_batches_that_are_not_pickled_arrays_raise_an_error(
     with pytest.raises(ValueError, match=rf"data: .*data_batch_2 is not a batch of CIFAR-10's Python version \(.*{told}"):
         images(str(tmp_path), CPU)
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("length", [0, 3072, 3074])
-def test_batches_of_a_wrong_length_raise_an_error(tmp_path: Path, length: int) -> None:
-    write_binary(tmp_path)
-    (tmp_path / "test_batch.bin").write_bytes(bytes(length))
-    with pytest.raises(ValueError, match=rf"test_batch.bin is not a batch of CIFAR-10's binary version: it has {length} bytes"):
-        images(str(tmp_path), CPU)

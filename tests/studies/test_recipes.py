@@ -76,7 +76,7 @@ def made_up(settings: Settings, gap: Callable[[Run], float]) -> Written:
         if run.what == TRAINING:
             noise = 1e-3 * run.seed
             values = {"loss": 2.0 + noise + gap(run), "gradients": [[10, 0.04, 0.01], [20, 0.09, -0.0]], "share": 0.9}
-        results.append(studies.Result(run, values, 1.0, {}))
+        results.append(studies.Result(run, values, 1.0, {"device": "NVIDIA H100" if run.recipe == "mxfp4" else "NVIDIA H200"}))
     return Written(RecipesStudy(), settings, results)
 
 
@@ -98,7 +98,10 @@ def test_verdicts_and_the_table(tmp_path: Path) -> None:
     assert [row["recipe"] for row in table] == [BF16, "mxfp8", "nvfp4", "mxfp4"]
     assert table[1]["bias of gradients"] == "20 %, 30 %"
     assert table[1]["standard deviation"] == "10 %, 0 %"
-    assert (table[0]["ms per step"], table[3]["ms per step"]) == ("2.0", "3.0")
+    assert (table[0]["ms per step"], table[3]["ms per step"]) == ("2.0 (H200)", "3.0 (H100)")
+    assert report.meaning.startswith(
+        "1 of 3 comparisons with BF16 are undecided at 1% of its loss, 0.020 nats per byte. On the GPT, recipes add"
+    )
     assert "98.3 %" in report.parts[0]  # 5 % shared by three recipes
     assert [path.name for path in report.write(tmp_path, "here")] == ["report.md", "leaderboard.svg"]
     assert "corrected for the number of recipes" in (tmp_path / "report.md").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -11,9 +10,10 @@ from torch import nn
 import qsim
 from qsim import recipes
 from qsim.cli.bench._conditions import Conditions
-from qsim.cli.bench._graphs import peak_growth
 from qsim.cli.bench._models import Subject
+from qsim.cli.bench._steps import peak_growth
 from qsim.cli.bench._timing import Call, clock_of, duration, sustained
+from qsim.text.lists import words
 from qsim.text.records import Values
 from qsim.text.tables import Quantity, Row
 
@@ -34,29 +34,9 @@ COLUMNS: Values = {
 }
 
 
-class Compiled(NamedTuple):
-    """A model that has been compiled by its first steps.
-
-    Attributes:
-        recipe: Its recipe.
-        step: A training step.
-        graphs: The graphs that were compiled for its blocks.
-        recompilations: Those that were compiled because an earlier one did not fit.
-        seconds: The time of the first step.
-        own: The memory that the model, its gradients and its optimizer occupy.
-    """
-
-    recipe: str
-    step: Call
-    graphs: int
-    recompilations: int
-    seconds: float
-    own: int
-
-
 def names(given: str) -> list[str]:
     """The recipes of the option `--recipes`; native comes first, because others are compared with it."""
-    chosen = [name.strip() for name in given.split(",")]
+    chosen = words(given)
     for name in chosen:
         if name != NATIVE:
             recipes.resolve(name)
@@ -70,22 +50,18 @@ def measure(subject: Subject, chosen: Sequence[str], conditions: Conditions) -> 
     """
     torch.compile(torch.neg)(torch.ones((), device=conditions.device))  # what a compiler does once is not the first variant's
     variants = [_compiled(name, subject, conditions) for name in chosen]
-    times = sustained([variant.step for variant in variants], clock_of(conditions.device), conditions.seconds)
-    for variant, time in zip(variants, times, strict=True):
-        peak = (variant.own + peak_growth(variant.step)) / MIB if conditions.is_cuda else None
-        yield {
-            "recipe": variant.recipe,
-            "graphs": variant.graphs,
-            "recompilations": variant.recompilations,
-            "first_seconds": variant.seconds,
-            "milliseconds": time * 1e3,
-            "ratio": time / times[0],
-            "peak_mib": peak,
-        }
+    times = sustained([step for step, _, _ in variants], clock_of(conditions.device), conditions.seconds)
+    for (step, row, own), time in zip(variants, times, strict=True):
+        peak = (own + peak_growth(step)) / MIB if conditions.is_cuda else None
+        yield {**row, "milliseconds": time * 1e3, "ratio": time / times[0], "peak_mib": peak}
 
 
-def _compiled(name: str, subject: Subject, conditions: Conditions) -> Compiled:
-    """Build a model, compile its blocks in its first step, and take a second one, which compiles nothing if all is well."""
+def _compiled(name: str, subject: Subject, conditions: Conditions) -> tuple[Call, Row, int]:
+    """Build a model, compile its blocks in its first step, and take a second one, which compiles nothing if all is well.
+
+    Returns:
+        The step; its graphs, recompilations and first time; and the memory that the model, its gradients and its optimizer occupy.
+    """
     from torch._dynamo.testing import CompileCounterWithBackend
     from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
     from torch._inductor.utils import fresh_inductor_cache
@@ -113,4 +89,4 @@ def _compiled(name: str, subject: Subject, conditions: Conditions) -> Compiled:
         step()
     again = sum(bool(metrics.recompile_reason) for metrics in get_compilation_metrics())
     own = torch.cuda.memory_allocated(conditions.device) - before if conditions.is_cuda else 0
-    return Compiled(name, step, counter.frame_count, again, seconds, own)
+    return step, {"recipe": name, "graphs": counter.frame_count, "recompilations": again, "first_seconds": seconds}, own

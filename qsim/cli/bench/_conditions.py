@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-import qsim
 from qsim import FivePoint, Quantizer, recipes
 from qsim.cli.bench import _running, _settings
 from qsim.cli.bench._settings import DTYPES
@@ -36,11 +35,7 @@ class Conditions:
 
     def heading(self) -> str:
         """A line about the machine, the versions and the points."""
-        return f"{self.machine()}; {self.points}"
-
-    def machine(self) -> str:
-        """A line about the machine and the versions."""
-        return f"{_running.machine(self.device)}; torch {torch.__version__}, qsim {qsim.__version__}"
+        return f"{_settings.machine(self.device)}; {self.points}"
 
 
 def add_arguments(parser: argparse.ArgumentParser, seconds: float) -> None:
@@ -59,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser, seconds: float) -> None:
     parser.add_argument(
         "--seconds", type=float, default=seconds, metavar="S", help="duration of each of three turns in seconds (default: %(default)s)"
     )
-    parser.add_argument("--peers", action="store_true", help="also time QPyTorch's kernels")
     _running.add_options(parser)
 
 
@@ -73,13 +67,9 @@ def chosen(args: argparse.Namespace) -> Conditions:
 
 def _points(args: argparse.Namespace) -> FivePoint:
     if args.recipe is not None:
-        if args.peers:
-            raise ValueError("--peers: QPyTorch has no scales; omit --recipe or --peers")
         if args.accumulate is not None:
             raise ValueError("--accumulate: an option of the recipe, as in --recipe \"fp8_hybrid.with_(accumulate='h100_fp8')\"")
         return recipes.resolve(args.recipe, args.format).points
-    if args.peers and (args.accumulate is not None or args.backward == "same"):
-        raise ValueError("--peers: QPyTorch has no accumulators and rounds five times; omit --accumulate, --backward same or --peers")
     forward = Quantizer(args.format)
     if args.backward == "same":
         return FivePoint(forward, forward, act_bwd="same", weight_bwd="same", grad=forward, accumulate=args.accumulate)

@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from qsim.cli.bench import _settings
 from qsim.cli.bench._settings import BenchSettings
 from qsim.text.records import Values
@@ -44,11 +42,9 @@ def add_options(parser: argparse.ArgumentParser, *, elements: Sequence[str] = ()
     parser.set_defaults(elements_by_device=elements)
 
 
-def add_parts(parser: argparse.ArgumentParser, parts: Sequence[str], usual: str, peers: Iterable[str]) -> None:
-    """Add the options that select parts and peers."""
-    names = ",".join(peers)
-    parser.add_argument("--only", metavar="PART,…", help=f"some of {', '.join(parts)} (default: {usual})")
-    parser.add_argument("--peers", nargs="?", const=names, metavar="A,B", help=f"also time these packages (default: {names})")
+def add_parts(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
+    """Add the option that selects parts."""
+    parser.add_argument("--only", metavar="PART,…", help=f"some of {', '.join(parts)} (default: all)")
 
 
 def read(args: argparse.Namespace, repeats: str | None = None) -> BenchSettings:
@@ -66,10 +62,10 @@ def read(args: argparse.Namespace, repeats: str | None = None) -> BenchSettings:
     )
 
 
-def chosen(args: argparse.Namespace, parts: Sequence[str], usual: Sequence[str]) -> list[str]:
-    """The parts to run, in their own order; `--peers` adds the part of this name."""
-    named = _settings.among(args.only, "--only", parts) if args.only is not None else usual
-    return [part for part in parts if part in named or (part == "peers" and args.peers is not None)]
+def chosen(args: argparse.Namespace, parts: Sequence[str]) -> list[str]:
+    """The parts to run, in their own order."""
+    named = parts if args.only is None else _settings.among(args.only, "--only", parts)
+    return [part for part in parts if part in named]
 
 
 def show_parts(args: argparse.Namespace, settings: BenchSettings, parts: Mapping[str, Part]) -> int:
@@ -83,7 +79,7 @@ def show_parts(args: argparse.Namespace, settings: BenchSettings, parts: Mapping
         if not args.json:
             print(f"\n{name}\n{Table(tuple(rows), columns)}", flush=True)
     if args.json:
-        print(json.dumps({**settings.facts(), "rows": everything}, indent=2))
+        print(json.dumps({"heading": settings.heading(), "rows": everything}, indent=2))
     return 0
 
 
@@ -94,8 +90,3 @@ def show(args: argparse.Namespace, heading: str, columns: Values, rows: Iterable
     table = Table(tuple(rows), columns, heading)
     print(table.to_json(indent=2) if args.json else table)
     return 0
-
-
-def machine(device: torch.device) -> str:
-    """The name of a GPU, or the number of threads of the CPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"

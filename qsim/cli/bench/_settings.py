@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,12 @@ import qsim
 from qsim.cli.bench._timing import Clock, clock_of
 from qsim.formats import Format
 from qsim.rounding import Rounding, resolve
+from qsim.text import lists
 
 #: The dtypes, by short names from the papers.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
+SizeT = TypeVar("SizeT")
 _COUNT = re.compile(r"(\d+)(?:(?:\^|\*\*)(\d+))?")
 
 
@@ -54,22 +56,15 @@ class BenchSettings:
         count = self.elements if elements is None else elements
         return torch.randn(count, generator=generator, device=self.device).to(dtype)
 
-    def facts(self) -> dict[str, Any]:
-        """The machine and the versions, for programs."""
-        cuda = self.device.type == "cuda"
-        return {
-            "device": torch.cuda.get_device_name(self.device) if cuda else "CPU",
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "triton": triton_version(),
-            "elements": self.elements,
-        }
-
     def heading(self) -> str:
-        """The same in one line, for people."""
-        facts = self.facts()
-        threads = "" if self.device.type == "cuda" else f", {facts['threads']} threads"
-        return f"{facts['device']}{threads}; torch {facts['torch']}, triton {facts['triton']}; {count_text(self.elements)} elements"
+        """A line about the machine, the versions and the tensors."""
+        return f"{machine(self.device)}; {count_text(self.elements)} elements"
+
+
+def machine(device: torch.device) -> str:
+    """A line about the GPU, or the number of threads of the CPU, and the versions."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return f"{name}; torch {torch.__version__}, triton {triton_version()}, qsim {qsim.__version__}"
 
 
 def triton_version() -> str:
@@ -82,7 +77,7 @@ def triton_version() -> str:
 
 def words(text: str, option: str) -> list[str]:
     """The distinct words between commas."""
-    found = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    found = list(dict.fromkeys(lists.words(text)))
     if not found:
         raise ValueError(f"{option} needs at least one word")
     return found
@@ -109,6 +104,23 @@ def count(text: str, option: str) -> int:
     if value < 1:
         raise ValueError(f"{option}: {text!r} is not a count: write 4096 or 2^28")
     return value
+
+
+def sizes(text: str, option: str, kind: type[SizeT], example: str) -> list[SizeT]:
+    """Sizes between commas, each of as many numbers as a dataclass has fields.
+
+    Example:
+        >>> from qsim.cli.bench.linear import LayerShape
+        >>> sizes("8x4x2", "--shapes", LayerShape, "8x4x2")
+        [LayerShape(tokens=8, inputs=4, outputs=2)]
+    """
+    found = []
+    for word in words(text, option):
+        numbers = [int(part) if part.isdecimal() else 0 for part in word.split("x")]
+        if len(numbers) != len(fields(kind)) or not all(numbers):  # type: ignore[arg-type]
+            raise ValueError(f"{option}: {word!r} is not a {option.removeprefix('--').removesuffix('s')}: write {example}")
+        found.append(kind(*numbers))
+    return found
 
 
 def seconds(value: float, option: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -15,35 +15,22 @@ Call = Callable[[], object]
 WARMUP = 3
 
 
-class Clock(Protocol):
-    """Record moments on a device, and compute the time between two of them."""
+class Clock:
+    """The clock of the CPU, where a call that has returned has finished its work: it records moments, and the time between two of them."""
 
     def mark(self) -> Any:
         """The moment when all work queued so far is done."""
+        return time.perf_counter()
 
     def wait(self) -> None:
         """Wait until the device has finished all its work."""
 
     def seconds(self, begin: Any, end: Any) -> float:
         """The time between two marks; call `wait` first."""
+        return float(end - begin)
 
 
-class WallClock:
-    """The clock of the CPU, where a call that has returned has finished its work."""
-
-    def mark(self) -> float:
-        """The current time."""
-        return time.perf_counter()
-
-    def wait(self) -> None:
-        """Do nothing: the work is done."""
-
-    def seconds(self, begin: float, end: float) -> float:
-        """The time between two marks."""
-        return end - begin
-
-
-class EventClock:
+class EventClock(Clock):
     """The clock of CUDA: events in the stream. While the device has queued work, they do not measure the host's time for launches."""
 
     def mark(self) -> torch.cuda.Event:
@@ -64,7 +51,7 @@ class EventClock:
 
 def clock_of(device: torch.device) -> Clock:
     """The clock for a device's work."""
-    return EventClock() if device.type == "cuda" else WallClock()
+    return EventClock() if device.type == "cuda" else Clock()
 
 
 def duration(call: Call, clock: Clock) -> float:

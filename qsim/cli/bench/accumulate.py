@@ -52,9 +52,8 @@ def main(args: argparse.Namespace) -> int:
     device = _settings.device(args.device)
     size = _settings.count(args.size or ("4096" if device.type == "cuda" else "256"), "--size")
     repeats = _settings.count(str(args.repeats), "--repeats")
-    chosen = _accumulators(args.accumulators)
-    versions = f"torch {torch.__version__}, triton {_settings.triton_version()}"
-    heading = f"{_running.machine(device)}; {versions}; {size} × {size} × {size}"
+    chosen = [accumulators.resolve(word) for word in _settings.words(args.accumulators, "--accumulators")]
+    heading = f"{_settings.machine(device)}; {size} × {size} × {size}"
     rows = (row for accumulator in chosen for row in measure(accumulator, size, device, repeats))
     return _running.show(args, heading, columns(device), rows)
 
@@ -118,18 +117,3 @@ def _description(accumulator: Accumulator) -> tuple[str, str]:
         except ValueError:
             continue
     raise ValueError(f"--accumulators: {accumulators.name_of(accumulator)} takes none of {', '.join(_DTYPES)}")
-
-
-def _accumulators(text: str) -> list[Accumulator]:
-    """Accumulators by their names or calls, between commas that are outside of parentheses.
-
-    Example:
-        >>> _accumulators("h100_fp8, Rounded('fp16', chunk=32), Promoted(Aligned(8, 20), 16)")
-        [Aligned(32, 13, out='e8m13ieee', operands=('e4m3', 'e5m2')), Rounded('fp16', chunk=32), Promoted(Aligned(8, 20), 16)]
-    """
-    is_outside = [text.count("(", 0, i) == text.count(")", 0, i) for i in range(len(text))]
-    lines = "".join("\n" if letter == "," and outside else letter for letter, outside in zip(text, is_outside, strict=True))
-    words = [word.strip() for word in lines.split("\n") if word.strip()]
-    if not words:
-        raise ValueError("--accumulators needs at least one name")
-    return [accumulators.resolve(word) for word in words]

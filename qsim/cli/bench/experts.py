@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 import qsim
 from qsim.cli.bench import _conditions, _running, _settings
 from qsim.cli.bench._conditions import Conditions
+from qsim.cli.bench._steps import forward_and_backward
 from qsim.cli.bench._timing import Call, clock_of, sustained
 from qsim.text.records import Values
 from qsim.text.tables import Quantity, Row
@@ -75,12 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the measurement."""
-    if args.peers:
-        raise ValueError("--peers: QPyTorch has no grouped products; omit --peers")
     conditions = _conditions.chosen(args)
     if args.compile and conditions.dtype != torch.bfloat16:
         raise ValueError("--compile: torch compiles grouped products of bfloat16 only; add --dtype bf16")
-    sizes = _sizes(args.sizes or (args.default_sizes if conditions.is_cuda else "4x256x128x256"))
+    given = args.sizes or (args.default_sizes if conditions.is_cuda else "4x256x128x256")
+    sizes = _settings.sizes(given, "--sizes", ExpertsSize, "8x16384x4096x14336, for experts, rows, width and inner width")
     rows = (row for size in sizes for row in measure(size, conditions, compiles=args.compile))
     return _running.show(args, conditions.heading(), COLUMNS, rows)
 
@@ -97,37 +96,12 @@ def measure(size: ExpertsSize, conditions: Conditions, *, compiles: bool) -> Ite
 
 
 def _step(model: nn.Module, size: ExpertsSize, conditions: Conditions, *, compiles: bool) -> Call:
-    """A forward and backward pass, with all gradients recomputed."""
     x, g = (torch.randn(size.rows, size.width, device=conditions.device, dtype=conditions.dtype) for _ in range(2))
-    x.requires_grad_()
     chosen = torch.multinomial(torch.arange(1.0, size.experts + 1), size.rows, replacement=True)
     ends = chosen.bincount(minlength=size.experts).cumsum(0).to(conditions.device, torch.int32)
-    call = torch.compile(model, dynamic=False) if compiles else model
-
-    def step() -> None:
-        for leaf in (x, *model.parameters()):
-            leaf.grad = None
-        call(x, ends).backward(g)
-
-    return step
+    return forward_and_backward(model, x, g, ends, call=torch.compile(model, dynamic=False) if compiles else None)
 
 
 def _normal(experts: int, inputs: int, outputs: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Weights that keep the variance of their inputs."""
     return torch.randn(experts, inputs, outputs, device=device, dtype=dtype) / math.sqrt(inputs)
-
-
-def _sizes(text: str) -> list[ExpertsSize]:
-    """Parse the sizes of experts.
-
-    Example:
-        >>> _sizes("4x256x128x512")
-        [ExpertsSize(experts=4, rows=256, width=128, inner=512)]
-    """
-    sizes = []
-    for word in _settings.words(text, "--sizes"):
-        found = re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", word)
-        if not found or not all(map(int, found.groups())):
-            raise ValueError(f"--sizes: {word!r} is not a size: write 8x16384x4096x14336, for experts, rows, width and inner width")
-        sizes.append(ExpertsSize(*map(int, found.groups())))
-    return sizes

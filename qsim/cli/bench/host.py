@@ -1,6 +1,7 @@
 """Measure the host time of small layers and small tensors, whose work on a GPU finishes before the next call arrives.
 
-A layer of 128 × 256 → 256, forward and backward, is compared with torch.nn.Linear, and `quantize` of 1024 numbers with `torch.mul`. With
+A layer of 128 × 256 → 256, forward and backward, is compared with torch.nn.Linear, and calls that round, encode and decode 1024 numbers (on
+a CPU 4096), each of which makes its result and draws its seed if it needs one, with `torch.mul`. With
 --compile, a stack of --layers such layers with GELU between them also goes through torch.compile, and the time of its first call is
 reported. On a GPU the launches of a step are counted. With --trace nothing is timed: it counts calls from one file of qsim into another,
 in a warm call, without those inside the kernels' implementation.
@@ -9,9 +10,9 @@ in a warm call, without those inside the kernels' implementation.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +21,17 @@ import qsim
 from qsim import FivePoint, Quantizer, recipes
 from qsim.cli.bench import _running, _settings
 from qsim.cli.bench._launches import launches
-from qsim.cli.bench._timing import Call, clock_of, host_time
+from qsim.cli.bench._steps import forward_and_backward
+from qsim.cli.bench._timing import Call, clock_of, duration, host_time
 from qsim.cli.bench._trace import calls_between_files
 from qsim.text.records import Values
 from qsim.text.tables import Quantity, Row
 
 TOKENS, INPUTS, OUTPUTS = 128, 256, 256
-ELEMENTS = 2**10
+#: By device: so few that a GPU finishes before the next call arrives, and a small tensor of a CPU.
+ELEMENTS = {"cuda": 2**10, "cpu": 2**12}
 #: Calls in a row, fewer than a CUDA stream takes before it makes the host wait.
-BATCH = {"layer": 30, "quantize": 200, "compiled": 10}
+BATCH = {"layer": 30, "small": 200, "compiled": 10}
 
 TIMES: Values = {
     "work": "work",
@@ -38,7 +41,18 @@ TIMES: Values = {
     "launches": Quantity("launches", missing="not counted"),
     "first call s": Quantity("first_seconds", 1),
 }
-CALLS: Values = {"work": "work", "calls between files": Quantity("calls")}
+TRACED: Values = {"work": "work", "calls between files": Quantity("calls")}
+#: Calls that make a new tensor from float32 numbers, or from their codes.
+CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "quantize e4m3": lambda x: qsim.quantize(x, "e4m3"),
+    "quantize e4m3, stochastic": lambda x: qsim.quantize(x, "e4m3", rounding="stochastic"),
+    "quantize mxfp4": lambda x: qsim.quantize(x, "mxfp4"),
+    "quantize nvfp4": lambda x: qsim.quantize(x, "nvfp4"),
+    "encode e4m3": lambda x: qsim.encode(x, "e4m3"),
+    "encode e2m1": lambda x: qsim.encode(x, "e2m1"),
+    "encode e2m1, check=False": lambda x: qsim.encode(x, "e2m1", check=False),
+    "decode e4m3": lambda codes: qsim.decode(codes, "e4m3"),
+}
 
 
 @dataclass(frozen=True)
@@ -80,11 +94,10 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError("--trace: compiled code makes no calls; omit --compile or --trace")
     points = {name: point for name, point in _points().items() if name in names}
     work = HostSettings(device, torch.bfloat16 if device.type == "cuda" else torch.float32, 1, False, args.repeats)
-    rows = list(traced(work, points)) if args.trace else [*layer_calls(work, points), *quantize_calls(work)]
+    rows = list(traced(work, points)) if args.trace else [*layer_calls(work, points), *small_calls(work)]
     if args.compile:
         rows += layer_calls(replace(work, layers=args.layers, compiled=True), points)
-    heading = f"{_running.machine(device)}; torch {torch.__version__}, qsim {qsim.__version__}"
-    return _running.show(args, heading, CALLS if args.trace else TIMES, rows)
+    return _running.show(args, _settings.machine(device), TRACED if args.trace else TIMES, rows)
 
 
 def _points() -> dict[str, FivePoint]:
@@ -108,25 +121,26 @@ def layer_calls(work: HostSettings, points: Mapping[str, FivePoint]) -> Iterator
         yield _row(title, theirs, seconds, ours, work) | {"first_seconds": first}
 
 
-def quantize_calls(work: HostSettings) -> Iterator[Row]:
-    """`quantize` of a small tensor compared with `torch.mul`."""
-    x = torch.randn(ELEMENTS, device=work.device, dtype=work.dtype)
-    for name, rounding in (("e4m3", "nearest"), ("e4m3", "stochastic"), ("mxfp4", "nearest"), ("nvfp4", "nearest")):
+def prepared_calls(x: Tensor) -> dict[str, Call]:
+    """The calls with their input."""
+    codes = qsim.encode(x, "e4m3")
+    return {name: partial(call, codes if name.startswith("decode") else x) for name, call in CALLS.items()}
 
-        def ours(name: str = name, rounding: str = rounding) -> Tensor:
-            return qsim.quantize(x, name, rounding)
 
-        theirs, seconds = host_time([lambda: torch.mul(x, x), ours], clock_of(work.device), work.repeats, BATCH["quantize"])
-        yield _row(f"quantize {name}, {rounding}", theirs, seconds, ours, work) | {"first_seconds": None}
+def small_calls(work: HostSettings) -> Iterator[Row]:
+    """Calls on a small tensor compared with `torch.mul`."""
+    x = torch.randn(ELEMENTS[work.device.type], device=work.device)
+    for name, ours in prepared_calls(x).items():
+        theirs, seconds = host_time([partial(torch.mul, x, x), ours], clock_of(work.device), work.repeats, BATCH["small"])
+        yield _row(name, theirs, seconds, ours, work) | {"first_seconds": None}
 
 
 def traced(work: HostSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]:
     """Count the calls from one file into another."""
     for name, chosen in points.items():
         yield {"work": f"layer, {name}", "calls": calls_between_files(_step(work, chosen)[0])}
-    x = torch.randn(ELEMENTS, device=work.device, dtype=work.dtype)
-    for name in ("e4m3", "mxfp4", "nvfp4"):
-        yield {"work": f"quantize {name}", "calls": calls_between_files(lambda name=name: qsim.quantize(x, name))}  # type: ignore[misc]
+    for name, call in prepared_calls(torch.randn(ELEMENTS[work.device.type], device=work.device)).items():
+        yield {"work": name, "calls": calls_between_files(call)}
 
 
 def _row(title: str, theirs: float, seconds: float, call: Call, work: HostSettings) -> Row:
@@ -144,15 +158,9 @@ def _step(work: HostSettings, points: FivePoint | None) -> tuple[Call, float | N
         parts += [nn.GELU(), layer] if i else [layer]
     torch.compiler.reset()
     model = nn.Sequential(*parts)
-    called = torch.compile(model) if work.compiled else model
-    x = torch.randn(TOKENS, INPUTS, device=device, dtype=dtype, requires_grad=True)
-    g = torch.randn(TOKENS, OUTPUTS, device=device, dtype=dtype)
-
-    def step() -> None:
-        for leaf in (x, *model.parameters()):
-            leaf.grad = None
-        called(x).backward(g)
-
-    begin = time.perf_counter()
-    step()
-    return step, time.perf_counter() - begin if work.compiled else None
+    x, g = (torch.randn(TOKENS, width, device=device, dtype=dtype) for width in (INPUTS, OUTPUTS))
+    step = forward_and_backward(model, x, g, call=torch.compile(model) if work.compiled else None)
+    if not work.compiled:
+        step()
+        return step, None
+    return step, duration(step, clock_of(device))

@@ -2,20 +2,16 @@
 
 Weights and gradients are bf16. The bandwidth of each step is compared with a copy of as many bytes, timed alternately: a ratio of
 1 means as fast as copying. A step must read and write weights, moments and compensations, and read gradients. On a GPU the launches of a
-step are counted and the host's time for it is measured; on the CPU, where the host does the work, neither is. With --peers other
-packages' AdamW is timed alternating with qsim's; there the ratio is their time divided by qsim's.
+step are counted and the host's time for it is measured; on the CPU, where the host does the work, neither is.
 """
 
 from __future__ import annotations
 
 import argparse
-from functools import partial
 
-from qsim.cli.bench import _optim_peers, _optim_steps, _running, _settings
+from qsim.cli.bench import _optim_steps, _running, _settings
 from qsim.cli.bench._optim_work import GPTS, WORK, gpt, one
 
-#: The parts in the order in which they run: peers come first, before a profiler has been active.
-PARTS = ("peers", "steps")
 TENSORS = ("one", "gpt")
 
 
@@ -26,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--algorithms", default=",".join(WORK), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--repeats", metavar="N", help="number of times each call is timed (default: 20; on the CPU 5)")
     _running.add_options(parser, elements=("2^27", "2^20"))
-    _running.add_parts(parser, PARTS, "steps", _optim_peers.PEERS)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -39,9 +34,4 @@ def main(args: argparse.Namespace) -> int:
     names = _settings.among(args.tensors, "--tensors", TENSORS)
     sets = [one(settings.elements) if name == "one" else gpt(size) for name in names]
     works = [work for name in _settings.among(args.algorithms, "--algorithms", list(WORK)) for work in WORK[name]]
-    peers = _settings.among(args.peers or ",".join(_optim_peers.PEERS), "--peers", list(_optim_peers.PEERS))
-    measured: dict[str, _running.Part] = {
-        "peers": (partial(_optim_peers.peers, settings, sets, peers), _optim_peers.COLUMNS),
-        "steps": (partial(_optim_steps.steps, settings, sets, works), _optim_steps.COLUMNS),
-    }
-    return _running.show_parts(args, settings, {name: measured[name] for name in _running.chosen(args, PARTS, ["steps"])})
+    return _running.show(args, settings.heading(), _optim_steps.COLUMNS, _optim_steps.steps(settings, sets, works))

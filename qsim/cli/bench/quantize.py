@@ -1,9 +1,7 @@
 """Measure quantize, encode and decode.
 
 The bandwidth of each is compared with a copy of as many bytes, timed alternately: a ratio of 1 means as fast as copying. Further
-parts measure tensors that are not in logical order in memory, the host's time for a small call compared with torch.mul, compilations in a
-sweep over 50 formats, the memory needed beyond input and output, and, on request, other packages doing the same work (there the ratio is
-their time divided by qsim's).
+parts measure tensors that are not in logical order in memory, and compilations in a sweep over 50 formats.
 """
 
 from __future__ import annotations
@@ -12,13 +10,13 @@ import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from qsim.cli.bench import _bandwidth, _layouts, _memory, _peers, _running, _settings, _small_calls, _sweep
+from qsim.cli.bench import _bandwidth, _layouts, _running, _sweep
 from qsim.cli.bench._settings import BenchSettings
 from qsim.text.records import Values
 from qsim.text.tables import Row
 
 #: The parts in the order in which they run: the sweep comes first, before anything else has compiled its kernels.
-PARTS = ("sweep", "quantize", "codes", "layouts", "host", "memory", "peers")
+PARTS = ("sweep", "quantize", "codes", "layouts")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,21 +24,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats, dtypes = "e4m3,e5m2,e2m1,e4m0,fp16", "fp32:fp32,bf16:bf16,fp32:bf16"
     elements, roundings = ("2^28", "2^22"), "nearest,stochastic,up"
     _running.add_options(parser, elements=elements, formats=formats, roundings=roundings, dtypes=dtypes, repeats="20")
-    _running.add_parts(parser, PARTS, "all but peers", _peers.PEERS)
+    _running.add_parts(parser, PARTS)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the measurement."""
     settings = _running.read(args)
-    peers = _settings.among(args.peers or ",".join(_peers.PEERS), "--peers", list(_peers.PEERS))
     measured: dict[str, tuple[Callable[[BenchSettings], Iterator[Row]], Values]] = {
         "sweep": (_sweep.sweep, _sweep.COLUMNS),
         "quantize": (_bandwidth.quantize, _bandwidth.COLUMNS),
         "codes": (_bandwidth.codes, _bandwidth.COLUMNS),
         "layouts": (_layouts.layouts, _bandwidth.COLUMNS),
-        "host": (_small_calls.host, _small_calls.COLUMNS),
-        "memory": (_memory.memory, _memory.COLUMNS),
-        "peers": (partial(_peers.peers, names=peers), _peers.COLUMNS),
     }
-    parts = _running.chosen(args, PARTS, [part for part in PARTS if part != "peers"])
+    parts = _running.chosen(args, PARTS)
     return _running.show_parts(args, settings, {name: (partial(measured[name][0], settings), measured[name][1]) for name in parts})

@@ -7,7 +7,6 @@ whole tensor is computed first, counts twice. The last column is the time of the
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -17,7 +16,7 @@ from qsim.cli.bench._bandwidth import beside_copy
 from qsim.cli.bench._settings import DTYPES, BenchSettings
 from qsim.scaling.block_formats import NAMED, Block
 from qsim.text.records import Values
-from qsim.text.tables import Quantity, Row, Table
+from qsim.text.tables import Quantity, Row
 
 COLUMNS: Values = {
     "format": "format",
@@ -45,11 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the measurement."""
     settings, formats = _running.read(args), blocks(args.formats)
-    if not args.json:
-        print(settings.heading())
-    table = Table(tuple(measure(formats, settings)), COLUMNS)
-    print(json.dumps({**settings.facts(), **table.to_dict()}, indent=2) if args.json else table)
-    return 0
+    return _running.show(args, settings.heading(), COLUMNS, measure(formats, settings))
 
 
 def blocks(text: str) -> dict[str, Block]:

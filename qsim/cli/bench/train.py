@@ -2,10 +2,10 @@
 
 The variants alternate in long turns. All layers but the last have points. With --compile the models go through torch.compile, with
 --compile reduce-overhead into CUDA graphs, and the time of their first step is reported: it compiles, native's first. Peak memory is that
-of a variant's parameters, gradients and optimizer states plus what its step needs beyond them. With --peers linear layers are also rounded
-with QPyTorch, in a float32 model. With --monitor N, one step in N is watched by a `qsim.diagnostics.Monitor`: five steps, one of them
-watched, are timed against five without a monitor just before; the difference is spread over N steps. With --blocks the blocks of a GPT are
-compiled one by one, in each of several recipes: the table shows their graphs and the first step with cold caches, too.
+of a variant's parameters, gradients and optimizer states plus what its step needs beyond them. With --monitor N, one step in N is watched
+by a `qsim.diagnostics.Monitor`: five steps, one of them watched, are timed against five without a monitor just before; the difference is
+spread over N steps. With --blocks the blocks of a GPT are compiled one by one, in each of several recipes: the table shows their graphs and
+the first step with cold caches, too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import torch
 from torch import nn
 
 import qsim
-from qsim.cli.bench import _blocks, _conditions, _models, _peers, _running, _settings
+from qsim.cli.bench import _blocks, _conditions, _models, _running, _settings
 from qsim.cli.bench._conditions import Conditions
-from qsim.cli.bench._graphs import peak_growth
 from qsim.cli.bench._models import Subject
-from qsim.cli.bench._qpytorch_way import QPyTorchLinear
+from qsim.cli.bench._steps import peak_growth
 from qsim.cli.bench._timing import Call, clock_of, duration, excess, sustained
 from qsim.diagnostics import Monitor
 from qsim.text.records import Values
@@ -92,16 +91,14 @@ def _rows(subject: Subject, conditions: Conditions, args: argparse.Namespace) ->
     yield from own
     if args.monitor is not None:
         yield monitored(subject, conditions, own, args.monitor)
-    if args.peers:
-        yield from peer(subject, conditions, own)
 
 
 def _by_blocks(args: argparse.Namespace, subject: Subject, conditions: Conditions) -> int:
     """Run the measurement of `--blocks`."""
-    if args.compile is not None or args.monitor is not None or args.peers:
-        raise ValueError("--blocks compiles by itself and measures recipes; omit --compile, --monitor and --peers")
+    if args.compile is not None or args.monitor is not None:
+        raise ValueError("--blocks compiles by itself and measures recipes; omit --compile and --monitor")
     chosen = _blocks.names(args.recipes)
-    return _running.show(args, conditions.machine(), _blocks.COLUMNS, _blocks.measure(subject, chosen, conditions))
+    return _running.show(args, _settings.machine(conditions.device), _blocks.COLUMNS, _blocks.measure(subject, chosen, conditions))
 
 
 def measure(subject: Subject, conditions: Conditions, mode: str | None) -> Iterator[Row]:
@@ -148,33 +145,6 @@ def monitored(subject: Subject, conditions: Conditions, ours: list[Row], every: 
     row = {"model": subject.name, "how": "eager", "variant": what}
     time, ratio = (ours[1][name] * slower for name in ("milliseconds", "ratio"))
     return {**row, "milliseconds": time, "per_second": count / time * 1e3, "peak_mib": None, "ratio": ratio}
-
-
-def peer(subject: Subject, conditions: Conditions, ours: list[Row]) -> Iterator[Row]:
-    """The model with QPyTorch in its linear layers; it has no such convolutions."""
-    device = conditions.device
-    row = {"model": subject.name, "how": "eager", "variant": "QPyTorch's way, fp32"}
-    if subject.name != "gpt":
-        yield {**row, "note": "not measured: only linear layers are written with QPyTorch"}
-        return
-    try:
-        float_quantize = _peers.PEERS["qpytorch"].load()
-    except ImportError as error:
-        yield {**row, "note": f"not installed (pip install qtorch): {error}"}
-        return
-    before = _allocated(device)
-    model, batch, count = subject.make(device, torch.float32)
-    for module in list(model.modules()):
-        for child_name, child in module.named_children():
-            if isinstance(child, nn.Linear) and child_name != LAST:
-                setattr(module, child_name, QPyTorchLinear(child, conditions.points, float_quantize))
-    step = _step(model, batch, None)
-    step()
-    own = _allocated(device) - before
-    (time,) = sustained([step], clock_of(device), conditions.seconds)
-    ratio = time * 1e3 / ours[0]["milliseconds"]
-    peak = _peak(step, own, device)
-    yield {**row, "milliseconds": time * 1e3, "per_second": count / time, "peak_mib": peak, "ratio": ratio, "first_seconds": None}
 
 
 def _step(model: nn.Module, batch: tuple[Any, ...], mode: str | None) -> Call:

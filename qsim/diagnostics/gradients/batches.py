@@ -11,13 +11,14 @@ from torch import nn
 from qsim.diagnostics.gradients.borrowed import borrowed
 from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, check_arguments, listed_batches, weights_of
 from qsim.diagnostics.gradients.errors import ALL_WEIGHTS, draws_bits
-from qsim.diagnostics.gradients.points import NAMES, in_use, quantizer_of
+from qsim.diagnostics.gradients.points import NAMES, quantizer_of
 from qsim.diagnostics.gradients.range_checks import check_range
 from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding_variance, sampling, squared_bias
 from qsim.diagnostics.gradients.text import in_percent
 from qsim.formats import Float
 from qsim.nn.converting.checks import check_layer
 from qsim.nn.converting.layers import Layer
+from qsim.nn.modules import FivePointModule
 from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.points_of import points_of
@@ -150,7 +151,8 @@ def batch_for(
     The requirements for batches and losses are those of `gradient_error`, which also leaves the model unchanged.
 
     Args:
-        model: A model converted by `qsim.convert`; its own points are ignored during the measurement.
+        model: A model converted by `qsim.convert`; its own points are ignored during the measurement, except that modules that multiply
+            by parameters of their own are only measured if they round.
         loss: `loss(model, batch)`, a scalar; rounding must be its only source of random numbers.
         batches: At least 3 batches, of one size.
         points: The points of all converted layers: a `FivePoint`, a dictionary that describes one, or a recipe, whose first and last layers
@@ -217,7 +219,8 @@ def _settings(weights: MeasuredWeights, given: Points) -> list[FivePoint]:
     chosen = [points if first <= i < count - last else FivePoint() for i in range(count)]
     for name, layer, own in zip(weights.names, weights.layers, chosen, strict=True):
         check_layer(Layer((name,), layer, ""), own)
-    return [in_use(layer, layer.own_points(own)) for layer, own in zip(weights.layers, chosen, strict=True)]
+    kept = (layer.own_points(own) if isinstance(layer, FivePointModule) else own for layer, own in zip(weights.layers, chosen, strict=True))
+    return weights.in_use([*kept])
 
 
 def _factor(layer: str, found: Moments, other: Moments, norms: Moments, counts: list[int], level: float) -> BatchFactor:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.diagnostics.gradients.borrowed import Borrowed
+from qsim.diagnostics.gradients.borrowed import Borrowed, points_of_module
+from qsim.diagnostics.gradients.points import in_use
 from qsim.diagnostics.gradients.statistics import Moments, total_moments, weight_moments
+from qsim.nn.calls.modules import RoundsCalls
 from qsim.nn.converting.layers import layers as layers_of
 from qsim.nn.modules import FivePointModule
 from qsim.random import streams
@@ -24,19 +26,24 @@ _SAME = 1e-4
 
 @dataclass(frozen=True)
 class MeasuredWeights:
-    """The weights whose gradients are measured: matrices, tables and kernels of converted layers.
+    """The weights whose gradients are measured: matrices, tables and kernels of everything that a conversion rounds.
 
     Attributes:
-        names: The name of each layer.
-        layers: The layers.
+        names: The name of each module that rounds.
+        layers: These modules: layers with points, and modules that multiply by weights of their own, such as mixtures of experts.
         tensors: All their weights that require gradients, each once.
-        owned: The name and the indices of the weights of each layer that has any.
+        owned: The name and the indices of the weights of each module that has any.
     """
 
     names: tuple[str, ...]
-    layers: tuple[FivePointModule, ...]
+    layers: tuple[nn.Module, ...]
     tensors: tuple[Tensor, ...]
     owned: dict[str, tuple[int, ...]]
+
+    def in_use(self, points: Sequence[FivePoint]) -> list[FivePoint]:
+        """The points of each module, with the delayed scales of layers fixed at the values that their histories give."""
+        both = zip(self.layers, points, strict=True)
+        return [in_use(layer, layer.points, own) if isinstance(layer, FivePointModule) else own for layer, own in both]
 
 
 def weights_of(owner: str, model: nn.Module) -> MeasuredWeights:
@@ -48,18 +55,35 @@ def weights_of(owner: str, model: nn.Module) -> MeasuredWeights:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"{owner}: model must be a torch.nn.Module, got {model!r}")
-    found = [(layer.title, layer.module) for layer in layers_of(model) if isinstance(layer.module, FivePointModule)]
+    found = _rounding_modules(model)
     if not found:
         raise ValueError(f"{owner}: no layer of the model has points: call qsim.convert on it first")
     places: dict[Tensor, int] = {}
     owned = {}
     for title, layer in found:
-        mine = [weight for weight in layer.parameters() if weight.dim() > 1 and weight.requires_grad]
+        mine = [weight for weight in _parameters(layer) if weight.dim() > 1 and weight.requires_grad]
         if mine:
             owned[title] = tuple(places.setdefault(weight, len(places)) for weight in mine)
     if not places:
         raise ValueError(f"{owner}: no weight of a layer with points requires a gradient")
     return MeasuredWeights(tuple(title for title, _ in found), tuple(layer for _, layer in found), tuple(places), owned)
+
+
+def _parameters(layer: nn.Module) -> Iterable[Tensor]:
+    """The parameters that a module multiplies by; an embedding without points only looks up, as far as is known."""
+    if isinstance(layer, FivePointModule):
+        return layer.parameters()
+    rounds = isinstance(layer, RoundsCalls) and not isinstance(layer, nn.Embedding)
+    return layer.parameters(recurse=False) if rounds else []
+
+
+def _rounding_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The names and modules of all that rounds: layers, in their order, and then modules without weights that multiply activations."""
+    named: dict[nn.Module, str] = {layer.module: layer.title for layer in layers_of(model)}
+    for name, module in model.named_modules():
+        if not isinstance(module, FivePointModule):
+            named.setdefault(module, name or "(the model)")
+    return [(title, module) for module, title in named.items() if points_of_module(module) is not None]
 
 
 class Gradients:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
-from qsim.diagnostics.gradients.borrowed import borrowed
+from qsim.diagnostics.gradients.borrowed import borrowed, points_of_module
 from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, check_arguments, listed_batches, weights_of
 from qsim.diagnostics.gradients.error import GradientError
-from qsim.diagnostics.gradients.points import NAMES, alone, in_use, quantizer_of
+from qsim.diagnostics.gradients.points import NAMES, alone, quantizer_of
 from qsim.diagnostics.gradients.statistics import Moments, rounding_variance, sampling, squared_bias
 from qsim.diagnostics.gradients.text import in_percent
 from qsim.random import streams
@@ -94,10 +94,11 @@ def gradient_error(
     2). Rounding in the forward pass, above all of weights, changes the loss whose gradient is taken: a bias that no batch size removes
     (Lemma 1).
 
-    Gradients are those of the weights of converted layers: matrices, tables, kernels. Each draw rounds again, including weights. Estimates
-    are unbiased, so that an estimate of zero can be negative as well as positive; intervals come from leaving out one batch at a time, and
-    hold for batches drawn independently. The model, its gradients and buffers, the histories of delayed scales and torch's generators are
-    restored; `seed` determines all draws, also those of a loader that shuffles. Gradients of all batches are stored at once, twice.
+    Gradients are those of the weights of converted layers, which are matrices, tables and kernels, and of modules that multiply by
+    parameters of their own, such as mixtures of experts. Each draw rounds again, including weights. Estimates are unbiased, so that an
+    estimate of zero can be negative as well as positive; intervals come from leaving out one batch at a time, and hold for batches drawn
+    independently. The model, its gradients and buffers, the histories of delayed scales and torch's generators are restored; `seed`
+    determines all draws, also those of a loader that shuffles. Gradients of all batches are stored at once, twice.
 
     Args:
         model: A model converted by `qsim.convert`.
@@ -150,10 +151,10 @@ def gradient_error(
 
 def _settings(weights: MeasuredWeights) -> dict[str, list[FivePoint]]:
     """The points of each layer, for each point that any layer has, on its own, and for all."""
-    own = [layer.points for layer in weights.layers]
+    own = [points for layer in weights.layers if (points := points_of_module(layer)) is not None]
     names = [name for name in NAMES if any(quantizer_of(points, name) is not None for points in own)]
     chosen = {name: [alone(points, name) for points in own] for name in names} | {ALL: own}
-    return {name: [in_use(layer, points) for layer, points in zip(weights.layers, of_all, strict=True)] for name, of_all in chosen.items()}
+    return {name: weights.in_use(of_all) for name, of_all in chosen.items()}
 
 
 def draws_bits(points: Sequence[FivePoint]) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.histories import with_history
-from qsim.nn.modules import FivePointModule
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import Delayed
 
@@ -49,17 +50,23 @@ def _exact(transform: Hadamard | None) -> Quantizer:
     return Quantizer("fp32", overflow="nonfinite", transform=transform)
 
 
-def in_use(layer: FivePointModule, points: FivePoint) -> FivePoint:
-    """Points for a layer whose delayed scales are fixed at the values that its histories give.
+def in_use(module: nn.Module, own: FivePoint, points: FivePoint, prefix: str = "") -> FivePoint:
+    """Points for a module whose delayed scales are fixed at the values that its histories give.
+
+    Args:
+        module: A layer, or a module whose own products are rounded.
+        own: Its points.
+        points: Those that it gets.
+        prefix: How the names of histories begin.
 
     Raises:
-        ValueError: If a point has a delayed scale and the layer has no history for it.
+        ValueError: If a point has a delayed scale and the module has no history for it.
     """
     found: dict[str, Any] = {}
     for name in NAMES:
         point = getattr(points, name)
         if isinstance(point, Quantizer) and isinstance(point.scale, Delayed):
             # A point that was the same as the forward point shares its history.
-            shared = getattr(layer.points, name) == "same"
-            found[name] = with_history(layer, name.removesuffix("_bwd") if shared else name, point)
+            shared = getattr(own, name) == "same"
+            found[name] = with_history(module, prefix + (name.removesuffix("_bwd") if shared else name), point)
     return replace(points, **found) if found else points

@@ -11,7 +11,7 @@ import torch
 from qsim import accumulators
 from qsim.accumulators import Aligned, Promoted
 from qsim.studies.accumulator.dot_products import EXACT, MEAN_ONE, NORMAL, POSITIVE, WANG, errors
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.study import WrittenStudy, run_of
 
 #: The kinds of runs.
@@ -129,13 +129,10 @@ def training_of(settings: Settings, accumulate: str, seed: int) -> Run:
 
 
 def _check(settings: Settings) -> None:
-    lengths = ",".join(map(str, settings.lengths))
-    if len(settings.lengths) < 2 or sorted(set(settings.lengths)) != list(settings.lengths) or settings.lengths[0] < 1:
-        raise ValueError(f"lengths: must be at least two, from few to many; got {lengths}")
-    if settings.heads < 1 or settings.width % settings.heads:
-        raise ValueError(f"heads: must divide the width of {settings.width}; got {settings.heads}")
+    rise = len(settings.lengths) > 1 and list(settings.lengths) == sorted(set(settings.lengths)) and settings.lengths[0] > 0
+    require(settings, "lengths", rise, "be at least two, from few to many")
+    require(settings, "heads", settings.heads > 0 and settings.width % settings.heads == 0, f"divide the width of {settings.width}")
     for name in settings.units:
         accumulators.resolve(name)
     for name in ("repeats", "seeds"):
-        if getattr(settings, name) < 2:
-            raise ValueError(f"{name}: must be at least 2, for an interval; got {getattr(settings, name)}")
+        require(settings, name, getattr(settings, name) >= 2, "be at least 2, for an interval")

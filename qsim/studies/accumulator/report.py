@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from qsim.plot import figures
 from qsim.studies.accumulator import CHAIN, CHUNKED, CONTROL, NARROW, PROMOTED, SINGLE, TRAINED, UNROUNDED, Settings, adders
-from qsim.studies.accumulator.claims import claims
 from qsim.studies.accumulator.dot_products import EXACT, NORMAL, POSITIVE, WANG
 from qsim.studies.accumulator.findings import LENGTH, SAME, SumFindings
 from qsim.studies.learners.gpt import GPTSize, parameters
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.report import Claim, Picture
+from qsim.studies.report import Picture
 from qsim.studies.statistics import Interval, mean, within
 from qsim.text.tables import Table
 
@@ -49,10 +48,6 @@ class Written(SumFindings):
             self.picture("errors", self._draw_errors),
             self.picture("training", self._draw_training),
         ]
-
-    def claims(self) -> list[Claim]:
-        """Every claim."""
-        return claims(self)
 
     def title(self) -> str:
         """The answer, if it is what the first runs found, and the model if it is another one."""

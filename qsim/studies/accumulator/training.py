@@ -12,7 +12,7 @@ import qsim
 from qsim import FivePoint, Quantizer, scaling
 from qsim.studies.accumulator import SINGLE, TRAINED, UNROUNDED
 from qsim.studies.learners.gpt import GPT, GPTSize, language_loss
-from qsim.studies.learners.gpt_training import BETAS, parameter_groups, rate_at
+from qsim.studies.learners.gpt_training import BETAS, SINGLE as FLOAT32, GPTTraining, parameter_groups, train_gpt
 from qsim.studies.learners.text import VOCABULARY, text
 
 if TYPE_CHECKING:
@@ -31,15 +31,9 @@ def outcome(run: Run, device: torch.device) -> dict[str, Any]:
     """
     found = text(run.operands, run.context, device)
     model = begun(run, device)
-    order = torch.Generator().manual_seed(run.seed)
     optimizer = torch.optim.AdamW(parameter_groups(list(model.parameters())), betas=BETAS, fused=device.type == "cuda")
-    for step in range(run.steps):
-        optimizer.zero_grad()
-        language_loss(model, found.batch(run.batch, run.context, order)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
-        for group in optimizer.param_groups:
-            group["lr"] = rate_at(run.rate, run.steps, step)
-        optimizer.step()
+    how = GPTTraining("", FLOAT32, run.rate, run.steps, run.batch, run.context, _CLIP, run.seed)
+    order = train_gpt(how, model, optimizer, found)
     values: dict[str, Any] = {"loss": _validated(model, found.validation(_VALIDATION, run.context))}
     if run.accumulate == SINGLE:
         values["gradients"] = gradient_errors(run, model, found.batch(run.batch, run.context, order))

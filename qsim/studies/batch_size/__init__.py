@@ -11,7 +11,7 @@ import torch
 
 import qsim
 from qsim import FivePoint, Quantizer
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require, require_among
 from qsim.studies.learners import nets
 from qsim.studies.learners.examples import MODELS, OWN, predictions
 from qsim.studies.learners.training import Training
@@ -111,21 +111,14 @@ class BatchSizeStudy(WrittenStudy[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every format, rounding and batch size, with and without a loss scale; full precision once; and the factor for each bit."""
-        if not {"stochastic", "nearest"} <= set(settings.roundings):
-            raise ValueError(f"roundings: must contain stochastic and nearest; got {','.join(settings.roundings) or 'none'}")
-        if settings.model not in MODELS:
-            raise ValueError(f"model: must be one of {', '.join(MODELS)}; got {settings.model!r}")
-        if len(set(settings.batches)) < 2 or not settings.formats:
-            raise ValueError(f"batches, formats: need at least two and one; got {settings.batches}, {settings.formats}")
-        if list(settings.batches) != sorted(settings.batches):
-            raise ValueError(f"batches: must increase; got {','.join(map(str, settings.batches))}")
+        require(settings, "roundings", {"stochastic", "nearest"} <= set(settings.roundings), "contain stochastic and nearest")
+        require(settings, "model", settings.model in MODELS, f"be one of {', '.join(MODELS)}")
+        increase = len(settings.batches) > 1 and list(settings.batches) == sorted(set(settings.batches))
+        require(settings, "batches", increase, "be at least two, in increasing order")
         bits = [qsim.format(name).bits for name in settings.formats]
-        if bits != sorted(bits):
-            raise ValueError(f"formats: must be from coarse to fine; got {','.join(settings.formats)}")
-        if settings.looks < 1:
-            raise ValueError(f"looks: must be at least 1; got {settings.looks}")
-        if not settings.designs or not set(settings.designs) <= set(DESIGNS):
-            raise ValueError(f"designs: must be of {', '.join(DESIGNS)}; got {','.join(settings.designs) or 'none'}")
+        require(settings, "formats", bits and bits == sorted(bits), "be at least one, from coarse to fine")
+        require(settings, "looks", settings.looks >= 1, "be at least 1")
+        require_among(settings, "designs", DESIGNS)
         found = [run for seed in range(settings.seeds) for run in _runs(settings, seed)]
         # Both designs share the middle batch size.
         return list(dict.fromkeys(found))

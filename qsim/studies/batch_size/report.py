@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from qsim.plot import figures
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS
-from qsim.studies.batch_size.claims import claims
 from qsim.studies.batch_size.findings import SCALES, BatchFindings
 from qsim.studies.learners.examples import described, optimized, variant
-from qsim.studies.report import Claim, Picture, listed
+from qsim.studies.report import Picture, listed
 from qsim.studies.statistics import Interval, above, exponential, in_points, mean, proportion
 from qsim.text.tables import Table
 
@@ -38,10 +37,6 @@ class Written(BatchFindings):
             *map(self._accuracies, self.settings.designs),
             *([self._factors()] if several else []),
         ]
-
-    def claims(self) -> list[Claim]:
-        """All claims."""
-        return claims(self)
 
     def _setting(self) -> str:
         chosen, unit = self.settings, self.unit

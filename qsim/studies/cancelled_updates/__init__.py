@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 import qsim
 from qsim.diagnostics import cancelled_updates
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.learners.images import DIGITS, Images, images
 from qsim.studies.learners.training import accuracy, full_precision
 from qsim.studies.stagnation.least_squares import weight_dtype
@@ -33,6 +35,7 @@ class Settings:
     data: str = choice(DIGITS, "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
     formats: tuple[str, ...] = choice(("fp16", "bf16", "e5m3"), "formats of the weights, from fine to coarse")
     mixed: str = choice("bf16", "the format for nets in which some layers have Kahan updates and the others stochastic ones")
+    units: tuple[str, ...] = choice(("bf16",), "formats in which everything is also computed with 32-bit weights and updates")
     rate: float = choice(0.02, "initial learning rate; it decays linearly to zero")
     momentum: float = choice(0.9, "momentum of SGD")
     steps: int = choice(400, "number of updates")
@@ -55,6 +58,8 @@ class Run:
     batch: int
     looks: int
     seed: int
+    # Last, with a default, because results of earlier versions do not have it.
+    unit: str = ""
 
 
 class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
@@ -75,17 +80,15 @@ class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
         return Settings(steps=3000, looks=60, seeds=5)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every format and update; full precision once; and in one format all mixtures of stochastic and Kahan updates."""
-        if settings.mixed not in settings.formats:
-            raise ValueError(f"mixed: must be one of the formats {', '.join(settings.formats)}; got {settings.mixed!r}")
-        if len(settings.formats) < 2:
-            raise ValueError(f"formats: needs at least two, from fine to coarse; got {','.join(settings.formats)}")
-        if not 4 <= settings.looks <= settings.steps:
-            raise ValueError(f"looks: must be at least 4, one per quarter, and at most the {settings.steps} steps; got {settings.looks}")
+        """Every format and update; full precision, also in units; and in one format all mixtures of stochastic and Kahan updates."""
+        require(settings, "mixed", settings.mixed in settings.formats, f"be one of the formats {', '.join(settings.formats)}")
+        require(settings, "formats", len(settings.formats) > 1, "be at least two, from fine to coarse")
+        enough = 4 <= settings.looks <= settings.steps
+        require(settings, "looks", enough, f"be at least 4, one per quarter, and at most the {settings.steps} steps")
         layers = len(layers_of(net(images(settings.data, torch.device("cpu")))))
         found = []
         for seed in range(settings.seeds):
-            found.append(made(settings, FULL, NEAREST, 0, seed))
+            found += [made(settings, FULL, NEAREST, 0, seed, unit) for unit in ("", *settings.units)]
             found += [made(settings, name, update, 0, seed) for name in settings.formats for update in UPDATES]
             found += [made(settings, settings.mixed, STOCHASTIC, count, seed) for count in range(1, layers)]
         return found
@@ -113,9 +116,9 @@ class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
         return {"accuracy": told, "loss": loss, "counts": totals, "memory": _memory(optimizer)}
 
 
-def made(settings: Settings, format: str, update: str, kahan_layers: int, seed: int) -> Run:
+def made(settings: Settings, format: str, update: str, kahan_layers: int, seed: int, unit: str = "") -> Run:
     """The run of a net with these settings."""
-    return run_of(Run, settings, format=format, update=update, kahan_layers=kahan_layers, seed=seed)
+    return run_of(Run, settings, format=format, update=update, kahan_layers=kahan_layers, seed=seed, unit=unit)
 
 
 def net(found: Images) -> nn.Module:
@@ -154,8 +157,15 @@ def _train(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, found: 
             group["lr"] = run.rate * (1 - step / run.steps)
         chosen = torch.randint(len(found.y), (run.batch,), generator=order).to(found.y.device)
         optimizer.zero_grad()
-        F.cross_entropy(model(found.x[chosen]), found.y[chosen]).backward()
+        with qsim.fpu(run.unit) if run.unit else nullcontext():
+            weights = {name: _read(run, weight) for name, weight in model.named_parameters()}
+            F.cross_entropy(functional_call(model, weights, (_read(run, found.x[chosen]),)), found.y[chosen]).backward()
         optimizer.step()
+
+
+def _read(run: Run, x: Tensor) -> Tensor:
+    """A weight or an input as operators read it."""
+    return qsim.Quantizer(run.unit)(x) if run.unit else x
 
 
 def _memory(optimizer: torch.optim.Optimizer) -> float:

@@ -29,6 +29,7 @@ def claims(found: UpdateFindings) -> list[Claim]:
         *(_matches(found, update) for update in (STOCHASTIC, KAHAN)),
         *(_follows(found, update) for update in (STOCHASTIC, KAHAN)),
         _memory_pays(found),
+        *(_computes(found, unit) for unit in found.settings.units),
     ]
 
 
@@ -60,12 +61,20 @@ def _behind(found: UpdateFindings, name: str, update: str) -> Interval:
 
 
 def _matches(found: UpdateFindings, update: str) -> Claim:
-    name = found.settings.mixed
-    ahead, lost = difference(found.of("accuracy", name, update), found.of("accuracy", FULL, NEAREST)), _lost(found, name)
-    # Nearest must not match by the same rule.
+    ahead = difference(found.of("accuracy", found.settings.mixed, update), found.of("accuracy", FULL, NEAREST))
+    return found.claim("matches", _same(found, ahead), update=update, ahead=ahead, same=100 * _SAME)
+
+
+def _computes(found: UpdateFindings, unit: str) -> Claim:
+    ahead = difference(found.in_unit(unit), found.of("accuracy", FULL, NEAREST))
+    return found.claim("computes", _same(found, ahead), name=unit, ahead=ahead, same=100 * _SAME)
+
+
+def _same(found: UpdateFindings, ahead: Interval) -> bool | None:
+    """Whether a difference of accuracies is none; undecided if nearest loses nothing that shows, because it must not match by this rule."""
+    lost = _lost(found, found.settings.mixed)
     margin = min(_SAME, lost.value / 2)
-    agrees = within(ahead, -margin, margin) if above(lost) else None
-    return found.claim("matches", agrees, update=update, ahead=ahead, same=100 * _SAME)
+    return within(ahead, -margin, margin) if above(lost) else None
 
 
 def _follows(found: UpdateFindings, update: str) -> Claim:

@@ -28,6 +28,11 @@ class UpdateFindings(Findings[Settings, Run]):
             update, kahan_layers = KAHAN, 0
         return [self._of[made(self.settings, format, update, kahan_layers, seed)] for seed in range(self.settings.seeds)]
 
+    def in_unit(self, unit: str) -> list[float]:
+        """The accuracy of each seed with float32 weights and updates, everything else computed in a format."""
+        runs = [made(self.settings, FULL, NEAREST, 0, seed, unit) for seed in range(self.settings.seeds)]
+        return self.values("accuracy", runs)
+
     def of(self, what: str, format: str, update: str, kahan_layers: int = 0) -> list[float]:
         """One value for each seed."""
         return [float(result[what]) for result in self.seeds(format, update, kahan_layers)]

@@ -10,10 +10,9 @@ import torch
 import qsim
 from qsim.plot import figures
 from qsim.studies.cancelled_updates import _HIDDEN, _WIDTH, FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, net
-from qsim.studies.cancelled_updates.claims import claims
 from qsim.studies.cancelled_updates.findings import UpdateFindings
 from qsim.studies.learners.images import DIGITS, described, images, variant
-from qsim.studies.report import Claim, Picture
+from qsim.studies.report import Picture, listed
 from qsim.studies.statistics import mean, positive, proportion
 from qsim.text.tables import Table
 
@@ -30,18 +29,15 @@ class Written(UpdateFindings):
 
     def parts(self) -> list[str | Table | Picture]:
         """The setting, tables and figures."""
+        computed = " " + self.text("computed", units=listed(self.settings.units)) if self.settings.units else ""
         carriers = ", ".join(f"{name} ({qsim.format(name).bits} bits)" for name in self.settings.formats)
         return [
-            self.text("setting", learner=self._learner(), carriers=carriers),
+            self.text("setting", learner=self._learner(), carriers=carriers, computed=computed),
             *self._tables(),
             self.picture("shares", self._over_time),
             self.picture("accuracy", self._by_format),
             self.picture("memory", self._frontier),
         ]
-
-    def claims(self) -> list[Claim]:
-        """All claims."""
-        return claims(self)
 
     def _learner(self) -> str:
         """The net and the data."""

@@ -15,7 +15,7 @@ import qsim
 from qsim import FivePoint, Fixed, Float, Quantizer
 from qsim.diagnostics import gradient_error
 from qsim.diagnostics.gradients.batches import measured_factors
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.learners.images import images
 from qsim.studies.learners.training import Training, full_precision, train
 from qsim.studies.study import WrittenStudy, run_of
@@ -123,16 +123,13 @@ def _check(settings: Settings) -> None:
     """Raise an error for settings from which no slope or factor can be computed."""
     for name in ("mantissas", "batches"):
         given = getattr(settings, name)
-        if len(given) < 2 or list(given) != sorted(set(given)):
-            raise ValueError(f"{name}: must be at least two, in increasing order, got {given}")
+        require(settings, name, len(given) > 1 and list(given) == sorted(set(given)), "be at least two, in increasing order")
     largest, smallest = settings.batches[-1], settings.batches[0]
-    if settings.images % largest or settings.images < 3 * largest:
-        raise ValueError(f"images: must be a multiple of the largest batch and at least 3 of them, {largest} each, got {settings.images}")
-    if any(batch % smallest for batch in settings.batches):
-        raise ValueError(f"batches: must be multiples of the smallest, got {settings.batches}")
-    for name, least in (("draws", 2), ("seeds", 2)):
-        if getattr(settings, name) < least:
-            raise ValueError(f"{name}: must be at least {least}, got {getattr(settings, name)}")
+    fits = settings.images % largest == 0 and settings.images >= 3 * largest
+    require(settings, "images", fits, f"be a multiple of the largest batch and at least 3 of them, {largest} each")
+    require(settings, "batches", not any(batch % smallest for batch in settings.batches), "be multiples of the smallest")
+    for name in ("draws", "seeds"):
+        require(settings, name, getattr(settings, name) >= 2, "be at least 2")
 
 
 def middle(settings: Settings) -> int:

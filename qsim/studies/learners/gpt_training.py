@@ -18,6 +18,8 @@ from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text
 STOCHASTIC, KAHAN, NEAREST = "stochastic", "kahan", "nearest"
 MIXED = "mixed"
 METHODS = (MIXED, STOCHASTIC, KAHAN, NEAREST)
+#: Float32 throughout: for models whose layers round by themselves.
+SINGLE = "float32"
 #: Of AdamW.
 BETAS, DECAY = (0.9, 0.95), 0.1
 
@@ -118,7 +120,7 @@ def parameter_groups(weights: Sequence[Tensor]) -> list[dict[str, Any]]:
 
 def train_gpt(
     how: GPTTraining, model: nn.Module, optimizer: torch.optim.Optimizer, text: Text, look: Callable[[int, Tensor], None] | None = None
-) -> None:
+) -> torch.Generator:
     """Train a model in place.
 
     Args:
@@ -127,6 +129,9 @@ def train_gpt(
         optimizer: The optimizer of its parameters.
         text: The training text.
         look: Called after each backward pass, before the update, with the number of updates done and the loss.
+
+    Returns:
+        The generator of the batches, which can draw more.
     """
     order = torch.Generator().manual_seed(how.seed)
     for step in range(how.steps):
@@ -142,6 +147,7 @@ def train_gpt(
         for group in optimizer.param_groups:
             group["lr"] = how.rate_at(step)
         optimizer.step()
+    return order
 
 
 @torch.no_grad()

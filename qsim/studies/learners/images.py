@@ -66,7 +66,7 @@ def images(data: str, device: torch.device) -> Images:
     """The images that the option `--data` names.
 
     Args:
-        data: `"digits"`, or a folder with the files of MNIST's kind (idx, also gzipped) or of CIFAR-10 (its Python or binary version).
+        data: `"digits"`, or a folder with the files of MNIST's kind (idx, also gzipped) or of CIFAR-10 (its Python version).
         device: The device to keep them on.
 
     Raises:
@@ -161,7 +161,7 @@ def _digits() -> _Parts:
 def _from_files(folder: Path) -> _Parts:
     if not folder.is_dir():
         raise ValueError(f"data: must be {DIGITS!r} or a folder with images; there is no folder {str(folder)!r}")
-    for reader in (_idx, _cifar_python, _cifar_binary):
+    for reader in (_idx, _cifar_python):
         parts = reader(folder)
         if parts is not None:
             return parts
@@ -220,20 +220,3 @@ def _read_cifar_python(file: Path) -> dict[bytes, Any]:
     except Exception as error:  # a pickle chooses the functions that read it, which raise errors of any type
         raise FileError(f"data: {file} is not a batch of CIFAR-10's Python version ({error})") from error
     return {b"data": pixels, b"labels": labels}
-
-
-def _cifar_binary(folder: Path) -> _Parts | None:
-    names = [f"data_batch_{number}.bin" for number in range(1, 6)]
-    if not all((folder / name).exists() for name in (*names, "test_batch.bin")):
-        return None
-    read = [_read_cifar_binary(folder / name) for name in (*names, "test_batch.bin")]
-    train, test = torch.cat(read[:5]), read[5]
-    return train[:, 1:].reshape(-1, 3, 32, 32).float(), train[:, 0].long(), test[:, 1:].reshape(-1, 3, 32, 32).float(), test[:, 0].long()
-
-
-def _read_cifar_binary(file: Path) -> Tensor:
-    """Images, each preceded by its label."""
-    content = file.read_bytes()
-    if not content or len(content) % 3073:
-        raise FileError(f"data: {file} is not a batch of CIFAR-10's binary version: it has {len(content)} bytes, not a multiple of 3073")
-    return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(-1, 3073).copy())

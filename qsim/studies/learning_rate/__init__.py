@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, GPTTraining, begin, train_gpt, validation_loss
 from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text, text
 from qsim.studies.learning_rate.correlations import Correlations
@@ -141,12 +141,10 @@ def trained(settings: Settings, method: str, rate: float, seed: int) -> Run:
 
 
 def _check(settings: Settings) -> None:
-    if not {MIXED, STOCHASTIC} <= set(settings.methods):
-        raise ValueError(f"methods: must contain mixed and stochastic; got {','.join(settings.methods) or 'none'}")
+    require(settings, "methods", {MIXED, STOCHASTIC} <= set(settings.methods), "contain mixed and stochastic")
     if not 0 < settings.lowest <= settings.highest:
         raise ValueError(f"lowest, highest: must be two rates, the lower one first; got {settings.lowest:g}, {settings.highest:g}")
-    if not settings.levels or min(settings.levels) < 2:
-        raise ValueError(f"levels: must be at least 2, the largest update; got {','.join(map('{:g}'.format, settings.levels)) or 'none'}")
+    require(settings, "levels", settings.levels and min(settings.levels) >= 2, "be at least 2, the largest update")
 
 
 def toy(settings: Settings, method: str, levels: float, seed: int) -> Run:

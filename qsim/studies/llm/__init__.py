@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require, require_among
 from qsim.studies.learners.gpt import size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.learners.text import VOCABULARY
@@ -110,11 +110,9 @@ def made(settings: Settings, method: str, rate: float, seed: int, states: str, g
 
 def _check(settings: Settings) -> None:
     size(settings.size)
-    if not settings.measures or not set(settings.measures) <= set(MEASURES):
-        raise ValueError(f"measures: must be of {', '.join(MEASURES)}; got {','.join(settings.measures) or 'none'}")
-    if settings.vocabulary < VOCABULARY:
-        raise ValueError(f"vocabulary: must be at least {VOCABULARY}, because a text's tokens are its bytes; got {settings.vocabulary}")
-    if settings.micro_batches < 1 or settings.batch % settings.micro_batches:
-        raise ValueError(f"micro_batches: must divide the batch of {settings.batch} sequences; got {settings.micro_batches}")
-    if settings.steps < 2:
-        raise ValueError(f"steps: must be at least 2, because the first is not timed; got {settings.steps}")
+    require_among(settings, "measures", MEASURES)
+    least = f"be at least {VOCABULARY}, because a text's tokens are its bytes"
+    require(settings, "vocabulary", settings.vocabulary >= VOCABULARY, least)
+    divides = settings.micro_batches >= 1 and settings.batch % settings.micro_batches == 0
+    require(settings, "micro_batches", divides, f"divide the batch of {settings.batch} sequences")
+    require(settings, "steps", settings.steps >= 2, "be at least 2, because the first is not timed")

@@ -10,10 +10,9 @@ import matplotlib
 from qsim.plot import figures
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, described, variant
 from qsim.studies.llm import METHODS, MORE_BITS
-from qsim.studies.llm.claims import claims
 from qsim.studies.llm.findings import SAME, LanguageFindings, excess_percent, excess_text
 from qsim.studies.llm.training import O1, O2
-from qsim.studies.report import Claim, Picture, listed
+from qsim.studies.report import Picture, listed
 from qsim.studies.statistics import Interval, difference, exponential, mean
 from qsim.text.tables import Table
 
@@ -45,10 +44,6 @@ class Written(LanguageFindings):
             return [self._setting(), *costs, *cost]
         first, last = self.picture("perplexity", self._draw_perplexity), self.picture("more-bits", self._draw_more_bits)
         return [self._setting(), self._perplexities(), *costs, self._more_bits(), first, *cost, last]
-
-    def claims(self) -> list[Claim]:
-        """Every claim about what was measured."""
-        return claims(self)
 
     def _setting(self) -> str:
         chosen = self.settings

@@ -10,7 +10,7 @@ import torch
 
 import qsim
 from qsim import FivePoint, Quantizer, Stochastic
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import images
 from qsim.studies.learners.training import Training, accuracy, full_precision, loss_on_test, train
@@ -80,10 +80,9 @@ class RandomBitsStudy(WrittenStudy[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every number of bits, with and without correction, for the bias and in training; all bits, and full precision."""
-        if not settings.bits or not all(1 <= bits < 32 for bits in settings.bits):
-            raise ValueError(f"bits: must be from 1 to 31, because 32 is the reference; got {','.join(map(str, settings.bits)) or 'none'}")
-        if not settings.formats:
-            raise ValueError("formats: must contain at least one")
+        in_range = settings.bits and all(1 <= bits < 32 for bits in settings.bits)
+        require(settings, "bits", in_range, "be from 1 to 31, because 32 is the reference")
+        require(settings, "formats", settings.formats, "contain at least one")
         few = [Stochastic(bits, correction=correction) for bits in settings.bits for correction in (False, True)]
         found = []
         for seed in range(settings.seeds):

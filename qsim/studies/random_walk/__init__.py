@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, UpdateSchedule, exact_steps
 from qsim.studies.study import WrittenStudy
 
@@ -83,8 +83,8 @@ class RandomWalkStudy(WrittenStudy[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """To the next level with SGD, and down the linear loss with Adam."""
-        if not 1 <= settings.levels <= MOST_LEVELS:
-            raise ValueError(f"levels: must be in [1, {MOST_LEVELS}], where they are equally far apart; got {settings.levels}")
+        apart = f"be in [1, {MOST_LEVELS}], where they are equally far apart"
+        require(settings, "levels", 1 <= settings.levels <= MOST_LEVELS, apart)
         found = [run for seed in range(settings.seeds) for run in _next_level(settings, seed)]
         for minimum in settings.minima:
             down = ("adam", LINEAR, settings.first, minimum, settings.length, settings.levels)

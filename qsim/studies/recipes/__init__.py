@@ -16,7 +16,7 @@ import torch
 from qsim import FivePoint
 from qsim.recipes import NAMED, Recipe
 from qsim.recipes.named import needs_format, resolve
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require, require_among
 from qsim.studies.learners.gpt import size
 from qsim.studies.study import WrittenStudy, run_of
 
@@ -158,16 +158,10 @@ def digest(name: str) -> str:
 
 def _check(settings: Settings) -> None:
     size(settings.size)
-    for option, allowed in (("models", MODELS), ("measures", MEASURES)):
-        given = getattr(settings, option)
-        if not given or not set(given) <= set(allowed):
-            raise ValueError(f"{option}: must be of {', '.join(allowed)}; got {','.join(given) or 'none'}")
-    if not settings.recipes or BF16 in settings.recipes:
-        raise ValueError(f"recipes: must be others than {BF16}, the reference; got {','.join(settings.recipes) or 'none'}")
-    if not 1 <= settings.active <= settings.experts:
-        raise ValueError(f"active: must be from 1 to the {settings.experts} experts; got {settings.active}")
-    if not 1 <= settings.looks <= settings.steps:
-        raise ValueError(f"looks: must be from 1 to the {settings.steps} steps; got {settings.looks}")
-    for option, least in (("draws", 2), ("timed", 2)):
-        if getattr(settings, option) < least:
-            raise ValueError(f"{option}: must be at least {least}; got {getattr(settings, option)}")
+    require_among(settings, "models", MODELS)
+    require_among(settings, "measures", MEASURES)
+    require(settings, "recipes", settings.recipes and BF16 not in settings.recipes, f"be others than {BF16}, the reference")
+    require(settings, "active", 1 <= settings.active <= settings.experts, f"be from 1 to the {settings.experts} experts")
+    require(settings, "looks", 1 <= settings.looks <= settings.steps, f"be from 1 to the {settings.steps} steps")
+    for name in ("draws", "timed"):
+        require(settings, name, getattr(settings, name) >= 2, "be at least 2")

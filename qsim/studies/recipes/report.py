@@ -103,9 +103,16 @@ class Written(Findings[Settings, Run]):
                 "standard deviation": lambda recipe: _looks([self.spread(model, recipe, look) for look in range(looks)]),
             }
         if TIME in self.settings.measures:
-            columns |= {"ms per step": lambda recipe: f"{self.values('milliseconds', self._runs(TIME, model, recipe))[0]:.1f}"}
+            columns |= {"ms per step": lambda recipe: self._time(model, recipe)}
         rows = [[recipe, *(cell(recipe) for cell in columns.values())] for recipe in (BF16, *self._ranked(model))]
         return Table.of(f"Recipes on the {_name(model)}", ["recipe", *columns], rows)
+
+    def _time(self, model: str, recipe: str) -> str:
+        """The time of a step, with the device if not all were measured on one."""
+        (run,) = self._runs(TIME, model, recipe)
+        own = self._of[run]
+        devices = {result.machine["device"] for result in self._of.values() if result.run.what == TIME}
+        return f"{own['milliseconds']:.1f}" + (f" ({own.machine['device'].removeprefix('NVIDIA ')})" if len(devices) > 1 else "")
 
     def _ranked(self, model: str) -> Sequence[str]:
         """The recipes, from the smallest gap to the largest."""
@@ -122,13 +129,16 @@ class Written(Findings[Settings, Run]):
         figure, (loss, gradient) = figures.panels(2, 1, width=5.2, height=2.4, sharex=True)
         places = range(len(recipes))
         figures.band(loss, places, [self.gap(model, recipe) for recipe in recipes], figures.LOOKS[0].alone())
-        loss.axhline(0, **figures.REFERENCE())
+        for level in (0, _TOLERANCE * mean(self.losses(model, BF16)).value):
+            loss.axhline(level, **figures.REFERENCE(linestyle=(0, (5, 2)) if level else (0, (1, 1.5))))
         loss.set(ylabel="added to the loss\nin nats per byte", title=_name(model))
         for aside, look, of, label in ((-0.1, 1, self.bias, "bias"), (0.1, 2, self.spread, "standard deviation")):
             at = [place + aside for place in places]
             figures.band(gradient, at, [of(model, recipe) for recipe in recipes], figures.LOOKS[look].alone(), label)
         gradient.set_xticks(places, recipes, rotation=40, ha="right")
-        gradient.set(ylabel="error of the gradient\n÷ its norm", yscale="symlog")
+        gradient.set_yscale("symlog", linthresh=0.01)
+        gradient.set_yticks([0, 0.01, 0.1, 1], ["0", "1 %", "10 %", "100 %"])
+        gradient.set(ylabel="error of the gradient\n÷ its norm", ylim=(-0.003, None))
         figures.legend(figure, gradient, columns=2)
         return figure
 
@@ -144,14 +154,29 @@ class Written(Findings[Settings, Run]):
         return self.claim("as good", below(gap, _TOLERANCE * reference), gap=gap, **words)
 
     def meaning(self) -> str:
-        """The recipes that add least and most to the loss."""
+        """Count the comparisons that are decided, and name what separates the recipes."""
         if TRAINING not in self.settings.measures:
             return f"Times of {listed(self.settings.recipes)}."
+        gaps = [self.gap(model, recipe).detects for model in self.settings.models for recipe in self.settings.recipes]
+        verdicts = [claim.agrees for claim in self.claims()]
+        nats = _TOLERANCE * mean(self.losses(self.settings.models[0], BF16)).value
+        counts = {"undecided": verdicts.count(None), "count": len(verdicts), "tolerance": _TOLERANCE, "nats": nats}
         model = self.settings.models[0]
+        by_bias = sorted((self.bias(model, recipe).value, recipe) for recipe in self.settings.recipes)
+        (smallest, closest), (largest, farthest) = by_bias[0], by_bias[-1]
+        ends = "; ".join(map(self._ends, self.settings.models))
+        return self.text(
+            "meaning", **counts, ends=ends[0].upper() + ends[1:], weakest=min(gaps), strongest=max(gaps), model=_name(model),
+            smallest=smallest, closest=closest, largest=largest, farthest=farthest,
+        )  # fmt: skip
+
+    def _ends(self, model: str) -> str:
+        """The recipes that add least and most to the loss of a model."""
         ranked = self._ranked(model)
         best, worst = ranked[0], ranked[-1]
-        ends = {"least": self.gap(model, best).value, "most": self.gap(model, worst).value}
-        return self.text("meaning", best=best, worst=worst, model=_name(model), reference=mean(self.losses(model, BF16)).value, **ends)
+        least, most = (self.gap(model, recipe).value for recipe in (best, worst))
+        reference = mean(self.losses(model, BF16)).value
+        return self.text("ends", model=_name(model), best=best, worst=worst, least=least, most=most, reference=reference)
 
 
 def _name(model: str) -> str:

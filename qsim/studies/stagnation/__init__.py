@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qsim.studies.choices import choice
+from qsim.studies.choices import choice, require
 from qsim.studies.stagnation.least_squares import ALL, METHODS, NEAREST, ONE, DescendingWeights, Descent, Problems, problems
 from qsim.studies.study import WrittenStudy, run_of
 
@@ -73,8 +73,8 @@ class StagnationStudy(WrittenStudy[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """With all samples, every method at every rate, and nearest for single weights. With one, every method, with and without noise."""
-        if len(settings.rates) < 2 or list(settings.rates) != sorted(settings.rates, reverse=True):
-            raise ValueError(f"rates: must be at least two, from large to small; got {','.join(map('{:g}'.format, settings.rates))}")
+        falls = len(settings.rates) > 1 and list(settings.rates) == sorted(settings.rates, reverse=True)
+        require(settings, "rates", falls, "be at least two, from large to small")
         found = []
         for seed in range(settings.seeds):
             for method in METHODS:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qsim.plot import figures
-from qsim.studies.report import Claim, Picture
+from qsim.studies.report import Picture
 from qsim.studies.stagnation.bounds import Array
-from qsim.studies.stagnation.claims import claims
 from qsim.studies.stagnation.findings import DescentFindings, geometric
 from qsim.studies.stagnation.least_squares import COMPUTE, METHODS, NEAREST
 from qsim.text.tables import Table
@@ -32,10 +31,6 @@ class Written(DescentFindings):
         text = self.text("setting", count=self.settings.problems * self.settings.seeds)
         rates, losses = self.picture("rate", self._rates), self.picture("loss", self._losses)
         return [text, self._table(), self.picture("distance", self._distances), rates, losses]
-
-    def claims(self) -> list[Claim]:
-        """All claims."""
-        return claims(self)
 
     def _table(self) -> Table:
         ways = [("all samples", f"{rate:g}", [self.whole(method, rate) for method in METHODS]) for rate in self.settings.rates]

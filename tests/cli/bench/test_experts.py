@@ -51,7 +51,6 @@ def test_every_expert_gets_its_rows_and_every_gradient_is_computed_again(capsys:
     [
         (["--sizes", "2x8x4"], "--sizes: '2x8x4' is not a size: write 8x16384x4096x14336"),
         (["--compile"], "--compile: torch compiles grouped products of bfloat16 only; add --dtype bf16"),
-        (["--peers"], "--peers: QPyTorch has no grouped products"),
     ],
 )
 def test_bad_options_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import qsim
-from qsim import FivePoint, Float
+from qsim import FivePoint
 from qsim.cli import main
 from qsim.cli.bench import _blocks, _models, linear, train
 from qsim.cli.bench._models import ConvBenchSize, GPTBenchSize
@@ -44,22 +42,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def qtorch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
-    """A stand-in for QPyTorch that records its calls."""
-    asked: list[tuple[int, int, str]] = []
-
-    def float_quantize(x: Tensor, exp: int, man: int, rounding: str) -> Tensor:
-        asked.append((exp, man, rounding))
-        return qsim.quantize(x, Float(exp, man), rounding=rounding)
-
-    package, quant = types.ModuleType("qtorch"), types.ModuleType("qtorch.quant")
-    quant.float_quantize = float_quantize  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "qtorch", package)
-    monkeypatch.setitem(sys.modules, "qtorch.quant", quant)
-    return asked
-
-
 def run_once(calls: list[Call], clock: Clock, seconds: float) -> list[float]:
     """A stand-in for timing that calls everything once, and returns the given times."""
     for call in calls:
@@ -74,16 +56,16 @@ def three_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "sustained", run_once)
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, module: Any) -> Seen:
+def watch(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Seen:
     """Record the models whose steps are created, and their arguments."""
     seen: Seen = []
-    make = module._step
+    make = getattr(module, name)
 
     def step(model: nn.Module, *rest: Any) -> Any:
         seen.append((model, rest))
         return make(model, *rest)
 
-    monkeypatch.setattr(module, "_step", step)
+    monkeypatch.setattr(module, name, step)
     return seen
 
 
@@ -92,10 +74,10 @@ def watch(monkeypatch: pytest.MonkeyPatch, module: Any) -> Seen:
 
 def test_linear_compares_every_shape_with_torchs_layer(capsys: pytest.CaptureFixture[str]) -> None:
     found = bench(capsys, *LINEAR)
-    assert f"torch {torch.__version__}, qsim {qsim.__version__}; act=e4m3, weight=e4m3, act_bwd=e4m3 Stochastic()" in found["heading"]
-    assert [(row["shape"], row["how"], row["against"]) for row in found["rows"]] == [
-        ("8 × 4 → 2", "eager", "torch"),
-        ("6 × 8 → 8", "eager", "torch"),
+    assert f"qsim {qsim.__version__}; act=e4m3, weight=e4m3, act_bwd=e4m3 Stochastic()" in found["heading"]
+    assert [(row["shape"], row["how"]) for row in found["rows"]] == [
+        ("8 × 4 → 2", "eager"),
+        ("6 × 8 → 8", "eager"),
     ]
     for row in found["rows"]:
         assert row["their_milliseconds"] > 0
@@ -103,25 +85,18 @@ def test_linear_compares_every_shape_with_torchs_layer(capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("three_to_one")
-def test_ratios_are_qsims_time_to_torchs_and_a_peers_to_qsims(
-    capsys: pytest.CaptureFixture[str], qtorch: list[tuple[int, int, str]]
-) -> None:
-    rows = bench(capsys, *LINEAR, "--shapes", "8x4x2", "--peers")["rows"]
-    assert [(row["against"], row["their_milliseconds"], row["milliseconds"]) for row in rows] == [
-        ("torch", 3000, 1000),
-        ("QPyTorch", 3000, 1000),
-    ]
-    assert [row["ratio"] for row in rows] == [pytest.approx(1 / 3), 3]
-    assert qtorch == [(4, 3, "nearest")] * 2 + [(4, 3, "stochastic")] * 3
+def test_ratios_are_qsims_time_to_torchs(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = bench(capsys, *LINEAR, "--shapes", "8x4x2")["rows"]
+    assert (row["their_milliseconds"], row["milliseconds"], row["ratio"]) == (3000, 1000, pytest.approx(1 / 3))
 
 
 def test_options_reach_the_layers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = watch(monkeypatch, linear)
+    seen = watch(monkeypatch, linear, "forward_and_backward")
     words = ("--shapes", "5x4x3", "--dtype", "bf16", "--no-bias", "--format", "e5m2", "--backward", "up")
     found = bench(capsys, *LINEAR, *words)
     up = qsim.Quantizer("e5m2", "up")
     assert [type(layer) for layer, _ in seen] == [nn.Linear, qsim.nn.Linear]
-    assert all(rest == (linear.LayerShape(5, 4, 3), torch.bfloat16) for _, rest in seen)
+    assert all((x.shape, g.shape, x.dtype) == ((5, 4), (5, 3), torch.bfloat16) for _, (x, g) in seen)
     for layer, _ in seen:
         assert layer.bias is None
         assert layer.weight.dtype == torch.bfloat16
@@ -130,25 +105,6 @@ def test_options_reach_the_layers(capsys: pytest.CaptureFixture[str], monkeypatc
     assert found["heading"].endswith("act=e5m2, weight=e5m2, act_bwd=e5m2 up, weight_bwd=e5m2 up, grad=e5m2 up")
     bench(capsys, *LINEAR, "--shapes", "5x4x3", "--backward", "same", "--accumulate", "h100_fp8")
     assert seen[3][0].points == FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate="h100_fp8")
-
-
-def test_a_step_of_a_layer_computes_every_gradient_again() -> None:
-    layer = nn.Linear(4, 2)
-    step = linear._step(layer, linear.LayerShape(8, 4, 2), torch.float32)
-    step()
-    assert layer.weight.grad is not None
-    first = layer.weight.grad.clone()
-    step()
-    assert torch.equal(layer.weight.grad, first)
-    assert first.abs().sum() > 0
-
-
-def test_peers_that_are_missing_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "qtorch", None)
-    assert main(["bench", *LINEAR, "--peers"]) == 0
-    assert capsys.readouterr().out.count("QPyTorch  not installed (pip install qtorch)") == 2
-    rows = bench(capsys, *TRAIN, "--models", "gpt", "--peers")["rows"]
-    assert rows[2]["note"].startswith("not installed (pip install qtorch)")
 
 
 def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,35 +119,30 @@ def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("three_to_one")
-def test_train_measures_every_model_without_points_and_with_them(
-    capsys: pytest.CaptureFixture[str], qtorch: list[tuple[int, int, str]]
-) -> None:
-    rows = bench(capsys, *TRAIN, "--peers")["rows"]
-    variants = ("native", "five points", "QPyTorch's way, fp32")
+def test_train_measures_every_model_without_points_and_with_them(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = bench(capsys, *TRAIN)["rows"]
+    variants = ("native", "five points")
     assert [(row["model"], row["variant"]) for row in rows] == [(model, variant) for model in ("gpt", "conv") for variant in variants]
     assert all(row["how"] == "eager" for row in rows)
     # 2 × 8 tokens and 2 images per step, which takes three seconds in the native model and one in the others.
-    measured = [(row["milliseconds"], row["per_second"], row["ratio"]) for row in rows if "note" not in row]
-    expected = [(3000, 16 / 3, 1), (1000, 16, 1 / 3), (1000, 16, 1 / 3), (3000, 2 / 3, 1), (1000, 2, 1 / 3)]
+    measured = [(row["milliseconds"], row["per_second"], row["ratio"]) for row in rows]
+    expected = [(3000, 16 / 3, 1), (1000, 16, 1 / 3), (3000, 2 / 3, 1), (1000, 2, 1 / 3)]
     assert measured == [pytest.approx(each) for each in expected]
-    assert rows[-1]["note"] == "not measured: only linear layers are written with QPyTorch"
     # Torch does not count CPU memory.
     assert all(row.get("peak_mib") is None for row in rows)
-    assert set(qtorch) == {(4, 3, "nearest"), (4, 3, "stochastic")}
 
 
 @pytest.mark.usefixtures("three_to_one")
-def test_all_layers_but_the_last_have_points(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, qtorch: Any) -> None:
-    seen = watch(monkeypatch, train)
-    bench(capsys, *TRAIN, "--peers")
-    # In order: three GPTs, two convolutional nets.
+def test_all_layers_but_the_last_have_points(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch(monkeypatch, train, "_step")
+    bench(capsys, *TRAIN)
+    # In order: two GPTs, two convolutional nets.
     counts = [len(qsim.nn.conversion(model).changed) for model, _ in seen]
-    assert counts == [0, 4, 0, 0, 9]
-    theirs = [name for name, module in seen[2][0].named_modules() if type(module).__name__ == "QPyTorchLinear"]
-    assert theirs == [name for name, _, _ in qsim.nn.conversion(seen[1][0]).changed]
-    assert theirs == [f"blocks.0.{name}" for name in ("qkv", "merge", "up", "down")]
+    assert counts == [0, 4, 0, 9]
+    assert [name for name, _, _ in qsim.nn.conversion(seen[1][0]).changed] == [
+        f"blocks.0.{name}" for name in ("qkv", "merge", "up", "down")
+    ]
     assert all(type(model.head) is nn.Linear for model, _ in seen)
-    assert next(seen[2][0].parameters()).dtype == torch.float32
 
 
 def test_a_step_trains_and_leaves_no_gradient() -> None:
@@ -228,8 +179,6 @@ def test_compiled_models_go_through_torch_compile(capsys: pytest.CaptureFixture[
         (["linear", "--backward", "neerest"], "unknown rounding 'neerest': did you mean 'nearest'?"),
         (["linear", "--accumulate", "h100_fp9"], "FivePoint: accumulate: unknown accumulator 'h100_fp9'"),
         (["linear", "--accumulate", "h100_fp8", "--recipe", "mxfp8"], "--accumulate: an option of the recipe, as in --recipe "),
-        (["linear", "--recipe", "mxfp8", "--peers"], "--peers: QPyTorch has no scales; omit --recipe or --peers"),
-        (["linear", "--backward", "same", "--peers"], "--peers: QPyTorch has no accumulators and rounds five times; omit"),
         (["linear", "--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
         (["linear", "--seconds", "-1"], "--seconds: -1 is not a duration: write 0.3"),
         (["train", "--models", "gtp"], "--models: 'gtp' is not one of gpt, conv"),
@@ -272,10 +221,10 @@ def test_blocks_are_compiled_once_for_all(capsys: pytest.CaptureFixture[str], mo
     assert found["rows"][0]["ratio"] == 1
 
 
-@pytest.mark.parametrize("words", [("--compile",), ("--monitor", "5"), ("--peers",)])
+@pytest.mark.parametrize("words", [("--compile",), ("--monitor", "5")])
 def test_blocks_are_measured_by_themselves(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *TRAIN, "--blocks", *words]) == 2
-    assert "--blocks compiles by itself and measures recipes; omit --compile, --monitor and --peers" in capsys.readouterr().err
+    assert "--blocks compiles by itself and measures recipes; omit --compile and --monitor" in capsys.readouterr().err
 
 
 def test_recipes_of_blocks_must_exist(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Subjects of `qsim bench linear` and `train`: the models, QPyTorch-style layers, steps in a CUDA graph and their memory."""
+"""Subjects of `qsim bench linear` and `train`: the models, steps, also in a CUDA graph, and their memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import qsim
-from qsim import FivePoint, Float, Quantizer, cli
+from qsim import cli
 from qsim.cli.bench import _models
-from qsim.cli.bench._graphs import peak_growth, replay
 from qsim.cli.bench._models import SIZES, ConvNet, LanguageModel
-from qsim.cli.bench._qpytorch_way import QPyTorchLinear
-from support.points import in_order
+from qsim.cli.bench._steps import forward_and_backward, peak_growth, replay
 
 CPU = torch.device("cpu")
 
@@ -92,57 +89,15 @@ def test_every_variant_starts_from_the_same_model_and_batch(name: str) -> None:
     assert all(torch.equal(one, two) for one, two in zip(a.parameters(), b.parameters(), strict=True))
 
 
-# QPyTorch-style layers
-
-
-def float_quantize(x: Tensor, exp: int, man: int, rounding: str) -> Tensor:
-    """Round with qsim as QPyTorch would."""
-    return qsim.quantize(x, Float(exp, man), rounding=rounding)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5)])
-def test_qpytorchs_way_is_the_same_layer_where_both_round_alike(shape: tuple[int, ...], bias: bool) -> None:
-    # A different format at each point, so that mix-ups are visible.
-    points = FivePoint(Float(4, 4), Float(3, 5), act_bwd=Float(4, 1), weight_bwd=Float(5, 3), grad=Float(4, 2))
-    ours = qsim.nn.Linear(5, 4, bias, points=points)
-    theirs = QPyTorchLinear(ours, points, float_quantize)
-    assert theirs.weight is not ours.weight
-    x, g = torch.randn(shape), torch.randn(*shape[:-1], 4)
-    results = []
-    for layer in (ours, theirs):
-        given = x.clone().requires_grad_()
-        y = layer(given)
-        y.backward(g)
-        results.append([y, given.grad, *(parameter.grad for parameter in layer.parameters())])
-    assert len(results[0]) == 3 + bias
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_qpytorchs_way_is_float32_whatever_the_layer_was() -> None:
-    points = in_order(*["e4m3"] * 5)
-    layer = nn.Linear(4, 4, dtype=torch.bfloat16)
-    theirs = QPyTorchLinear(layer, points, float_quantize)
-    assert torch.equal(theirs.weight, layer.weight.float())
-    assert theirs.weight.dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("point", "named"),
-    [
-        ("int8", "Int(8)"),
-        (None, "None"),
-        (Quantizer("e4m3", "up"), "rounding=UP"),
-        (Quantizer("e4m3", "nearest_away"), "rounding=NEAREST_AWAY"),
-    ],
-    ids=str,
-)
-def test_points_that_qpytorch_lacks_raise_an_error(point: Quantizer | str | None, named: str) -> None:
-    points = in_order(*["e4m3"] * 4, point)
-    with pytest.raises(ValueError, match="QPyTorch rounds to floating-point formats, nearest or stochastically: it does not ") as caught:
-        QPyTorchLinear(nn.Linear(2, 2), points, float_quantize)
-    assert named in str(caught.value)
+def test_a_step_of_a_layer_computes_every_gradient_again() -> None:
+    layer = nn.Linear(4, 2)
+    step = forward_and_backward(layer, torch.randn(8, 4), torch.randn(8, 2))
+    step()
+    assert layer.weight.grad is not None
+    first = layer.weight.grad.clone()
+    step()
+    assert torch.equal(layer.weight.grad, first)
+    assert first.abs().sum() > 0
 
 
 # on a GPU

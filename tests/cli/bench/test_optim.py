@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from torch.autograd import DeviceType
 
 import qsim
 from qsim.cli import main
-from qsim.cli.bench import _launches, _optim_peers, _optim_steps, _optim_work
+from qsim.cli.bench import _launches, _optim_steps, _optim_work
 from qsim.cli.bench._optim_work import GPTS, WORK, ParameterSet, gpt, one
 from qsim.cli.bench._settings import BenchSettings
 from qsim.cli.bench._timing import Call, Clock
@@ -66,8 +65,7 @@ def _smallest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_steps_measure_every_work_on_both_sets_of_tensors(capsys: pytest.CaptureFixture[str]) -> None:
     found = bench(capsys)
-    assert found["elements"] == 64
-    assert found["torch"] == torch.__version__
+    assert found["heading"].endswith("; 2^6 elements")
     rows = found["rows"]
     assert len(rows) == 20
     # A block of width n has 12 n² + 13 n parameters.
@@ -155,16 +153,11 @@ def test_options_choose_the_tensors_and_the_algorithms(capsys: pytest.CaptureFix
 
 
 def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--tensors", "one", "--algorithms", "sgd,adamw-e4m3", "--peers", "torch", "--only", "steps"]
-    assert main(["bench", "optim", *TINY, *words]) == 0
-    heading, _, first, peer_titles, peer, _, _, second, titles, *rows = capsys.readouterr().out.splitlines()
+    assert main(["bench", "optim", *TINY, "--tensors", "one", "--algorithms", "sgd,adamw-e4m3"]) == 0
+    heading, titles, *rows = capsys.readouterr().out.splitlines()
     assert heading.startswith(f"CPU, 1 threads; torch {torch.__version__}, triton ")
     assert heading.endswith("2^6 elements")
-    # Peers are timed before a profiler has been active.
-    assert (first, second) == ("peers", "steps")
-    assert peer_titles.endswith("  ratio")
     assert titles.endswith("  ratio")
-    assert peer.startswith("torch, fused  1 of 2^6  nearest ")
     assert [row.split("  ")[:2] for row in rows] == [["1 of 2^6", "SGD, momentum"], ["1 of 2^6", "AdamW, E4M3 weights"]]
     assert all(row.count("not measured") == 2 for row in rows)
 
@@ -216,124 +209,6 @@ def test_work_of_the_device_counts_and_what_only_describes_it_does_not() -> None
     assert _launches._work_on_device([call, *spans]) == 0
 
 
-# peers
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Stand-ins for the packages that record the arguments of their optimizers."""
-    seen: list[tuple[str, dict[str, Any]]] = []
-    for module, name in (("torchao.optim", "_AdamW"), ("optimi", "AdamW"), ("d9d.optim.stochastic", "StochasticAdamW")):
-
-        def make(params: Any, lr: float, module: str = module, **options: Any) -> torch.optim.Optimizer:
-            seen.append((module, options))
-            return torch.optim.SGD(params, lr)
-
-        package = types.ModuleType(module)
-        setattr(package, name, make)
-        for end in range(1, module.count(".") + 1):
-            parent = ".".join(module.split(".")[:end])
-            monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
-        monkeypatch.setitem(sys.modules, module, package)
-    d9d = dataclasses.replace(_optim_peers.PEERS["d9d"], devices=("cpu",))
-    monkeypatch.setitem(_optim_peers.PEERS, "d9d", d9d)
-    return seen
-
-
-def test_peers_are_timed_with_qsim_in_the_matching_mode(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, dict[str, Any]]]
-) -> None:
-    ours: list[tuple[Any, ...]] = []
-
-    def interleaved(calls: tuple[Call, Call], clock: Clock, repeats: int) -> list[float]:
-        # Theirs takes three seconds, ours one.
-        for call in calls:
-            call()
-        optimizer = calls[1].__self__  # type: ignore[attr-defined]
-        (p, *_) = optimizer.param_groups[0]["params"]
-        group = optimizer.param_groups[0]
-        ours.append((type(optimizer), group["update"], optimizer.state[p]["exp_avg"].dtype, group["state_rounding"], repeats))
-        return [3.0, 1.0]
-
-    monkeypatch.setattr(_optim_peers, "interleaved", interleaved)
-    rows = bench(capsys, "--only", "peers", "--peers", "torchao,optimi,d9d")["rows"]
-    modes = [
-        ("torchao", "stochastic", "bf16", "nearest", 14),
-        ("optimi", "kahan", "bf16", "nearest", 18),
-        ("d9d", "stochastic", "bf16", "stochastic", 14),
-        ("d9d", "stochastic", "fp32", "nearest", 22),
-    ]
-    order = [modes[index] for index in (0, 0, 1, 1, 2, 3, 2, 3)]
-    columns = ("peer", "update", "states", "state_rounding")
-    assert [(*(row[name] for name in columns), row["bytes"] / row["elements"]) for row in rows] == order
-    sets = ["1 of 2^6", "12 of a tiny GPT"]
-    assert [row["tensors"] for row in rows] == [*sets, *sets, sets[0], sets[0], sets[1], sets[1]]
-    for row in rows:
-        assert row["part"] == "peers"
-        assert (row["peer_milliseconds"], row["milliseconds"], row["ratio"]) == (3000, 1000, 3)
-        assert row["gb_per_s"] == pytest.approx(row["bytes"] / 1e9)
-    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    assert ours == [(qsim.optim.AdamW, update, dtypes[states], rounding, 2) for _, update, states, rounding, _ in order]
-    told = [{"bf16_stochastic_round": True}] * 2 + [{"kahan_sum": True}] * 2
-    told += [{"state_dtype": torch.bfloat16}, {"state_dtype": torch.float32}] * 2
-    assert [options for _, options in asked] == told
-    modules = ["torchao.optim"] * 2 + ["optimi"] * 2 + ["d9d.optim.stochastic"] * 4
-    assert [module for module, _ in asked] == modules
-
-
-def test_torchs_fused_adamw_is_always_there(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = bench(capsys, "--only", "peers", "--peers", "torch")["rows"]
-    assert [(row["peer"], row["update"], row["states"], row["count"]) for row in rows] == [
-        ("torch, fused", update, "bf16", count) for count in (1, 12) for update in ("nearest", "stochastic")
-    ]
-    assert all(row["ratio"] == pytest.approx(row["peer_milliseconds"] / row["milliseconds"]) for row in rows)
-    assert all(row["peer_milliseconds"] > 0 for row in rows)
-    fused = _optim_work.started(
-        lambda params: _optim_peers.PEERS["torch"].load()(params, **_optim_peers.PEERS["torch"].modes[0].options), one(8), CPU
-    )
-    assert type(fused) is torch.optim.AdamW
-    assert fused.param_groups[0]["fused"] is True
-
-
-def test_both_sides_have_parameters_of_their_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[torch.Tensor]] = []
-    make = ParameterSet.parameters
-
-    def parameters(self: ParameterSet, settings: BenchSettings) -> Any:
-        seen.append(make(self, settings))
-        return seen[-1]
-
-    monkeypatch.setattr(ParameterSet, "parameters", parameters)
-    bench(capsys, "--only", "peers", "--peers", "torch", "--tensors", "one")
-    (theirs,), (ours,), *_ = seen
-    assert theirs.data_ptr() != ours.data_ptr()
-    assert theirs.shape == ours.shape == (64,)
-
-
-def test_peers_that_are_missing_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("torchao", "optimi"):
-        monkeypatch.setitem(sys.modules, module, None)
-    rows = bench(capsys, "--tensors", "one", "--peers")["rows"]
-    found = [row for row in rows if row["part"] == "peers"]
-    assert [row["peer"] for row in found] == ["torch, fused", "torch, fused", "torchao", "optimi", "d9d"]
-    assert found[0]["ratio"] > 0
-    assert found[2]["note"].startswith("not installed (pip install torchao): ")
-    assert found[3]["note"].startswith("not installed (pip install torch-optimi): ")
-    assert found[4]["note"] == "runs on cuda only"
-    # Everything else that was requested is still measured.
-    assert len(rows) == 5 + 10
-
-
-@pytest.mark.usefixtures("asked")
-def test_a_peer_that_fails_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object, **options: object) -> None:
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(sys.modules["torchao.optim"], "_AdamW", broken)
-    with pytest.raises(RuntimeError, match="no compiler"):
-        main(["bench", "optim", *TINY, "--only", "peers", "--peers", "torchao"])
-
-
 # errors
 
 
@@ -346,8 +221,6 @@ def test_a_peer_that_fails_is_not_called_missing(monkeypatch: pytest.MonkeyPatch
         (["--size", "huge"], "--size: 'huge' is not one of medium, tiny"),
         (["--algorithms", "lion"], "--algorithms: 'lion' is not one of adamw, adamw-moments, adamw-e4m3, sgd, copy"),
         (["--repeats", "0"], "--repeats: '0' is not a count"),
-        (["--only", "step"], "--only: 'step' is not one of peers, steps"),
-        (["--peers", "apex"], "--peers: 'apex' is not one of torch, torchao, optimi, d9d"),
         (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
     ],
 )
@@ -384,12 +257,12 @@ def test_kernels_copies_and_fills_are_counted_and_annotations_are_not() -> None:
 
 @pytest.mark.gpu
 def test_every_part_runs_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--device", "cuda", "--elements", "2^16", "--size", "tiny", "--repeats", "3", "--peers", "torch", "--json"]
-    assert main(["bench", "optim", *words, "--only", "steps"]) == 0
+    words = ["--device", "cuda", "--elements", "2^16", "--size", "tiny", "--repeats", "3", "--json"]
+    assert main(["bench", "optim", *words]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["part"] for row in rows] == ["peers"] * 4 + ["steps"] * 20
+    assert len(rows) == 20
     assert all(row["ratio"] > 0 for row in rows)
-    for row in rows[4:]:
+    for row in rows:
         assert row["host_microseconds"] > 0
         # One group takes at most three launches, however many tensors it has; a copy takes one tensor.
         assert 1 <= row["launches"] <= (row["count"] if row["states"] == "-" else 3)

@@ -1,10 +1,33 @@
-"""Steps of training for timing: called from Python, or replayed from a CUDA graph, which excludes Python's time."""
+"""Steps of training for timing: called from Python, or replayed from a CUDA graph, which excludes Python's time; and their memory."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor, nn
 
 from qsim.cli.bench._timing import WARMUP, Call
+
+
+def forward_and_backward(model: nn.Module, x: Tensor, upstream: Tensor, *others: Any, call: Any = None) -> Call:
+    """A forward and backward pass, with all gradients recomputed.
+
+    Args:
+        model: The model.
+        x: Its first input, which gets a gradient, too.
+        upstream: The gradient of its result.
+        *others: Its other inputs.
+        call: What is called in its place, such as a compiled one.
+    """
+    given = x.detach().requires_grad_()
+
+    def step() -> None:
+        for leaf in (given, *model.parameters()):
+            leaf.grad = None
+        (call or model)(given, *others).backward(upstream)
+
+    return step
 
 
 def replay(step: Call) -> Call:

@@ -1,0 +1,131 @@
+"""The report of the study `replications`: a power, a length, two ratios and two losses, each with the rule of its claim."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qsim.plot import figures
+from qsim.studies.findings import Findings
+from qsim.studies.replications import ALL, DESCENT, FULL, PRODUCTS, RING, ROLLOUT, STUDENT, SUMS, Run, Settings
+from qsim.studies.replications.measurements import LEFT, NUMBERS
+from qsim.studies.report import Claim, Picture
+from qsim.studies.statistics import Interval, above, below, difference, exponential, mean, positive, within
+from qsim.text.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: The ratio of norms below which training is said to be less effective, and the rules' bounds, which the wording explains.
+_THRESHOLD, _AROUND = math.sqrt(3), 0.1
+_RUNAWAY, _ELIMINATED, _HALF = 10.0, 0.1, 0.5
+
+
+class Written(Findings[Settings, Run]):
+    """The results, by measurement."""
+
+    def runs(self, what: str, *, sizes: tuple[int, ...] | None = None, rounds: str = "", rate: float | None = None) -> list[Run]:
+        """The runs of one measurement, one of each seed."""
+        return [
+            run
+            for run in self._of
+            if run.what == what and run.rounds == rounds and (sizes is None or run.sizes == sizes) and (rate is None or run.rate == rate)
+        ]
+
+    def power(self, name: str) -> Interval:
+        """The power of the number of ranks with which an error grows."""
+        return mean([float(np.polyfit(np.log(run.sizes), np.log(self._of[run][name]), 1)[0]) for run in self.runs(RING)])
+
+    def times(self) -> Interval:
+        """The factor per mantissa bit of the length at which variance is lost."""
+        bits = self.settings.bits
+        lengths = np.log([self.values("length", self.runs(SUMS, sizes=(each,))) for each in bits])
+        return exponential(mean(np.polyfit(bits, lengths, 1)[0].tolist()))
+
+    def mismatch(self, name: str) -> Interval:
+        """FP16's mismatch relative to BF16's, a geometric mean."""
+        both = [self._of[run][name] for run in self.runs(ROLLOUT)]
+        return exponential(difference(*(np.log([own[at] for own in both]).tolist() for at in (1, 0))))
+
+    def progress(self, low: float, high: float) -> list[float]:
+        """The mean progress of steps whose ratio of norms is between bounds, for each seed, at the highest rate; NaN if there are none."""
+        found = []
+        for run in self.runs(DESCENT, rate=self.settings.rates[-1]):
+            both = zip(self._of[run]["ratio"], self._of[run]["progress"], strict=True)
+            chosen = [progress for ratio, progress in both if low <= ratio < high]
+            found.append(float(np.mean(chosen)) if chosen else math.nan)
+        return found
+
+    def losses(self, rounds: str) -> list[float]:
+        """The logarithm of the loss of each student."""
+        return np.log(self.values("loss", self.runs(STUDENT, rounds=rounds))).tolist()  # type: ignore[no-any-return]
+
+    def parts(self) -> list[str | Table | Picture]:
+        """The setting, a figure and the tables."""
+        chosen = self.settings
+        text = self.text("setting", numbers=NUMBERS, ranks=chosen.ranks[-1], fewest=chosen.bits[0], most=chosen.bits[-1])
+        return [text, self.picture("ring", self._draw), self._descents(), self._students()]
+
+    def _descents(self) -> Table:
+        rows = []
+        for rate in self.settings.rates:
+            own = [self._of[run] for run in self.runs(DESCENT, rate=rate)]
+            last = max(1, len(own[0]["ratio"]) // 10)
+            ratio, progress = (mean([float(np.mean(each[name][-last:])) for each in own]) for name in ("ratio", "progress"))
+            rows.append([f"{rate:g}", f"{ratio:.2f}", f"{progress:.3f}"])
+        return Table.of("The last tenth of a descent", ["rate", "norm of the gradient ÷ noise", "progress of a step"], rows)
+
+    def _students(self) -> Table:
+        rows = [[rounds, f"{exponential(mean(self.losses(rounds))):.4g}"] for rounds in (FULL, PRODUCTS, ALL)]
+        return Table.of("Students in MXFP8", ["rounded", "loss at the end"], rows)
+
+    def _draw(self) -> list[Figure]:
+        drawn, (left, right) = figures.row(2)
+        for name, label, look in (("ring", "ring", figures.LOOKS[0]), ("one_shot", "one sum in FP32", figures.LOOKS[1])):
+            found = zip(*(self._of[run][name] for run in self.runs(RING)), strict=True)
+            figures.band(left, self.settings.ranks, [positive(each) for each in found], look, label)
+        left.set(xscale="log", yscale="log", xlabel="ranks", ylabel="relative error")
+        for bits, look in zip(self.settings.bits, figures.LOOKS, strict=False):
+            own = [self._of[run] for run in self.runs(SUMS, sizes=(bits,))]
+            shares = zip(*(each["shares"] for each in own), strict=True)
+            figures.band(right, own[0]["lengths"], [mean(each) for each in shares], look, f"{bits} bits")
+        right.axhline(LEFT, **figures.REFERENCE())
+        right.set(xscale="log", xlabel="products", ylabel="variance ÷ exact")
+        figures.legends(drawn, (left, right), columns=2)
+        return drawn
+
+    def claims(self) -> list[Claim]:
+        """All claims, by source."""
+        ring, once, rate = self.power("ring"), self.power("one_shot"), self.settings.rates[-1]
+        mismatch, bits = self.mismatch("divergence"), self.mismatch("difference")
+        slow, fast = self.progress(1, _THRESHOLD), self.progress(_THRESHOLD, 3)
+        fall, stalled = difference(slow, fast), mean(self.progress(0, _THRESHOLD))
+        runaway, affine = (difference(self.losses(ALL), self.losses(rounds)) for rounds in (FULL, PRODUCTS))
+        return [
+            self.claim("ring", within(ring, 0.5 - _AROUND, 0.5 + _AROUND), power=ring),
+            self.claim("one shot", within(once, -_AROUND, _AROUND), power=once),
+            *self._of_sums(),
+            self.claim("mismatch", below(mismatch, _ELIMINATED), ratio=mismatch),
+            self.claim("three bits", within(bits, 0.75 / 8, 1.25 / 8), ratio=bits),
+            self.claim("less effective", below(fall), rate=rate, fall=fall),
+            self.claim("stall", below(stalled, _HALF), rate=rate, progress=stalled),
+            self.claim("diverges", above(exponential(runaway), _RUNAWAY), times=exponential(runaway)),
+            self.claim("cure", above(affine), times=exponential(affine)),
+        ]
+
+    def _of_sums(self) -> list[Claim]:
+        fewest = [self._of[run] for run in self.runs(SUMS, sizes=(self.settings.bits[0],))]
+        variance, times = mean([each["shares"][-1] for each in fewest]), self.times()
+        words = {"bits": self.settings.bits[0], "length": fewest[0]["lengths"][-1]}
+        return [
+            self.claim("variance", below(variance, LEFT), variance=variance, **words),
+            self.claim("four times", within(times, 3.5, 4.6), times=times),
+        ]
+
+    def meaning(self) -> str:
+        """Count the rows that repeat, and give the two clearest numbers."""
+        verdicts = [claim.agrees for claim in self.claims()]
+        counts = {name: verdicts.count(verdict) for name, verdict in (("yes", True), ("no", False), ("undecided", None))}
+        return self.text("meaning", count=len(verdicts), power=self.power("ring").value, times=self.times().value, **counts)
