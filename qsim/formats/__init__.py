@@ -16,8 +16,8 @@ Example:
     [57344.0, 240.0, 30.0]
     >>> [fmt.max for fmt in (formats.E3M4, formats.E3M2, formats.E2M3)]
     [15.5, 28.0, 7.5]
-    >>> [fmt.bits for fmt in (formats.FP32, formats.TF32, formats.FP16, formats.BF16)]
-    [32, 19, 16, 16]
+    >>> [fmt.bits for fmt in (formats.FP64, formats.FP32, formats.TF32, formats.FP16, formats.BF16)]
+    [64, 32, 19, 16, 16]
     >>> [fmt.bits for fmt in (formats.E8M0, formats.INT8, formats.INT4, formats.NF4)]
     [8, 8, 4, 4]
     >>> [fmt.bits for fmt in (formats.Posit(8), formats.Takum(8), formats.Log(4, 3))]
@@ -50,6 +50,7 @@ from qsim.formats.names import (
     E8M0,
     FP16,
     FP32,
+    FP64,
     INT4,
     INT8,
     NAMED,
@@ -78,6 +79,7 @@ __all__ = [
     "E8M0",
     "FP16",
     "FP32",
+    "FP64",
     "INT4",
     "INT8",
     "Log",

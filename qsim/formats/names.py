@@ -19,6 +19,7 @@ from qsim.formats.table import Table
 from qsim.formats.takum import Takum
 from qsim.text.parsing import read_call
 
+FP64 = Float(11, 52, specials="ieee")
 FP32 = Float(8, 23, specials="ieee")
 TF32 = Float(8, 10, specials="ieee")
 BF16 = Float(8, 7, specials="ieee")
@@ -46,6 +47,7 @@ NF4 = Table(
 
 #: Every named format by its name, widest first.
 NAMED: dict[str, Format] = {
+    "fp64": FP64,
     "fp32": FP32,
     "tf32": TF32,
     "bf16": BF16,
@@ -69,6 +71,9 @@ TABULATED: dict[str, Format] = {"posit8": Posit(8), "takum8": Takum(8), "nf4": N
 
 # Other spellings. ml_dtypes' `fn` means "all ones is NaN" for 8-bit formats and "finite only" for narrower ones, as OCP has them.
 _ALIASES: dict[str, Format] = {
+    "float64": FP64,
+    "double": FP64,
+    "e11m52": FP64,
     "float32": FP32,
     "float": FP32,
     "bfloat16": BF16,
@@ -103,6 +108,7 @@ _KNOWN: dict[str, Format] = {**NAMED, **TABULATED, **_ALIASES}
 _FOUND: dict[str, Format] = dict(_KNOWN)
 
 _DTYPES: dict[torch.dtype, Format] = {
+    torch.float64: FP64,
     torch.float32: FP32,
     torch.bfloat16: BF16,
     torch.float16: FP16,
@@ -162,7 +168,7 @@ def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word 
         return _FOUND.get(spec) or _FOUND.setdefault(spec, _by_name(spec))
     if isinstance(spec, torch.dtype):
         if spec not in _DTYPES:
-            raise ValueError(f"no format matches {spec}: qsim's formats have at most 8 exponent and 23 mantissa bits, or 32 integer bits")
+            raise ValueError(f"no format matches {spec}: floats have at most 64 bits, integers 32")
         return _DTYPES[spec]
     raise TypeError(f"a format must be a name, a torch dtype or a Format, got {spec!r}")
 
