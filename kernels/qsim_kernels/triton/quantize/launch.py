@@ -19,7 +19,6 @@ from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.layouts import ElementOrder, in_order, prepared
 from qsim_kernels.triton.quantize.kernels import decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
 
-
 #: The most bits of a code that kernels write and read: wider ones are float64's, which need no kernel.
 _KERNEL_BITS = 32
 
