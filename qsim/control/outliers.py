@@ -108,7 +108,6 @@ class OutControl(Control):
             # A loaded model may have them already.
             if not _has_channels(layer.points):
                 layer.points = self._with_channels(layer.points, chosen).with_own_modules()
-                layer.to(weight_of(layer).device)  # the numbers of the channels
         self.channels = channels
 
     def _with_channels(self, points: FivePoint, chosen: list[int]) -> FivePoint:
