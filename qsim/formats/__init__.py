@@ -25,7 +25,9 @@ Example:
     >>> formats.Table([0, 1]).bits
     1
     >>> list(formats.TABULATED)
-    ['posit8', 'takum8', 'nf4']
+    ['posit8', 'takum8', 'nf4', 'e2m1_sr', 'e2m1_sp']
+    >>> formats.Supernormal(2, 1, 8).max
+    8.0
     >>> formats.NAMED["e5m2"] == formats.E5M2, typing.get_args(formats.Specials)
     (True, ('ieee', 'fn', 'fnuz', 'p3109', 'none'))
 """
@@ -62,6 +64,7 @@ from qsim.formats.names import (
     names,
 )
 from qsim.formats.posit import Posit
+from qsim.formats.supernormal import Supernormal
 from qsim.formats.table import Table
 from qsim.formats.takum import Takum
 
@@ -95,6 +98,7 @@ __all__ = [
     "Posit",
     "PowerOfTwo",
     "Specials",
+    "Supernormal",
     "TABULATED",
     "Table",
     "Takum",

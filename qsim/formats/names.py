@@ -15,6 +15,7 @@ from qsim.formats.fixed import Fixed, Int
 from qsim.formats.floating import P3109, Float, PowerOfTwo, Specials
 from qsim.formats.logarithmic import Log
 from qsim.formats.posit import Posit
+from qsim.formats.supernormal import Supernormal
 from qsim.formats.table import Table
 from qsim.formats.takum import Takum
 from qsim.text.parsing import read_call
@@ -67,7 +68,13 @@ NAMED: dict[str, Format] = {
 }
 
 #: The named formats whose values are in tables.
-TABULATED: dict[str, Format] = {"posit8": Posit(8), "takum8": Takum(8), "nf4": NF4}
+TABULATED: dict[str, Format] = {
+    "posit8": Posit(8),
+    "takum8": Takum(8),
+    "nf4": NF4,
+    "e2m1_sr": Supernormal(2, 1, 8.0),
+    "e2m1_sp": Supernormal(2, 1, 5.0),
+}
 
 # Other spellings. ml_dtypes' `fn` means "all ones is NaN" for 8-bit formats and "finite only" for narrower ones, as OCP has them.
 _ALIASES: dict[str, Format] = {
@@ -181,7 +188,7 @@ def _by_name(spelling: str) -> Format:
         raise ValueError(f"{spelling!r} is {whole}: quantize, encode, Quantizer and FivePoint take its name; qsim.scaling.NAMED holds it")
     if name == "if4":
         raise ValueError(
-            "'if4' is no set of values: each of its blocks chooses between 'e2m1' and 'int4' times 6/7; give a Table, or one of the two"
+            "'if4' is no set of values: each of its blocks chooses between 'e2m1' and 'int4' times 6/7; the point qsim.points.IF4() does so"
         )
     if found is None:
         close = [repr(known) for known in difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)]
@@ -195,7 +202,7 @@ def _by_name(spelling: str) -> Format:
 
 
 _MAKERS: dict[str, Callable[..., Format]] = {"Float": Float, "P3109": P3109, "Fixed": Fixed, "Int": Int, "PowerOfTwo": PowerOfTwo}
-_MAKERS |= {"Table": Table, "Posit": Posit, "Takum": Takum, "Log": Log, "Dynamic": Dynamic}
+_MAKERS |= {"Table": Table, "Posit": Posit, "Takum": Takum, "Log": Log, "Dynamic": Dynamic, "Supernormal": Supernormal}
 
 
 def _parse(name: str) -> Format | None:
