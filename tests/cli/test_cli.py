@@ -38,7 +38,9 @@ def test_formats_lists_every_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_formats_as_json_give_back_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(run(capsys, "formats", "--json"))
-    scope = {name: getattr(qsim.formats, name) for name in ("Float", "Fixed", "Int", "PowerOfTwo", "Table", "Posit", "Takum")}
+    scope = {
+        name: getattr(qsim.formats, name) for name in ("Float", "Fixed", "Int", "PowerOfTwo", "Table", "Posit", "Takum", "Supernormal")
+    }
     single = {name: entry for name, entry in found.items() if "element" not in entry}
     assert {name: eval(entry["format"], scope) for name, entry in single.items()} == NAMED | TABULATED
     assert all(entry["max"] == (NAMED | TABULATED)[name].max for name, entry in single.items())
