@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ class Channels(PointModule):
     """Some channels rounded in another way than the rest, as TetraJet-v2 does with those that have outliers: arXiv 2510.27527.
 
     The chosen channels and the rest are two tensors, each with blocks of its own. `qsim.control.OutControl` chooses channels during
-    training. The gradient is straight through, or the points' own if one of them has its own. The numbers are a buffer: CUDA graphs and
-    compiled code may contain the point once it is on the tensors' device.
+    training. The gradient is straight through, or the points' own if one of them has its own. CUDA graphs and compiled code may contain the
+    point once it is on the device of its tensors.
 
     Args:
         point: Rounds the rest: a format, a `Quantizer`, or any function or module from tensor to tensor.
@@ -44,12 +44,20 @@ class Channels(PointModule):
         self.channels = tuple(check_integer("Channels", "channels", channel, 0, 2**31) for channel in channels)
         if len(set(self.channels)) < len(self.channels):
             raise ValueError(f"Channels: channels must differ, got {channels!r}")
-        # On the device of the tensors, so that a CUDA graph may contain the point. The call has the numbers, state dictionaries need not.
-        self.register_buffer("indices", torch.tensor(self.channels, dtype=torch.int64), persistent=False)
+        self.indices = self._indices_on("cpu")
         self.dim = check_integer("Channels", "dim", dim, -2, -1)
         both = self.point, self.wider
         self.gradient: Gradient = "own" if any(getattr(one, "gradient", "straight") == "own" for one in both) else "straight"
         self.is_directed = any(map(_is_directed, both))
+
+    def _indices_on(self, device: torch.device | str) -> Tensor:
+        return torch.tensor(self.channels, dtype=torch.int64, device=device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the numbers with the module. They are not a buffer: one that comes from the meta device has undefined values."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.indices = self._indices_on(fn(self.indices).device)
+        return self
 
     @property
     def draws_signs(self) -> bool:

@@ -127,6 +127,9 @@ def test_numbers_are_on_the_device_but_not_in_the_state(device: torch.device) ->
     assert not point.state_dict()
     assert torch.equal(point(x).cpu(), apart(inputs(1), -1))
     assert torch.equal(copy.deepcopy(point)(x), point(x))
+    with torch.device("meta"):
+        skeleton = Channels("mxfp4", "mxfp8", WIDE)
+    assert torch.equal(skeleton.to("meta").to_empty(device=device)(x), point(x))
 
 
 def test_compiled_code_has_no_break() -> None:
