@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel, TrainerCallback
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
@@ -30,6 +31,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from qsim.control import Control
@@ -135,8 +137,9 @@ class ScheduleCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 class ControlCallback(TrainerCallback):  # type: ignore[misc]
     """Let controls of `qsim.control` act while transformers' Trainer trains.
 
-    The Trainer's checkpoints are JSON and do not contain their states, which have tensors. To continue inside a window, save each
-    `control.state_dict()`, and load it before the Trainer resumes.
+    Each process writes their states into the Trainer's checkpoint, next to the state of its random numbers: `qsim_controls_0.pt`.
+    `resume_from_checkpoint` reads them from the checkpoint of that step in the Trainer's output folder and continues inside a window. For a
+    checkpoint from elsewhere, load each control's state before the Trainer resumes.
 
     Args:
         *controls: The controls.
@@ -152,7 +155,9 @@ class ControlCallback(TrainerCallback):  # type: ignore[misc]
         self._controls = checked(controls)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Start the controls."""
+        """Start the controls, or continue where the checkpoint is from which the Trainer resumes."""
+        if any(one.steps != state.global_step for one in self._controls):
+            self._load(_states_file(args, state))
         for one in self._controls:
             one.start(model)
 
@@ -160,6 +165,28 @@ class ControlCallback(TrainerCallback):  # type: ignore[misc]
         """Count a step of the optimizer."""
         for one in self._controls:
             one.step()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write the states into the checkpoint that the Trainer has written."""
+        file = _states_file(args, state)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save([one.state_dict() for one in self._controls], file)
+
+    def _load(self, file: Path) -> None:
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"ControlCallback: there is no {file}, which holds the controls' states at the step where the Trainer resumes: load each "
+                "control's state first, with control.load_state_dict"
+            )
+        with reading("ControlCallback", file):
+            states = torch.load(file, map_location="cpu", weights_only=True)
+            for one, saved in zip(self._controls, states, strict=True):
+                one.load_state_dict(saved)
+
+
+def _states_file(args: Any, state: Any) -> Path:
+    """The file of a process for the states of controls, in the Trainer's checkpoint of a step."""
+    return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", f"qsim_controls_{args.process_index}.pt")
 
 
 def _renamed(description: Mapping[str, Any], model: Any) -> dict[str, Any]:

@@ -49,9 +49,11 @@ class Explorer(SphinxDirective):
 
 def script() -> str:
     """The text of the explorer's script."""
-    names = {name: repr(fmt) for fmt in formats.NAMED.values() for name in formats.names(fmt)}
+    # The script rounds float64, as JavaScript's numbers are.
+    shown = {name: fmt for name, fmt in formats.NAMED.items() if fmt != formats.FP64}
+    names = {name: repr(fmt) for fmt in shown.values() for name in formats.names(fmt)}
     emitted = re.sub(r"^export ", "", emit("javascript", "any"), flags=re.MULTILINE)
-    named = f"const NAMES = {json.dumps(names)};\nconst SHOWN = {json.dumps(list(formats.NAMED))};\n"
+    named = f"const NAMES = {json.dumps(names)};\nconst SHOWN = {json.dumps(list(shown))};\n"
     own = [(SOURCE / name).read_text(encoding="utf-8") for name in ("formats.js", "numbers.js", "page.js")]
     offered = f"globalThis.qsim = {{ {', '.join(_OFFERED)} }};\n"
     return "\n".join(['"use strict";\n(() => {', emitted, named, *own, offered + "})();\n"])

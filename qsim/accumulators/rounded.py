@@ -141,6 +141,8 @@ def _check_format(fmt: Format, rule: Rule) -> None:
         raise ValueError(f"Rounded: sums are rounded to floats, integers or fixed point, not to a table like {brief(fmt)}")
     if not fmt.has_zero:
         raise ValueError(f"Rounded: a sum begins at zero, which {brief(fmt)} lacks")
+    if fmt.grid.mantissa > sums.MOST_MANTISSA_AND_NOISE:
+        raise ValueError(f"Rounded: {brief(fmt)} has {fmt.grid.mantissa} mantissa bits, and sums have {sums.MOST_MANTISSA_AND_NOISE}")
     needed, most = fmt.grid.mantissa + rule.bits + rule.correction, sums.MOST_MANTISSA_AND_NOISE
     if needed > most:
         bits = most - fmt.grid.mantissa - rule.correction

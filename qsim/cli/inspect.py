@@ -12,7 +12,7 @@ from typing import Any, get_args
 from qsim.cli.blocks import InBlock, in_block
 from qsim.cli.exact import Neighbours, TypedNumber, code_of, neighbours, parse
 from qsim.cli.text import fields, hexadecimal, json_number
-from qsim.formats import Format, name_of
+from qsim.formats import FP64, Format, name_of
 from qsim.formats.base import shortest
 from qsim.rounding import DEFAULT_BITS, NAMED, Overflow, Stochastic, resolve
 from qsim.scaling import block_formats
@@ -64,6 +64,8 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     fmt = block_formats.resolve(args.format)
+    if fmt == FP64:
+        raise ValueError(f"inspect: numbers are read as float64, so that nothing is rounded to {args.format}: give a narrower format")
     roundings = [str(name) for name in args.rounding or NAMED]
     for name in roundings:
         resolve(name)

@@ -16,8 +16,8 @@ Example:
     [57344.0, 240.0, 30.0]
     >>> [fmt.max for fmt in (formats.E3M4, formats.E3M2, formats.E2M3)]
     [15.5, 28.0, 7.5]
-    >>> [fmt.bits for fmt in (formats.FP32, formats.TF32, formats.FP16, formats.BF16)]
-    [32, 19, 16, 16]
+    >>> [fmt.bits for fmt in (formats.FP64, formats.FP32, formats.TF32, formats.FP16, formats.BF16)]
+    [64, 32, 19, 16, 16]
     >>> [fmt.bits for fmt in (formats.E8M0, formats.INT8, formats.INT4, formats.NF4)]
     [8, 8, 4, 4]
     >>> [fmt.bits for fmt in (formats.Posit(8), formats.Takum(8), formats.Log(4, 3))]
@@ -25,7 +25,9 @@ Example:
     >>> formats.Table([0, 1]).bits
     1
     >>> list(formats.TABULATED)
-    ['posit8', 'takum8', 'nf4']
+    ['posit8', 'takum8', 'nf4', 'e2m1_sr', 'e2m1_sp']
+    >>> formats.Supernormal(2, 1, 8).max
+    8.0
     >>> formats.NAMED["e5m2"] == formats.E5M2, typing.get_args(formats.Specials)
     (True, ('ieee', 'fn', 'fnuz', 'p3109', 'none'))
 """
@@ -50,6 +52,7 @@ from qsim.formats.names import (
     E8M0,
     FP16,
     FP32,
+    FP64,
     INT4,
     INT8,
     NAMED,
@@ -61,6 +64,7 @@ from qsim.formats.names import (
     names,
 )
 from qsim.formats.posit import Posit
+from qsim.formats.supernormal import Supernormal
 from qsim.formats.table import Table
 from qsim.formats.takum import Takum
 
@@ -78,6 +82,7 @@ __all__ = [
     "E8M0",
     "FP16",
     "FP32",
+    "FP64",
     "INT4",
     "INT8",
     "Log",
@@ -93,6 +98,7 @@ __all__ = [
     "Posit",
     "PowerOfTwo",
     "Specials",
+    "Supernormal",
     "TABULATED",
     "Table",
     "Takum",

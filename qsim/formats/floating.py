@@ -16,6 +16,9 @@ Specials = Literal["ieee", "fn", "fnuz", "p3109", "none"]
 #: Those whose usual bias is half the number of exponents, so that 1 lies in the middle of the codes.
 _CENTERED = ("fnuz", "p3109")
 
+#: The size of float64, which holds no other format of that size with all its midpoints.
+_DOUBLE = (11, 52)
+
 #: Sizes whose name means a format with special values, and that format's name and largest value.
 _OTHERWISE_NAMED = {(4, 3): ("e4m3", 448), (5, 2): ("e5m2", 57344), (3, 4): ("e3m4", 15.5)}
 
@@ -25,8 +28,8 @@ class Float(Format):
     """A floating-point format: sign, exponent and mantissa.
 
     Args:
-        exponent: Exponent bits, 1 to 8.
-        mantissa: Mantissa bits, 0 to 23.
+        exponent: Exponent bits, 1 to 8, or float64's 11.
+        mantissa: Mantissa bits, 0 to 23, or float64's 52: `Float(11, 52, specials="ieee")` is the only format of either size.
         bias: Subtracted from the exponent field; by default `2**(exponent-1) - 1`, one more for `"fnuz"` and `"p3109"`.
         specials: Which codes are not finite values. `"ieee"`: the top exponent (infinities and NaN). `"fn"`: all ones (NaN). `"fnuz"`: the
             code of negative zero (NaN). `"p3109"`: that code, or all ones where there is no sign (NaN), and the code below (infinity); see
@@ -54,8 +57,9 @@ class Float(Format):
     signed: bool = True
 
     def __post_init__(self) -> None:
-        check_integer("Float", "exponent", self.exponent, 1, 8)
-        check_integer("Float", "mantissa", self.mantissa, 0, 23)
+        if (self.exponent, self.mantissa) != _DOUBLE:
+            check_integer("Float", "exponent", self.exponent, 1, 8)
+            check_integer("Float", "mantissa", self.mantissa, 0, 23)
         if self.subnormals != "flush" and not isinstance(self.subnormals, bool):
             raise TypeError(f"Float: subnormals must be True, False or 'flush', got {self.subnormals!r}")
         check_flag("Float", "signed", self.signed)
@@ -65,7 +69,12 @@ class Float(Format):
         if self.specials not in get_args(Specials):
             raise ValueError(f"Float: specials must be one of {', '.join(map(repr, get_args(Specials)))}, got {self.specials!r}")
         bias = self._usual_bias if self.bias is None else self.bias
-        object.__setattr__(self, "bias", check_integer("Float", "bias", bias, -BIAS_LIMIT, BIAS_LIMIT))
+        if (self.exponent, self.mantissa) == _DOUBLE:
+            if (bias, self.specials, self.subnormals, self.signed) != (self._usual_bias, "ieee", True, True):
+                raise ValueError("Float: of 11 exponent and 52 mantissa bits only float64 is emulated, Float(11, 52, specials='ieee')")
+        else:
+            check_integer("Float", "bias", bias, -BIAS_LIMIT, BIAS_LIMIT)
+        object.__setattr__(self, "bias", bias)
         if self.specials == "fnuz" and not self.signed:
             raise ValueError("Float: specials='fnuz' writes NaN as negative zero, which an unsigned format lacks")
         if not named and self._is_otherwise_named:

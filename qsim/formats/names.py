@@ -15,10 +15,12 @@ from qsim.formats.fixed import Fixed, Int
 from qsim.formats.floating import P3109, Float, PowerOfTwo, Specials
 from qsim.formats.logarithmic import Log
 from qsim.formats.posit import Posit
+from qsim.formats.supernormal import Supernormal
 from qsim.formats.table import Table
 from qsim.formats.takum import Takum
 from qsim.text.parsing import read_call
 
+FP64 = Float(11, 52, specials="ieee")
 FP32 = Float(8, 23, specials="ieee")
 TF32 = Float(8, 10, specials="ieee")
 BF16 = Float(8, 7, specials="ieee")
@@ -46,6 +48,7 @@ NF4 = Table(
 
 #: Every named format by its name, widest first.
 NAMED: dict[str, Format] = {
+    "fp64": FP64,
     "fp32": FP32,
     "tf32": TF32,
     "bf16": BF16,
@@ -65,10 +68,19 @@ NAMED: dict[str, Format] = {
 }
 
 #: The named formats whose values are in tables.
-TABULATED: dict[str, Format] = {"posit8": Posit(8), "takum8": Takum(8), "nf4": NF4}
+TABULATED: dict[str, Format] = {
+    "posit8": Posit(8),
+    "takum8": Takum(8),
+    "nf4": NF4,
+    "e2m1_sr": Supernormal(2, 1, 8.0),
+    "e2m1_sp": Supernormal(2, 1, 5.0),
+}
 
 # Other spellings. ml_dtypes' `fn` means "all ones is NaN" for 8-bit formats and "finite only" for narrower ones, as OCP has them.
 _ALIASES: dict[str, Format] = {
+    "float64": FP64,
+    "double": FP64,
+    "e11m52": FP64,
     "float32": FP32,
     "float": FP32,
     "bfloat16": BF16,
@@ -103,6 +115,7 @@ _KNOWN: dict[str, Format] = {**NAMED, **TABULATED, **_ALIASES}
 _FOUND: dict[str, Format] = dict(_KNOWN)
 
 _DTYPES: dict[torch.dtype, Format] = {
+    torch.float64: FP64,
     torch.float32: FP32,
     torch.bfloat16: BF16,
     torch.float16: FP16,
@@ -162,7 +175,7 @@ def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word 
         return _FOUND.get(spec) or _FOUND.setdefault(spec, _by_name(spec))
     if isinstance(spec, torch.dtype):
         if spec not in _DTYPES:
-            raise ValueError(f"no format matches {spec}: qsim's formats have at most 8 exponent and 23 mantissa bits, or 32 integer bits")
+            raise ValueError(f"no format matches {spec}: floats have at most 64 bits, integers 32")
         return _DTYPES[spec]
     raise TypeError(f"a format must be a name, a torch dtype or a Format, got {spec!r}")
 
@@ -175,7 +188,7 @@ def _by_name(spelling: str) -> Format:
         raise ValueError(f"{spelling!r} is {whole}: quantize, encode, Quantizer and FivePoint take its name; qsim.scaling.NAMED holds it")
     if name == "if4":
         raise ValueError(
-            "'if4' is no set of values: each of its blocks chooses between 'e2m1' and 'int4' times 6/7; give a Table, or one of the two"
+            "'if4' is no set of values: each of its blocks chooses between 'e2m1' and 'int4' times 6/7; the point qsim.points.IF4() does so"
         )
     if found is None:
         close = [repr(known) for known in difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)]
@@ -189,7 +202,7 @@ def _by_name(spelling: str) -> Format:
 
 
 _MAKERS: dict[str, Callable[..., Format]] = {"Float": Float, "P3109": P3109, "Fixed": Fixed, "Int": Int, "PowerOfTwo": PowerOfTwo}
-_MAKERS |= {"Table": Table, "Posit": Posit, "Takum": Takum, "Log": Log, "Dynamic": Dynamic}
+_MAKERS |= {"Table": Table, "Posit": Posit, "Takum": Takum, "Log": Log, "Dynamic": Dynamic, "Supernormal": Supernormal}
 
 
 def _parse(name: str) -> Format | None:

@@ -80,8 +80,8 @@ def encode(
             the largest value. With scales the check is not needed: the NaN is in the scale.
 
     Returns:
-        uint8 codes for formats of up to 8 bits and packed ones, int16 up to 16, else int32. With scales, `ScaledCodes`: these codes and
-        those of the scales.
+        uint8 codes for formats of up to 8 bits and packed ones, int16 up to 16, int32 up to 32, int64 for float64. With scales,
+        `ScaledCodes`: these codes and those of the scales.
 
     Raises:
         IndexError: If `x` lacks the dimension of the blocks.
@@ -123,8 +123,8 @@ def decode(
     """Return the values of codes.
 
     Args:
-        codes: The result of `encode`: uint8 for formats of up to 8 bits and packed ones, int16 up to 16, else int32; `ScaledCodes` with
-            scales.
+        codes: The result of `encode`: uint8 for formats of up to 8 bits and packed ones, int16 up to 16, int32 up to 32, int64 for float64;
+            `ScaledCodes` with scales.
         format: A name, a torch dtype, a `Format`, or a block format: a `Block` or its name.
         scale: As passed to `encode`.
         dim: As passed to `encode`.

@@ -32,17 +32,20 @@ from qsim.points.codebook import NF4, Codebook
 from qsim.points.eden import MSEden
 from qsim.points.estimators import DGE, GaussianGrid, TrustMask
 from qsim.points.four_over_six import FourOverSix
+from qsim.points.if4 import IF4
 from qsim.points.learned import LSQ, PACT
 from qsim.points.noise import Noise
 from qsim.points.outer_scale import OuterScale
 from qsim.points.outliers import Outliers
 from qsim.points.rotated import Rotated
+from qsim.points.stochastic_scales import StochasticScales
 from qsim.points.transformer_engine import TransformerEngineNVFP4
 from qsim.scaling import Block, PerAxis, PerBlock, PerRow, PerTensor, PerTile
 from qsim.text.parsing import read_call
 
 __all__ = [
     "DGE",
+    "IF4",
     "LSQ",
     "NF4",
     "PACT",
@@ -58,6 +61,7 @@ __all__ = [
     "Outliers",
     "PointModule",
     "Rotated",
+    "StochasticScales",
     "TransformerEngineNVFP4",
     "TrustMask",
     "resolve",
@@ -68,8 +72,8 @@ __all__ = [
 _MAKERS: dict[str, Callable[..., Any]] = {
     maker.__name__: maker
     for maker in (
-        *(DGE, LSQ, PACT, Affine, Channels, Clamped, Codebook, FourOverSix, GaussianGrid, MSEden, Noise),
-        *(OuterScale, Outliers, Rotated, TransformerEngineNVFP4, TrustMask),
+        *(DGE, IF4, LSQ, PACT, Affine, Channels, Clamped, Codebook, FourOverSix, GaussianGrid, MSEden, Noise),
+        *(OuterScale, Outliers, Rotated, StochasticScales, TransformerEngineNVFP4, TrustMask),
         *(Block, Hadamard, PerAxis, PerBlock, PerRow, PerTensor, PerTile, Quantizer),
     )
 }

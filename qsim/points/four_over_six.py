@@ -81,20 +81,20 @@ class FourOverSix(PointModule):
         scales = quantize(wanted, E4M3).clamp(min=E4M3.smallest) * whole
         scales = scales.clamp(min=_SMALLEST).to(groups.dtype)
         values = self.quantizer(groups / scales, **noise) * scales
-        errors = self._error(values, groups)
-        if inside:
-            errors = errors.sum([dim + 1 for dim in inside], keepdim=True)
+        errors = error_of(values, groups, tuple(dim + 1 for dim in inside), self.error)
         best, least = values[0], errors[0]
         for other, error in zip(values[1:], errors[1:], strict=True):
             best, least = torch.where(error < least, other, best), torch.minimum(error, least)
         return surrogate(x, ungrouped(best, tuple(x.shape)).to(x.dtype))
 
-    def _error(self, values: Tensor, groups: Tensor) -> Tensor:
-        """The errors, in float64, so that the order of their sum does not decide."""
-        difference = values.double() - groups.double()
-        return difference.abs() if self.error == "mae" else difference.square()
-
     def extra_repr(self) -> str:
         """The blocks and the choices."""
         choices = f"candidates={self.candidates}, error={self.error}, reach={self.reach:g}"
         return f"{self.granularity}, {choices}, rounding={self.quantizer.rounding}"
+
+
+def error_of(values: Tensor, groups: Tensor, inside: tuple[int, ...], error: Error) -> Tensor:
+    """The error of each group, in float64, so that the order of the sum does not decide; `inside` are the dimensions of a group."""
+    difference = values.double() - groups.double()
+    each = difference.abs() if error == "mae" else difference.square()
+    return each.sum(inside, keepdim=True) if inside else each

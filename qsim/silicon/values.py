@@ -24,7 +24,7 @@ def value_of(x: Operand, source: Format) -> Operand:
         return x << 32 - source.bits
     how = grid_bits(source.grid, wide=counts_wide(source.grid, source.coding))
     numbers, variant = coding_bits(source.grid, source.coding, how)
-    if is_flat(source.grid) and how.carrier == SINGLE and not source.coding.twos_complement:
+    if how.carrier == SINGLE and is_flat(source.grid, SINGLE) and not source.coding.twos_complement:
         # Its values are spaced like float32's own, down to zero.
         variant = variant._replace(zero=False, subnormals=False)
     value = symbols.meaning(arithmetic.codes, how.carrier).value_of(x, numbers, variant)

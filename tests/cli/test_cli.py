@@ -38,7 +38,9 @@ def test_formats_lists_every_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_formats_as_json_give_back_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(run(capsys, "formats", "--json"))
-    scope = {name: getattr(qsim.formats, name) for name in ("Float", "Fixed", "Int", "PowerOfTwo", "Table", "Posit", "Takum")}
+    scope = {
+        name: getattr(qsim.formats, name) for name in ("Float", "Fixed", "Int", "PowerOfTwo", "Table", "Posit", "Takum", "Supernormal")
+    }
     single = {name: entry for name, entry in found.items() if "element" not in entry}
     assert {name: eval(entry["format"], scope) for name, entry in single.items()} == NAMED | TABULATED
     assert all(entry["max"] == (NAMED | TABULATED)[name].max for name, entry in single.items())
@@ -254,6 +256,7 @@ def test_wrapped_listings_say_the_same(capsys: pytest.CaptureFixture[str], monke
     [
         (["inspect", "e4m33", "1"], "unknown format 'e4m33': did you mean 'e4m3'?"),
         (["formats", "e4m33"], "unknown format 'e4m33': did you mean 'e4m3'?"),
+        (["inspect", "fp64", "1"], "inspect: numbers are read as float64, so that nothing is rounded to fp64: give a narrower format"),
         (["inspect", "e4m3", "abc"], "'abc' is not a number: write 0.3, -1e-5, 1/3, 0x1.8p-3, inf or nan"),
         (["inspect", "e4m3", "1/0"], "'1/0' is not a number"),
         (["inspect", "e4m3", "1e99999999"], "exponents must be from -5000 to 5000"),

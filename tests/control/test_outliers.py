@@ -120,6 +120,36 @@ def test_a_resumed_run_has_the_same_channels(stop: int) -> None:
     assert same_bits(fresh(inputs(9)), whole(inputs(9)))
 
 
+def test_numbers_are_on_the_device_but_not_in_the_state(device: torch.device) -> None:
+    point, x = Channels("mxfp4", "mxfp8", WIDE).to(device), inputs(1).to(device)
+    assert point.indices.device == x.device
+    assert point.indices.tolist() == [*WIDE]
+    assert not point.state_dict()
+    assert torch.equal(point(x).cpu(), apart(inputs(1), -1))
+    assert torch.equal(copy.deepcopy(point)(x), point(x))
+    with torch.device("meta"):
+        skeleton = Channels("mxfp4", "mxfp8", WIDE)
+    assert torch.equal(skeleton.to("meta").to_empty(device=device)(x), point(x))
+
+
+def test_compiled_code_has_no_break() -> None:
+    point, x = Channels("e2m1", "e4m3", WIDE), inputs(1)
+    assert torch.equal(torch.compile(point, backend="eager", fullgraph=True)(x), point(x))
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_contains_it() -> None:
+    point, x = Channels("mxfp4", "mxfp8", WIDE).to("cuda"), inputs(1).to("cuda")
+    point(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = point(x)
+    x.copy_(inputs(2))
+    graph.replay()
+    assert torch.equal(y.cpu(), apart(inputs(2), -1))
+
+
 def test_only_training_counts_and_hooks_are_gone() -> None:
     model = net("tetrajet2")
     control = OutControl(share=0.02, window=1).start(model)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.formats import NF4, Format, Log, Posit, Table, Takum
+from qsim.formats import NF4, Format, Log, Posit, Supernormal, Table, Takum
 from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import rounding_bits, used_bits, variant_of
 from qsim_kernels.torch.rounding import with_table
@@ -81,6 +81,46 @@ def check_codes(values: Tensor, x: Tensor, fmt: Format, rounding: str, overflow:
     indices = [len(fmt.values()) - 1 if value != value else fmt.values().index(value) for value in values.tolist()]
     assert codes.tolist() == indices
     assert torch.equal(qsim.decode(codes, fmt, dtype=values.dtype)[~values.isnan()], values[~values.isnan()])
+
+
+#: The paper's tables, and one whose further value is negative and between others.
+SUPERNORMAL = {"e2m1_sr": (2, 1, 8.0), "e2m1_sp": (2, 1, 5.0), "Supernormal(2, 1, -0.25)": (2, 1, -0.25)}
+
+
+@pytest.mark.parametrize("name", SUPERNORMAL)
+def test_supernormal_floats(name: str) -> None:
+    """All codes are those of the float, but that of negative zero; roundings are exact."""
+    fmt, (exponent, mantissa, value) = qsim.format(name), SUPERNORMAL[name]
+    assert fmt == Supernormal(exponent, mantissa, value) == qsim.format(repr(fmt))
+    plain, codes = qsim.Float(exponent, mantissa), torch.arange(1 << fmt.bits, dtype=torch.uint8)
+    expected = qsim.decode(codes, plain)
+    expected[1 << fmt.bits - 1] = value
+    assert torch.equal(qsim.decode(codes, fmt), expected)
+    assert torch.equal(qsim.encode(expected, fmt), codes)
+    assert fmt.values() == tuple(sorted(expected.tolist()))
+    ordered = sorted(zip(map(Fraction, expected.tolist()), codes.tolist(), strict=True))
+    table = ExactTable.of(*map(list, zip(*ordered, strict=True)))  # type: ignore[arg-type]
+    x = torch.tensor(around(table, 3e38), dtype=torch.float64)
+    for rounding in oracle.DETERMINISTIC:
+        for overflow in oracle.OVERFLOWS:
+            due = [round_in_table(number, table, rounding, overflow) for number in x.tolist()]
+            assert_equal(qsim.quantize(x, fmt, rounding, overflow=overflow), due, (rounding, overflow))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((2, 1, 4.0), r"Supernormal: value must be one that Float\(2, 1\) lacks, got 4"),
+        ((2, 1, math.inf), "values must be finite in float32, got inf"),
+        ((8, 8, 5.0), "Supernormal: mantissa must be in 0…7, got 8"),
+        ((8, 7, 5.1), r"Supernormal: float32 must hold the values, and cannot hold those of Float\(8, 7\)"),
+    ],
+)
+def test_errors_of_supernormal_floats(arguments: tuple[int, int, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Supernormal(*arguments)
+    with pytest.raises(TypeError, match="Supernormal: value must be a number, got '5'"):
+        Supernormal(2, 1, "5")  # type: ignore[arg-type]
 
 
 @pytest.mark.sampled(3)

@@ -48,7 +48,7 @@ def run(operation: str, x: Any, out: Tensor, options: dict[str, Any]) -> Tensor:
         ({"format": "e4m33"}, ValueError, "unknown format 'e4m33': did you mean 'e4m3'?"),
         ({"format": "e4m24"}, ValueError, "unknown format 'e4m24'"),
         ({"format": ["e4m3"]}, TypeError, "a format must be a name, a torch dtype or a Format, got ['e4m3']"),
-        ({"format": torch.float64}, ValueError, "no format matches torch.float64"),
+        ({"format": torch.complex64}, ValueError, "no format matches torch.complex64"),
         ({"rounding": "nearst"}, ValueError, "unknown rounding 'nearst': did you mean 'nearest'? Allowed are nearest, nearest_away, "),
         ({"rounding": 0}, TypeError, "rounding must be a name or a Rounding, got 0"),
         ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'"),

@@ -135,5 +135,7 @@ def test_text() -> None:
     assert spell(table).endswith(" table='posit(8,2)'")
     assert read(type(table), spell(table)) == table
     unknown = table._replace(table="unum(8)")
-    with pytest.raises(ValueError, match="no table has the name 'unum': known are values, dynamic, log, posit, takum; import qsim"):
+    with pytest.raises(
+        ValueError, match="no table has the name 'unum': known are values, dynamic, log, posit, supernormal, takum; import qsim"
+    ):
         variant_of(rounding_bits(unknown, qsim.rounding.NEAREST.rule("saturate"), False), qsim.rounding.NEAREST.rule("saturate"))

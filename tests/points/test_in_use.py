@@ -194,12 +194,14 @@ def test_inductor_compiles_all_in_one_graph() -> None:
 
     net, x = All(), torch.randn(4, 6)
     due = net(x)
-    got = torch.compile(net, fullgraph=True)(x)
-    for name, one, other in zip(READY, got, due, strict=True):
+    compiled = torch.compile(net, fullgraph=True)
+    calls = [compiled(x) for _ in range(30)]
+    for name, found, other in zip(READY, zip(*calls, strict=True), due, strict=True):
         if name in DETERMINISTIC:
-            torch.testing.assert_close(one, other, msg=name)
+            torch.testing.assert_close(found[0], other, msg=name)
         else:
-            assert not torch.equal(one, other)
+            # Signs have few patterns for rows this short: every second call may have the same.
+            assert any(not torch.equal(one, other) for one in found), name
 
 
 @pytest.mark.slow

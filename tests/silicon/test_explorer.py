@@ -66,7 +66,7 @@ def every_format() -> Iterator[tuple[str, Format]]:
             continue
         if qsim.formats.holds(torch.float32, fmt) and fmt.max > 0:
             yield repr(fmt), fmt
-    yield from qsim.formats.NAMED.items()
+    yield from ((name, fmt) for name, fmt in qsim.formats.NAMED.items() if fmt != qsim.formats.FP64)
 
 
 def in_bits(fmt: Format) -> dict[str, Any]:

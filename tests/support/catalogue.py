@@ -24,6 +24,7 @@ from qsim.formats import (
     E8M0,
     FP16,
     FP32,
+    FP64,
     NAMED as _NAMED,
     P3109,
     TABULATED as _TABULATED,
@@ -37,8 +38,8 @@ from qsim.formats import (
     Table,
 )
 
-#: Every named format.
-NAMED: tuple[Format, ...] = (*_NAMED.values(), Float(4, 3, specials="ieee"))
+#: Every named format but float64, whose midpoints are not numbers of the oracle's arrays: `formats/test_float64.py` has it.
+NAMED: tuple[Format, ...] = (*(fmt for fmt in _NAMED.values() if fmt != FP64), Float(4, 3, specials="ieee"))
 
 #: Tables: with and without zero and negative values, tapered and logarithmic ones.
 TABULATED: tuple[Format, ...] = (*_TABULATED.values(), Posit(6, 1), Log(4, 3), Table([-1, -0.3, 0.1, 0.77, 2]), Table([0.5, 1, 3]))

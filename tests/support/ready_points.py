@@ -22,6 +22,9 @@ READY: dict[str, Callable[[], PointModule]] = {
     "Codebook, learned": lambda: points.Codebook([-1.0, -0.3, 0.1, 0.8], learned=True),
     "FourOverSix": lambda: points.FourOverSix(),
     "FourOverSix, mse": lambda: points.FourOverSix(qsim.scaling.PerBlock(4), error="mse", reach=448),
+    "IF4": lambda: points.IF4(),
+    "IF4, stochastic": lambda: points.IF4(rounding="stochastic"),
+    "StochasticScales": lambda: points.StochasticScales(qsim.Quantizer("nvfp4", "stochastic")),
     "DGE": lambda: points.DGE("mxfp4"),
     "GaussianGrid": lambda: points.GaussianGrid(3),
     "TrustMask": lambda: points.TrustMask.quest(4),
@@ -38,5 +41,5 @@ READY: dict[str, Callable[[], PointModule]] = {
 }
 
 #: Those that draw, and those that give the same values every time.
-RANDOM = ("Noise", "Rotated, redrawn", "MSEden", "FourOverSix, stochastic")
+RANDOM = ("Noise", "Rotated, redrawn", "MSEden", "FourOverSix, stochastic", "IF4, stochastic", "StochasticScales")
 DETERMINISTIC = {name: make for name, make in READY.items() if name not in RANDOM}

@@ -151,12 +151,12 @@ def fits_single(grid: Grid) -> bool:
     """Whether rounding can work on float32's bits: the grid's own binades are normal numbers there, with room to scale below them."""
     if grid.exponent < 1 - SINGLE.bias or max(grid.max, -grid.min) >= 2.0**128:
         return False
-    return is_flat(grid) or grid.least >= math.ldexp(1.0, SINGLE.drawn + 1 - SINGLE.bias)
+    return is_flat(grid, SINGLE) or grid.least >= math.ldexp(1.0, SINGLE.drawn + 1 - SINGLE.bias)
 
 
-def is_flat(grid: Grid) -> bool:
-    """Whether the spacing never grows relative to float32's: below the grid's lowest binade both are evenly spaced."""
-    return grid.exponent == 1 - SINGLE.bias and grid.least < math.ldexp(1.0, grid.exponent)
+def is_flat(grid: Grid, carrier: Carrier) -> bool:
+    """Whether the spacing never grows relative to a carrier's: below the grid's lowest binade both are evenly spaced."""
+    return grid.exponent == 1 - carrier.bias and grid.least < math.ldexp(1.0, grid.exponent)
 
 
 def counts_wide(grid: Grid, coding: Coding) -> bool:
@@ -165,7 +165,7 @@ def counts_wide(grid: Grid, coding: Coding) -> bool:
     This is so for integers in steps so small that float32 cannot hold the number of steps in one, and for integers with so many bits that
     it cannot hold the largest.
     """
-    return coding.twos_complement and (is_flat(grid) or grid.mantissa > SINGLE.mantissa + 1)
+    return coding.twos_complement and (is_flat(grid, SINGLE) or grid.mantissa > SINGLE.mantissa + 1)
 
 
 def bits_that_matter(how: GridBits, rule: Rule) -> int:
@@ -190,7 +190,7 @@ def grid_bits(grid: Grid, wide: bool) -> GridBits:
 
 def grid_in(carrier: Carrier, grid: Grid) -> GridBits:
     """Express a grid in the bits of a carrier that can hold it."""
-    flat = is_flat(grid) and carrier == SINGLE
+    flat = is_flat(grid, carrier)
     # A grid of integers may have one bit more than the carrier stores: its uppermost binade is spaced like the carrier's own.
     spare = max(0, grid.mantissa - carrier.mantissa)
     mantissa, exponent = grid.mantissa - spare, grid.exponent - spare

@@ -68,7 +68,7 @@ def code_dtype(bits: int) -> torch.dtype:
         >>> code_dtype(4)
         torch.uint8
     """
-    return torch.uint8 if bits <= 8 else torch.int16 if bits <= 16 else torch.int32
+    return torch.uint8 if bits <= 8 else torch.int16 if bits <= 16 else torch.int32 if bits <= 32 else torch.int64
 
 
 class CodingVariant(NamedTuple):

@@ -106,7 +106,7 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
     """Write the values of `codes` into `out`."""
     bits = grid_bits(grid, wide=out.dtype == torch.float64 or counts_wide(grid, coding))
     value_of = _reader(grid, coding, bits, out.device)
-    mask, width = (1 << coding.bits) - 1, torch.int64 if bits.carrier == DOUBLE else torch.int32
+    mask, width = (1 << coding.bits) - 1 if coding.bits < 64 else -1, torch.int64 if bits.carrier == DOUBLE else torch.int32
     for _, (source, target) in pieces(codes, out):
         target.copy_(as_values(value_of((source.to(torch.int64) & mask).to(width)), bits, out.dtype))
 

@@ -19,6 +19,9 @@ from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.layouts import ElementOrder, in_order, prepared
 from qsim_kernels.triton.quantize.kernels import decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
 
+#: The most bits of a code that kernels write and read: wider ones are float64's, which need no kernel.
+_KERNEL_BITS = 32
+
 
 def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise, block: int | None = None) -> None:
     """Round `x` onto a grid, into `out`; see `reference.quantize_into`.
@@ -47,6 +50,8 @@ def encode_into(out: Tensor, x: Tensor, encoding: Encoding, noise: Noise, check:
     Returns:
         Whether there was a NaN without a code, on the device of `x`.
     """
+    if encoding.coding.bits > _KERNEL_BITS:
+        return reference.encode_into(out, x, encoding, noise, check)
     check, (seed, stream, offset) = check and encoding.coding.nan < 0, noise
     pointer, number = seed_of(seed, x)
     aligned = offset % 8 == 0
@@ -61,7 +66,7 @@ def encode_into(out: Tensor, x: Tensor, encoding: Encoding, noise: Noise, check:
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: int | None = None) -> None:
     """Write the values of `codes` into `out`; see `reference.decode_into`, which looks up those of a table."""
-    if grid.table:
+    if grid.table or coding.bits > _KERNEL_BITS:
         reference.decode_into(out, codes, grid, coding)
         return
     form = (grid, coding, (codes.dtype, out.dtype), block)
