@@ -1,12 +1,24 @@
-"""Stochastic codes that a GPU finds two at a time are those of the definition, for all inputs of 16 bits."""
+"""Rounding two elements at a time on a GPU, compared with the definition: codes for all inputs of 16 bits, blocks for all exponents."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 import qsim
+from qsim.functional.arguments import spelling
 from qsim.random import Noise
+from qsim.scaling import PerBlock
+from qsim.scaling.block_formats import NAMED
+from qsim_kernels.numbers.scales import Restore
+from qsim_kernels.ops.scaled import Implementation
+from support.comparing import same_bits
+from support.scaled_settings import REFERENCE
+
+KERNELS = Implementation("qsim_kernels.triton.scaled.launch")
 
 #: So often that some of the values near zero need the last of their random bits.
 REPEATS = 64
@@ -23,3 +35,45 @@ def test_codes_of_all_inputs(name: str) -> None:
     piece = x.cuda()[2**16 :][: 2**16 - 5]
     codes = qsim.encode(piece, name, rounding="stochastic", seed=Noise(7, 5, offset=2**16), check=False)
     assert torch.equal(codes.cpu(), expected[2**16 :][: 2**16 - 5])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [-1, 0])
+@pytest.mark.parametrize("name", [*NAMED, "Block('e2m1', 64, rule='ceil')", "Block('e4m3', 16, scale='bf16', rule='fit')"])
+def test_blocks_of_all_exponents(name: str, dim: int) -> None:
+    for x in matrices():
+        expected = qsim.quantize(x, name, rounding="stochastic", dim=dim, seed=Noise(7, 5))
+        found = qsim.quantize(x.cuda(), name, rounding="stochastic", dim=dim, seed=Noise(torch.tensor(7, device="cuda"), 5))
+        assert same_bits(found.cpu(), expected)
+    # A piece that is not aligned in memory, with random bits that begin elsewhere.
+    pieces = [y.view(-1)[1:-31].view(-1, 32) for y in (x, x.cuda())]
+    expected, found = (qsim.quantize(y, name, rounding="stochastic", dim=dim, seed=Noise(7, 5, offset=16)) for y in pieces)
+    assert same_bits(found.cpu(), expected)
+    assert same_bits(qsim.quantize(pieces[0].cuda(), name, rounding="stochastic", dim=dim, seed=Noise(7, 5, offset=16)).cpu(), expected)
+
+
+def matrices() -> Iterator[torch.Tensor]:
+    """Matrices in bfloat16: normal numbers, some so small that the last random bits matter, all exponents, special ones."""
+    x = torch.randn(300, 1056, generator=torch.Generator().manual_seed(0))
+    exponents = torch.rand(x.shape, generator=torch.Generator().manual_seed(1))
+    small = x * torch.exp2(-34 * exponents)
+    small[::16, ::16] = 1
+    yield from (x.bfloat16(), small.bfloat16(), (x * torch.exp2(250 * exponents - 125)).bfloat16(), (x * 2.0**-126).bfloat16())
+    x[:128] = x[:, 64:96] = 0
+    yield x.bfloat16()
+    x[5, 7], x[200, 9], x[290, 400] = math.nan, math.inf, -math.inf
+    yield x.bfloat16()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_factors_of_blocks_without_that_of_the_tensor(dim: int) -> None:
+    """As layers round NVFP4, whose tensors' scales are left to the product."""
+    spelt, scaling = spelling("e2m1", "stochastic", "saturate"), PerBlock(16, dim, "e4m3")
+    for x in matrices():
+        whole = torch.tensor(0.37)
+        numbers = scaling.tiles(x.shape), (), *scaling.spelling(spelt.format)
+        noise = torch.tensor(3), spelt.grid, spelt.rule, 7, 0, torch.bfloat16, int(Restore.SCALE)
+        expected, _ = REFERENCE.quantize_tiles(x, whole, *numbers, *noise)
+        found, _ = KERNELS.quantize_tiles(x.cuda(), whole.cuda(), *numbers, *noise)
+        assert same_bits(found.cpu(), expected)

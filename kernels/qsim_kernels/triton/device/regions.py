@@ -113,8 +113,9 @@ def region_place(region, matrices, REGION: tl.constexpr):
         matrix, row, column = region * 0, region * 0, region.to(tl.int64) * REGION.width
         first = column + tl.arange(0, 1)
     else:
-        # 64-bit divisions take as long as everything else.
-        along, down = matrices.regions_along.to(tl.int32), matrices.regions_down.to(tl.int32)
+        # 64-bit divisions take as long as everything else, and signed ones longer than others.
+        along, down = matrices.regions_along.to(tl.uint32), matrices.regions_down.to(tl.uint32)
+        region = region.to(tl.uint32)
         rest = region // along
         column = (region % along).to(tl.int64) * REGION.width
         row = (rest % down).to(tl.int64) * REGION.height

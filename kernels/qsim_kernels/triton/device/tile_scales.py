@@ -12,11 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED, elements, scale_of
-from qsim_kernels.numbers.carrier import GridNumbers
+from qsim_kernels.numbers.carrier import GridNumbers, double_bits
 from qsim_kernels.numbers.grid import Grid, GridRounding, Rule
 from qsim_kernels.numbers.scales import SMALLEST, ScaleNumbers, ScaleRule, Scales, rounding_of_scales, scale_numbers as numbers_of
-from qsim_kernels.triton.device.blocks import rounded
+from qsim_kernels.triton.device.directed import add_toward_zero
 from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.rounding import nearby_power
 from qsim_kernels.triton.device.values import KernelVariant, as_double, in_carrier
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
@@ -26,6 +27,8 @@ _BLOCK = 128
 
 inverse = elements.inverse
 CEIL: tl.constexpr = tl.constexpr(int(ScaleRule.CEIL))
+#: The bits of 1 as a float64.
+ONE: tl.constexpr = tl.constexpr(double_bits(1.0))
 
 
 class ScaleVariant(NamedTuple):
@@ -87,8 +90,8 @@ def powers_as_scales(amax, making, RULE: tl.constexpr):
 def nearest_ratios(a, under, making, SCALE_ROUNDING: tl.constexpr):
     """The values of a grid that are exactly nearest to `a / (under * M)`, ties to even, computed in float32.
 
-    A slightly inexact quotient is nearly always far from a tie, so that slightly more and slightly less of it round to the same value.
-    Otherwise the sign of `a - middle * M * under` decides, which one instruction computes exactly.
+    A slightly inexact quotient, made slightly less, has the same neighbour below as the exact one, or the one before that. In both cases
+    the sign of `a - middle * M * under`, which one instruction computes exactly, tells whether the neighbour above is nearer.
 
     Args:
         a: Magnitudes, float32.
@@ -102,17 +105,31 @@ def nearest_ratios(a, under, making, SCALE_ROUNDING: tl.constexpr):
     lift = tl.where(whole > 18446744073709551616.0, 5.421010862427522e-20, lift)
     whole *= lift
     a *= lift
-    largest = (as_double(making.largest) / as_double(making.factor)).to(tl.float32)
-    ratio = a * tl.div_rn(whole * 0 + 1, whole * largest)
-    below = rounded(ratio * 0.9999990463256836, 0, making.grid, SCALE_ROUNDING, False)
-    above = rounded(ratio * 1.0000009536743164, 0, making.grid, SCALE_ROUNDING, False)
-    middle = (below + above) * 0.5
+    # Two to the margin divides by a subtraction of exponents.
+    largest = as_double(making.largest - making.factor + ONE).to(tl.float32)
+    slightly_less = reciprocal(whole * largest) * 0.9999990463256836
+    y = tl.minimum(a * slightly_less, (making.grid.top - 1).to(tl.float32, bitcast=True))
+    # The spacing is 2**-23 of this power, whose sum with a number in steps ends in the same bit as the number's code.
+    power = nearby_power(y, making.grid, SCALE_ROUNDING, False).to(tl.float32, bitcast=True)
+    total = add_toward_zero(y, power)
+    below = total - power
+    middle = below + power * 5.960464477539063e-08
     if INTERPRETED:
         excess = a.to(tl.float64) - (middle * largest).to(tl.float64) * whole.to(tl.float64)
     else:
         excess = tl.fma(-middle * largest, whole, a)
-    even = rounded(middle, 0, making.grid, SCALE_ROUNDING, False)
-    return tl.where(excess > 0, above, tl.where(excess < 0, below, even))
+    is_odd = (total.to(tl.int32, bitcast=True) & 1) != 0
+    return tl.where((excess > 0) | ((excess == 0) & is_odd), below + power * 1.1920928955078125e-07, below)
+
+
+@triton.jit
+def reciprocal(x):
+    """`arithmetic.scales.inverse` of float32 numbers: fewer instructions than a division."""
+    if INTERPRETED:
+        result = inverse(x.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    else:
+        result = tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return result
 
 
 @triton.jit
@@ -133,7 +150,8 @@ def tile_scales(bits, under, making, MAKING: tl.constexpr, SCALE_ROUNDING: tl.co
         if MAKING.ratios and under is not None:
             smallest = as_double(making.least).to(tl.float32)
             scales = tl.maximum(nearest_ratios(amax, under, making, SCALE_ROUNDING), smallest)
-            scales = tl.where(amax < float("inf"), scales, float("nan"))
+            whole = tl.load(under)
+            scales = tl.where(amax < tl.where(whole == whole, float("inf"), float("nan")), scales, float("nan"))
         else:
             amax = amax.to(tl.float64)
             if under is not None:
@@ -149,7 +167,7 @@ def inverses_of(scales, under):
     """The factors that replace division of elements by their scale and by that of the whole tensor."""
     if under is not None:
         scales = under_whole(scales, under)
-    return inverse(scales.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    return reciprocal(scales)
 
 
 @triton.jit

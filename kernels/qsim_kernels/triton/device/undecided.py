@@ -20,18 +20,20 @@ _OPERANDS = ("out", "rounded", "x", "open", "place", "block", "seed", "stream", 
 _OPERANDS_OF_MANY_BITS = (*_OPERANDS, "low", "largest")
 
 
-def philox_text(name: str, block: str, seed: str, stream: str, upper: str) -> list[str]:
-    """PTX for the four words of a Philox block, in the registers `name`0 to `name`3; `upper` is set in the block's upper word."""
+def philox_text(name: str, block: str, seed: str, stream: str, upper: str, *, unrolled: bool = False) -> list[str]:
+    """PTX for the four words of a Philox block, in the registers `name`0 to `name`3; `upper` is set in the block's upper word.
+
+    By default it is a short loop, for what runs rarely: unrolled instructions would get in the way of others.
+    """
     c0, c1, c2, c3 = (f"{name}{i}" for i in range(4))
-    return [
+    start = [
         f".reg .b32 {c0}, {c1}, {c2}, {c3};",
         f"mov.b64 {{{c0}, {c1}}}, {block};",
         f"or.b32 {c1}, {c1}, {upper};",
         f"mov.b64 {{{c2}, {c3}}}, {stream};",
         f"mov.b64 {{key0, key1}}, {seed};",
-        "mov.b32 round, 0;",
-        # A short loop: it runs rarely, and unrolled instructions would get in the way of others.
-        f'{name}_ROUND: .pragma "nounroll";',
+    ]
+    step = [
         f"mul.wide.u32 product0, {c0}, {FACTOR_0};",
         f"mul.wide.u32 product1, {c2}, {FACTOR_2};",
         "mov.b64 {low0, high0}, product0;",
@@ -44,10 +46,11 @@ def philox_text(name: str, block: str, seed: str, stream: str, upper: str) -> li
         f"mov.b32 {c3}, low0;",
         f"add.u32 key0, key0, {GROWTH_0};",
         f"add.u32 key1, key1, {GROWTH_1};",
-        "add.u32 round, round, 1;",
-        "setp.lt.u32 again, round, 10;",
-        f"@again bra.uni {name}_ROUND;",
     ]
+    if unrolled:
+        return start + step * 10
+    again = ["add.u32 round, round, 1;", "setp.lt.u32 again, round, 10;", f"@again bra.uni {name}_ROUND;"]
+    return [*start, "mov.b32 round, 0;", f'{name}_ROUND: .pragma "nounroll";', *step, *again]
 
 
 def _half_word(result: str, name: str, place: str) -> list[str]:

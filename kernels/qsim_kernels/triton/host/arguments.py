@@ -13,7 +13,6 @@ from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import coding_bits, largest_code
 from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Mode, Overflow, Rule
-from qsim_kernels.triton.device.undecided import SCALED_BY
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host.launcher import TableAddress
 
@@ -86,12 +85,24 @@ def drawn_later(variant: KernelVariant, grid: Grid, few_bits: bool) -> KernelVar
 
 
 def has_pairs(variant: KernelVariant, coding: CodeVariant, grid: Grid) -> bool:
-    """Whether `triton.device.pairs` finds the codes of bfloat16 values, given the variant that `drawn_later` returned."""
+    """Whether `triton.device.code_pairs` supports the codes of bfloat16 values, given the variant that `drawn_later` returned."""
     bits = grid_bits(grid, variant.wide)
     is_plain = coding.signed and coding.subnormals and coding.zero and not (coding.twos_complement or coding.nan_is_zero or coding.far)
-    # Values of at most 7 significant bits, normal ones among them, and 2**32 divided by the smallest is a float32.
-    fits = bits.shift > 16 and bits.top >= bits.low << 23 and bits.least >= SCALED_BY.value - (254 << 23)
-    return has_dpx() and variant.draws_late and variant.saturates and is_plain and fits and bits.top == bits.bottom
+    return _has_values_in_pairs(variant, bits) and is_plain and bits.low <= SINGLE.bias
+
+
+def _has_values_in_pairs(variant: KernelVariant, bits: GridBits) -> bool:
+    """Whether `triton.device.pairs` rounds to values of a grid, given the variant that `drawn_later` returned."""
+    # Values of at most 7 significant bits, normal ones among them, far from float32's own limits.
+    fits = bits.shift > 16 and bits.top >= bits.low << 23 and bits.least >= 64 << 23 and bits.top < 192 << 23
+    return has_dpx() and variant.draws_late and variant.saturates and fits and bits.top == bits.bottom
+
+
+def has_scaled_pairs(variant: KernelVariant, grid: Grid) -> bool:
+    """Whether `triton.device.scaled_pairs` rounds bfloat16 values under scales, given the variant that `drawn_later` returned."""
+    bits = grid_bits(grid, variant.wide)
+    # The smallest value times the smallest power of two is a float32.
+    return _has_values_in_pairs(variant, bits) and variant.keep_sign and bits.least >= SINGLE.bias - 22 << 23
 
 
 @lru_cache(maxsize=4096)

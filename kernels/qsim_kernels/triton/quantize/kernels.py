@@ -5,8 +5,8 @@ import triton.language as tl
 
 from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, encoded, note_lost, rounded
+from qsim_kernels.triton.device.code_pairs import codes_of_pairs
 from qsim_kernels.triton.device.codes import values_of
-from qsim_kernels.triton.device.pairs import codes_of_pairs
 from qsim_kernels.triton.device.parts import Sizes, block_part, drawn_for, load_part, store_part, tile_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import clamp

@@ -11,20 +11,32 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.numbers.grid import GridRounding
-from qsim_kernels.numbers.scales import ElementRounding, ScaledRounding, Scales, TileSizes, Turn
+from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch import scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device import tile_scales
 from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_part, region_place
-from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
+from qsim_kernels.triton.device.saturation import Clamp, clamp_of_given, clamp_of_tiles
+from qsim_kernels.triton.device.scaled_pairs import ScaledForm
 from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
-from qsim_kernels.triton.scaled.partition import Reading, Regions, Types, cut, cut_between_tiles, cut_into, is_narrow, reading
+from qsim_kernels.triton.scaled.pairs import pairs_kernel
+from qsim_kernels.triton.scaled.partition import (
+    Reading,
+    Regions,
+    Types,
+    cut,
+    cut_between_tiles,
+    cut_into,
+    cut_into_pairs,
+    is_narrow,
+    reading,
+)
 from qsim_kernels.triton.scaled.rescaling import matmul_rescaled_into, rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
 from qsim_kernels.triton.scaled.whole import whole_scale_into
@@ -81,6 +93,7 @@ class _Call(NamedTuple):
         wholes: The number of scales that others are under: one for the whole tensor, or one for each matrix.
         unseeded: Whether there is no tensor with a seed.
         aligned: Whether random bits begin at the first element.
+        even: Whether both tensors begin at multiples of 16 bytes.
     """
 
     tiles: TileSizes
@@ -91,6 +104,7 @@ class _Call(NamedTuple):
     wholes: int
     unseeded: bool
     aligned: bool
+    even: bool
 
     @property
     def reading(self) -> Reading | None:
@@ -109,7 +123,8 @@ def _call(out: Tensor, x: Tensor, under: Tensor | None, rounding: ScaledRounding
     tiles, turn, elements, (seed, stream, offset) = rounding
     pointer, number = seed_of(seed, x)
     wholes = 0 if under is None else under.numel()
-    call = _Call(tiles, turn, elements, x.shape, (x.dtype, out.dtype), wholes, pointer is None, offset % 8 == 0)
+    even = (x.data_ptr() | out.data_ptr()) % 16 == 0
+    call = _Call(tiles, turn, elements, x.shape, (x.dtype, out.dtype), wholes, pointer is None, offset % 8 == 0, even)
     return call, (pointer, number, stream, offset)
 
 
@@ -124,7 +139,8 @@ def quantize_tiles_into(
     if launch is None:
         _quantize_tiles_in_turn(out, scales, x, under, making, rounding)
         return
-    launch(x.contiguous(), out, scales, under, *noise)
+    written = () if launch.launcher.kernel is pairs_kernel else (scales,)
+    launch(x.contiguous(), out, *written, under, *noise)
 
 
 def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, rounding: ScaledRounding) -> None:
@@ -160,11 +176,12 @@ def _quantize_tiles_in_turn(
 
 @lru_cache(maxsize=4096)
 def _on_tiles(call: _Call, making: Scales, kept: bool) -> Launch | None:
-    """Prepare a launch of `tiles_kernel`, unless several reads are necessary; `kept` if scales are written."""
+    """Prepare a launch of `pairs_kernel` or `tiles_kernel`, unless several reads are necessary; `kept` if scales are written."""
     read, (source, target) = call.reading, call.types
+    in_pairs = None if kept or read is None else _in_pairs(call, making, read)
     regions = read and cut_between_tiles(read, call.types, call.elements, call.aligned, making, joins_rows=call.wholes < 2)
-    if read is None or regions is None:
-        return None
+    if in_pairs is not None or read is None or regions is None:
+        return in_pairs
     is_under = call.wholes > 0
     clamp = clamp_of_tiles(making, call.elements, is_under, source if call.turn is None else torch.float32, target)
     variant, numbers = call.rounding
@@ -173,6 +190,24 @@ def _on_tiles(call: _Call, making: Scales, kept: bool) -> Launch | None:
     form = (source, target, is_under, call.unseeded, kept)
     run = launcher(tiles_kernel, form, *numbers, *making_numbers, *constants, **regions.options)
     return Launch(run, regions.programs, (*regions.matrices, read.signs, int(call.wholes > 1)))
+
+
+def _in_pairs(call: _Call, making: Scales, read: Reading) -> Launch | None:
+    """Prepare a launch of `pairs_kernel`, if it supports the dtypes, the rounding and the tiles."""
+    (variant, numbers), elements, is_under = call.rounding, call.elements, call.wholes > 0
+    is_plain = call.types == (torch.bfloat16, torch.bfloat16) and call.aligned and call.even and elements.restore != Restore.NOTHING
+    regions = cut_into_pairs(read, joins_rows=call.wholes < 2)
+    if regions is None or not is_plain or not arguments.has_scaled_pairs(variant, elements.grid):
+        return None
+    making_variants, making_numbers = tile_scales.making_of(making, is_under)
+    are_powers, clamps = making_variants[0].powers, clamp_of_tiles(making, elements, is_under, *call.types) != Clamp.NEVER
+    # Products with E4M3's scales, for example, are bfloat16 numbers.
+    is_short = making.grid.mantissa < 8 and making.grid.exponent >= -126
+    is_exact = are_powers or (is_short and not clamps and not (is_under and elements.restore == Restore.ALL))
+    form = ScaledForm(are_powers, is_exact, clamps or not is_exact)
+    constants = (*making_variants, regions.shape, read.tiles.width == 1, int(elements.restore), form, form.text, form.constraints)
+    run = launcher(pairs_kernel, (is_under, call.unseeded), *numbers, *making_numbers, variant, *constants, **regions.options)
+    return Launch(run, regions.programs, (*regions.matrices, int(call.wholes > 1)))
 
 
 @lru_cache(maxsize=4096)

@@ -132,6 +132,29 @@ def cut_between_tiles(
     return cut_into(count, types, aligned, Regions((rows, columns), (tall, wide), (height, width), warps, registers))
 
 
+#: The columns and warps of a region, found by experiment, where tiles are rows or larger.
+_ROWS_IN_PAIRS, _TILES_IN_PAIRS = (2048, 2), (64, 4)
+#: The same where tiles are columns of so many rows.
+_COLUMNS_IN_PAIRS = {16: (128, 1), 32: (64, 1), 64: (32, 1), 128: (64, 4)}
+
+
+def cut_into_pairs(read: Reading, *, joins_rows: bool) -> Cut | None:
+    """Regions of pairs of bfloat16 values that hold whole tiles, if possible, with columns counted in pairs; see `cut_between_tiles`."""
+    count, (rows, columns, height, width, across), turn, _ = read
+    known = _COLUMNS_IN_PAIRS if width == 1 else {1: _ROWS_IN_PAIRS} if height == 1 else {height: _TILES_IN_PAIRS}
+    are_powers = not (height & (height - 1) or width & (width - 1))
+    if across or turn.levels or columns % 32 or not are_powers or 1 < width < 16 or height not in known:
+        return None
+    if height == 1 and columns % width == 0 and joins_rows:
+        rows, columns = 1, count
+    wide, warps = known[height]
+    wide = max(wide, width)
+    if height * wide > _LARGEST or (height > 1 and height * columns >= 2**31):
+        return None
+    regions = Regions((rows, columns // 2), (height, wide // 2), (height, max(width // 2, 1)), warps)
+    return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, regions)
+
+
 def cut(read: Reading, types: Types, elements: ElementRounding, aligned: bool) -> Cut:
     """Regions for given scales, which need not hold whole tiles."""
     _, (rows, columns, height, width, _), turn, _ = read

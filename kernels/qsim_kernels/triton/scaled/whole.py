@@ -12,9 +12,11 @@ from torch import Tensor
 from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.numbers.scales import Scales
 from qsim_kernels.triton.device.blocks import as_single
+from qsim_kernels.triton.device.pairs import larger_pair
 from qsim_kernels.triton.device.parts import block_part, load_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.tile_scales import MakingNumbers, making_of, scale_numbers, tile_scales
+from qsim_kernels.triton.host.arguments import has_dpx
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
 #: Elements that a single program reads at most, in eight blocks.
@@ -30,21 +32,40 @@ def largest_pattern(x, start, count, FINITE: tl.constexpr, BLOCK: tl.constexpr, 
     return bits
 
 
+@triton.jit
+def largest_of_blocks(
+    x, first, count, FINITE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, IN_PAIRS: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
+    """The largest magnitude pattern of some blocks; `IN_PAIRS` compares bfloat16 values two at a time, whether they are finite or not."""
+    if IN_PAIRS:
+        largest = tl.zeros([BLOCK], tl.bfloat16)
+        for step in range(STEPS):
+            largest = larger_pair(largest, load_part(x, block_part(first + step * BLOCK, count, BLOCK, MASKED)))
+        amaxes = (largest.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF) << 16
+    else:
+        amaxes = tl.zeros([BLOCK], tl.int32)
+        for step in range(STEPS):
+            amaxes = tl.maximum(amaxes, largest_pattern(x, first + step * BLOCK, count, FINITE, BLOCK, MASKED))
+    return tl.max(amaxes)
+
+
 @kernel(do_not_specialize_on_alignment=["out", "state"])
 def whole_scale_kernel(
     x, out, state, count: tl.int64, making: MakingNumbers, grid: GridNumbers,
     MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    IN_PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Write the scale of `count` elements; several programs share a `state` of two zeros: the largest so far, and how many are done."""
     first = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
-    amaxes = tl.zeros([BLOCK], tl.int32)
     if first + STEPS * BLOCK <= count:
-        for step in range(STEPS):
-            amaxes = tl.maximum(amaxes, largest_pattern(x, first + step * BLOCK, count, FINITE, BLOCK, False))
+        amax = largest_of_blocks(x, first, count, FINITE, STEPS, BLOCK, IN_PAIRS, False)
     else:
-        for step in range(STEPS):
-            amaxes = tl.maximum(amaxes, largest_pattern(x, first + step * BLOCK, count, FINITE, BLOCK, True))
-    amax = tl.max(amaxes)
+        amax = largest_of_blocks(x, first, count, FINITE, STEPS, BLOCK, IN_PAIRS, True)
+    if IN_PAIRS and FINITE:
+        # Rare: then the program reads its blocks again.
+        has_others = amax >= 0x7F800000
+        if has_others:
+            amax = largest_of_blocks(x, first, count, FINITE, STEPS, BLOCK, False, True)
     is_last = True
     if state is not None:
         tl.atomic_max(state, amax, sem="relaxed")
@@ -70,5 +91,6 @@ def _prepared(shape: torch.Size, source: torch.dtype, making: Scales, finite: bo
     single = count <= _SMALL
     steps, block, warps = (8, _SMALL // 8, 32) if single else (8, 1024, 4)
     variants, numbers = making_of(making, False)
-    run = launcher(whole_scale_kernel, (source, single), *numbers, *variants, finite, steps, block, num_warps=warps)
+    in_pairs = source == torch.bfloat16 and has_dpx()
+    run = launcher(whole_scale_kernel, (source, single), *numbers, *variants, finite, steps, block, in_pairs, num_warps=warps)
     return Launch(run, -(-count // (steps * block)), (count,))

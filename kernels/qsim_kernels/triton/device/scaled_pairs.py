@@ -1,0 +1,136 @@
+"""Stochastic rounding of bfloat16 values under the scales of their tiles, two elements per instruction; see `pairs`.
+
+Scales that are powers of two divide and multiply pairs exactly. Under others, quotients and most products are float32, one by one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from qsim_kernels.triton.device.pairs import COMMON, PAIRS, Ends, Registers, in_both_halves, registers, split, text
+from qsim_kernels.triton.device.tile_scales import CEIL
+
+
+class ScaledForm(NamedTuple):
+    """A rounding under scales that kernels are compiled for.
+
+    Attributes:
+        divides_pairs: Whether scales are powers of two, whose inverses are given as pairs of bfloat16; otherwise as float32.
+        multiplies_pairs: Whether products with scales are bfloat16 numbers, so that scales are given as pairs; otherwise as float32.
+        clamps: Whether products beyond the largest bfloat16 become that.
+    """
+
+    divides_pairs: bool
+    multiplies_pairs: bool
+    clamps: bool
+
+    @property
+    def operands(self) -> dict[str, tuple[str, int]]:
+        """The kinds and numbers of the registers of operands."""
+        inverses = {"top": "r", "inverse": "r"} if self.divides_pairs else {"top": "f", "inverse0": "f", "inverse1": "f"}
+        factors = {"factor": "r"} if self.multiplies_pairs else {"factor0": "f", "factor1": "f"}
+        return {name: (kind, PAIRS) for name, kind in ({"x": "r"} | COMMON | inverses | factors).items()}
+
+    @property
+    def constraints(self) -> str:
+        """The constraints of the operands."""
+        return registers(PAIRS, self.operands)[1]
+
+    @property
+    def text(self) -> str:
+        """The PTX."""
+        named, _ = registers(PAIRS, self.operands)
+        quotients = (_magnitude_of_pair, _powers_of_pair) if self.divides_pairs else (_magnitude, _powers)
+        return text(Ends(*quotients, self._written), named)
+
+    def _written(self, i: int, of: Registers) -> list[str]:
+        """PTX that gives rounded elements their signs and multiplies them."""
+        lines = [f"lop3.b32 rounded, rounded, {f'pair{i}' if self.divides_pairs else of['x'][i]}, 0x80008000, 0xF8;"]
+        if self.multiplies_pairs:
+            lines += [f"mul.bf16x2 ${i}, rounded, {of['factor'][i]};"]
+        else:
+            lines += [*split("rounded", 0), f"mul.f32 total, value, {of['factor0'][i]};"]
+            lines += [*split("rounded", 1), f"mul.f32 value, value, {of['factor1'][i]};", f"cvt.rn.bf16x2.f32 ${i}, value, total;"]
+        if self.clamps:
+            lines += ["mov.b32 bits, 0x7F7F7F7F;", f"min.NaN.xorsign.abs.bf16x2 ${i}, ${i}, bits;"]
+        return lines
+
+
+def _magnitude_of_pair(i: int, half: int, of: Registers) -> list[str]:
+    quotients = [f"mul.bf16x2 pair{i}, {of['x'][i]}, {of['inverse'][i]};", f"min.xorsign.abs.bf16x2 pair{i}, pair{i}, {of['top'][0]};"]
+    return [*quotients, *split(f"pair{i}", half), "abs.f32 value, value;"]
+
+
+def _powers_of_pair(i: int, of: Registers) -> list[str]:
+    return [f"mov.b32 power{i}, pair{i};"]
+
+
+def _magnitude(i: int, half: int, of: Registers) -> list[str]:
+    quotient = [*split(of["x"][i], half), f"mul.f32 value, value, {of[f'inverse{half}'][i]};", "abs.f32 value, value;"]
+    return [*quotient, f"min.f32 value, value, {of['top'][0]};"]
+
+
+def _powers(i: int, of: Registers) -> list[str]:
+    return [f"prmt.b32 power{i}, sum{2 * i}, sum{2 * i + 1}, 0x7632;"]
+
+
+#: PTX for scales that are powers of two, and their inverses, from magnitudes: the steps of `powers_as_scales` on pairs.
+POWERS_OF_PAIRS: tl.constexpr = tl.constexpr(
+    """{
+    .reg .b32 power;
+    add.u32 power, $2, $3;
+    and.b32 power, power, 0x7F807F80;
+    add.s16x2 power, power, $4;
+    max.s16x2 power, power, $5;
+    min.s16x2 power, power, $6;
+    max.s16x2 $0, power, $7;
+    sub.u32 $1, $6, power;
+    max.s16x2 $1, $1, $7;
+    fma.rn.bf16x2 $0, $2, $5, $0;
+    min.u16x2 $0, $0, $8;
+    }"""
+)
+
+
+@triton.jit
+def powers_of_pairs(amax, making, RULE: tl.constexpr):
+    """`tile_scales.powers_as_scales` for pairs of bfloat16: scales and their inverses."""
+    raised = 0
+    if RULE == CEIL:
+        raised = in_both_halves(0x7F - ((making.largest >> 45).to(tl.int32) & 0x7F))
+    power = in_both_halves((making.power.to(tl.int32) << 7) & 0xFFFF)
+    return tl.inline_asm_elementwise(
+        POWERS_OF_PAIRS, "=&r,=&r,r,r,r,r,r,r,r",
+        [amax, raised, power, 0, 0x7F007F00, 0x00400040, 0x7FC07FC0], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def pair_of(first, second):
+    """Float32 numbers with at most 8 significant bits as a pair of bfloat16."""
+    return ((first.to(tl.int32, bitcast=True) >> 16) & 0xFFFF) | (second.to(tl.int32, bitcast=True) & -0x10000)
+
+
+@triton.jit
+def rounded_pairs(x, block, noise, inverses, factors, grid, FORM: tl.constexpr, TEXT: tl.constexpr, CONSTRAINTS: tl.constexpr):
+    """Round pairs of bfloat16 under scales.
+
+    Args:
+        x: Pairs, of which a thread holds the four of a Philox block.
+        block: The number of each pair's Philox block.
+        noise: A `Noise`.
+        inverses: The inverses of scales as tuples: pairs, or those of first and of second elements.
+        factors: What rounded elements are multiplied by, likewise.
+        grid: `GridNumbers`; for which grids, `arguments.has_scaled_pairs` decides.
+        FORM: A `ScaledForm`.
+        TEXT: Its text.
+        CONSTRAINTS: Its constraints.
+    """
+    lift = in_both_halves((grid.shift - 16) << 7)
+    lowest = in_both_halves(grid.low << 7) + lift
+    top = in_both_halves(grid.top >> 16) if FORM.divides_pairs else grid.top.to(tl.float32, bitcast=True)
+    given = (x, block, noise.seed, noise.stream, lift, lowest, top) + inverses + factors  # noqa: RUF005 (Triton has no stars)
+    return tl.inline_asm_elementwise(TEXT, CONSTRAINTS, given, dtype=tl.int32, is_pure=True, pack=4)

@@ -1,0 +1,85 @@
+"""Stochastic rounding of bfloat16 matrices under the scales of their tiles, two elements at a time: an override of `tiles`.
+
+A region is one of pairs: its columns, and those of matrices and tiles, are counted in pairs.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.triton.device.pairs import larger_pair
+from qsim_kernels.triton.device.parts import Part, load_part, store_part
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.regions import Matrices, region_place
+from qsim_kernels.triton.device.scaled_pairs import pair_of, powers_of_pairs, rounded_pairs
+from qsim_kernels.triton.device.tile_scales import MakingNumbers, scale_numbers, tile_scales
+from qsim_kernels.triton.device.values import rounding_of
+from qsim_kernels.triton.scaled.tiles import restoring_factors, spread
+
+
+@triton.jit
+def largest_of_pairs(x, REGION: tl.constexpr, BY_COLUMN: tl.constexpr):
+    """The largest magnitudes of each tile: those of first and of second elements, or twice the same if they are in one tile."""
+    DOWN: tl.constexpr = REGION.height // REGION.tile_height
+    if REGION.tile_height > 1:
+        x = tl.reduce(tl.reshape(x, (DOWN, REGION.tile_height, REGION.width)), 1, larger_pair)
+    if not BY_COLUMN:
+        x = tl.reduce(tl.reshape(x, (DOWN, REGION.width // REGION.tile_width, REGION.tile_width)), 2, larger_pair)
+        x = larger_pair(x, ((x >> 16) & 0xFFFF) | (x << 16))
+    return x & 0x7FFF7FFF
+
+
+@triton.jit
+def part_of_pairs(at, matrices, REGION: tl.constexpr):
+    """The pairs of a region as a `Part`, whose places are 32-bit numbers: 64-bit ones would take more instructions than a rounding."""
+    start = tl.multiple_of((at.matrix * matrices.rows + at.row) * matrices.columns + at.column, 16)
+    columns = tl.multiple_of(matrices.columns.to(tl.int32), 16)
+    row, column = tl.arange(0, REGION.height), tl.arange(0, REGION.width)
+    # No more than there are in the region.
+    rows = tl.minimum(matrices.rows - at.row, REGION.height).to(tl.int32)
+    left = tl.multiple_of(tl.minimum(matrices.columns - at.column, REGION.width).to(tl.int32), 16)
+    return Part(start, (row * columns)[:, None] + column[None, :], (row < rows)[:, None] & (column < left)[None, :], start)
+
+
+@triton.jit
+def factors_of_pairs(first, second, under, REGION: tl.constexpr, RESTORE: tl.constexpr, FORM: tl.constexpr):
+    """The factors of rounded elements, from the scales of first and of second ones."""
+    if FORM.multiplies_pairs:
+        first = pair_of(first, second)
+    else:
+        first, second = restoring_factors(first, under, RESTORE), restoring_factors(second, under, RESTORE)
+    return (spread(first, REGION),) if FORM.multiplies_pairs else (spread(first, REGION), spread(second, REGION))
+
+
+@kernel(do_not_specialize_on_alignment=["seed_pointer", "under"])
+def pairs_kernel(
+    x, out, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
+    matrices: Matrices, apart: tl.int64, used: UsedBits, grid: GridNumbers, making: MakingNumbers, scale_grid: GridNumbers,
+    ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, REGION: tl.constexpr, BY_COLUMN: tl.constexpr,
+    RESTORE: tl.constexpr, FORM: tl.constexpr, TEXT: tl.constexpr, CONSTRAINTS: tl.constexpr,
+):  # fmt: skip
+    """Round matrices under the scales of their tiles; see `tiles_kernel`."""
+    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
+    making = scale_numbers(making, scale_grid, SCALE_ROUNDING)
+    at = region_place(tl.program_id(0), matrices, REGION)
+    if under is not None:
+        under += at.matrix * apart
+    part = part_of_pairs(at, matrices, REGION)
+    pairs = load_part(x.to(tl.pointer_type(tl.int32)), part)
+    amax = largest_of_pairs(pairs, REGION, BY_COLUMN)
+    if FORM.divides_pairs:
+        scales, inverses = powers_of_pairs(amax, making, MAKING.rule)
+        inverses, factors = (spread(inverses, REGION),), (spread(scales, REGION),)
+    else:
+        first, first_inverses = tile_scales(amax << 16, under, making, MAKING, SCALE_ROUNDING)
+        second, second_inverses = first, first_inverses
+        if BY_COLUMN:
+            second, second_inverses = tile_scales(amax & -0x10000, under, making, MAKING, SCALE_ROUNDING)
+        inverses = spread(first_inverses, REGION), spread(second_inverses, REGION)
+        factors = factors_of_pairs(first, second, under, REGION, RESTORE, FORM)
+    # Four pairs share a Philox block.
+    block = (offset >> 3) + (part.start >> 2) + (part.places >> 2)
+    result = rounded_pairs(pairs, block, rounding.noise, inverses, factors, rounding.grid, FORM, TEXT, CONSTRAINTS)
+    store_part(out.to(tl.pointer_type(tl.int32)), result, part)
