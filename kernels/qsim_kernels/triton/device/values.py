@@ -26,6 +26,7 @@ class KernelVariant(NamedTuple):
         few_bits: Whether values have so few significant bits that the first 16 decide above the grid's smallest value.
         in_pairs: Whether codes of values are found two at a time; see `pairs`.
         fills_byte: Whether codes that are found in pairs have eight bits.
+        width: Of a table in float32's bits, the number of those that do not choose a bucket; `table` are the steps within one.
     """
 
     rounding: Variant
@@ -38,6 +39,7 @@ class KernelVariant(NamedTuple):
     few_bits: bool = False
     in_pairs: bool = False
     fills_byte: bool = False
+    width: int = 0
 
     @property
     def saturates(self) -> bool:

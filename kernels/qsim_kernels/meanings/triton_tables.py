@@ -1,0 +1,71 @@
+"""Rounding onto a table in float32's bits with few loads: an override of `arithmetic.tables` for Triton's blocks.
+
+Bisection takes a load per step. Here the leading bits of a number choose a bucket, nearly always of one or two places, and a load reads two
+numbers of 32 bits. Stochastic rounding compares distances in units of which 32 bits hold all, by one multiplication; for tables without such
+units, float64's arithmetic rounds. Memory is that of `Buckets.kernel_memory`.
+"""
+
+import triton
+import triton.language as tl
+
+from qsim_kernels.numbers.grid import Mode
+
+INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
+STOCHASTIC: tl.constexpr = tl.constexpr(int(Mode.STOCHASTIC))
+
+
+@triton.jit
+def round_to_table(bits, drawn, table, VARIANT: tl.constexpr):
+    """Round numbers; see `arithmetic.tables.round_to_table`.
+
+    Args:
+        bits: Their bits.
+        drawn: Their random bits.
+        table: The address of the memory.
+        VARIANT: A `KernelVariant`, whose `width` is that of the buckets and whose `table` is their number of steps.
+    """
+    DRAWS: tl.constexpr = VARIANT.mode == STOCHASTIC
+    FIELDS: tl.constexpr = 3 if DRAWS else 1
+    pairs = table.to(tl.pointer_type(tl.int64))
+    rows = pairs + (1 << 32 - VARIANT.width)
+    row = FIELDS * place_of(bits ^ ((bits >> 31) & 0x7FFFFFFF), pairs, rows, FIELDS, VARIANT)
+    if DRAWS:
+        results, units = tl.load(rows + row), tl.load(rows + row + 1)
+        # The second half of the next number.
+        scale = tl.load((rows + row + 2).to(tl.pointer_type(tl.float32), bitcast=True))
+        is_far = takes_far(tl.abs(bits.to(tl.float32, bitcast=True)) * scale, drawn, units)
+        result = tl.where(is_far, (results >> 32).to(tl.int32), results.to(tl.int32))
+    else:
+        result = tl.load((rows + row).to(tl.pointer_type(tl.int32), bitcast=True))
+    return result
+
+
+@triton.jit
+def place_of(key, pairs, rows, FIELDS: tl.constexpr, VARIANT: tl.constexpr):
+    """The last place whose first key is not above a key."""
+    bucket = tl.load(pairs + ((1 << 31 - VARIANT.width) + (key >> VARIANT.width)))
+    place = (bucket >> 32).to(tl.int32)
+    place = tl.where(key < bucket.to(tl.int32), place, place + (1 << VARIANT.table - 1))
+    for step in tl.static_range(1, VARIANT.table):
+        further = place + (1 << VARIANT.table - 1 - step)
+        first = tl.load((rows + FIELDS * further + FIELDS - 1).to(tl.pointer_type(tl.int32), bitcast=True) + 1)
+        place = tl.where(key < first, place, further)
+    return place
+
+
+@triton.jit
+def takes_far(distance, drawn, units):
+    """Whether the share of the way to the far neighbour carries with the random bits.
+
+    The way that is left, less what random bits go, must not be positive: width * drawn >= (end - distance) * 2**32.
+
+    Args:
+        distance: The distance from zero in units of 2**-32 of those of `units`.
+        drawn: The random bits.
+        units: The number of units at the far neighbour, behind that of the way.
+    """
+    if INTERPRETED:
+        # Hardware converts any number; these are for equal neighbours.
+        distance = tl.where(distance < 18446744073709551616.0, distance, 0.0)
+    left = (units & -0x100000000).to(tl.uint64, bitcast=True) - distance.to(tl.uint64)
+    return drawn.to(tl.uint64) * (units & 0xFFFFFFFF).to(tl.uint64) >= left
