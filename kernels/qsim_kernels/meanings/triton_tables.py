@@ -33,7 +33,8 @@ def round_to_table(bits, drawn, table, VARIANT: tl.constexpr):
         results, units = tl.load(rows + row), tl.load(rows + row + 1)
         # The second half of the next number.
         scale = tl.load((rows + row + 2).to(tl.pointer_type(tl.float32), bitcast=True))
-        is_far = takes_far(tl.abs(bits.to(tl.float32, bitcast=True)) * scale, drawn, units)
+        # Two factors, because one may be more than float32 holds.
+        is_far = takes_far(tl.abs(bits.to(tl.float32, bitcast=True)) * scale * 4294967296.0, drawn, units)
         result = tl.where(is_far, (results >> 32).to(tl.int32), results.to(tl.int32))
     else:
         result = tl.load((rows + row).to(tl.pointer_type(tl.int32), bitcast=True))
@@ -43,11 +44,12 @@ def round_to_table(bits, drawn, table, VARIANT: tl.constexpr):
 @triton.jit
 def place_of(key, pairs, rows, FIELDS: tl.constexpr, VARIANT: tl.constexpr):
     """The last place whose first key is not above a key."""
+    STEPS: tl.constexpr = VARIANT.table
     bucket = tl.load(pairs + ((1 << 31 - VARIANT.width) + (key >> VARIANT.width)))
     place = (bucket >> 32).to(tl.int32)
-    place = tl.where(key < bucket.to(tl.int32), place, place + (1 << VARIANT.table - 1))
-    for step in tl.static_range(1, VARIANT.table):
-        further = place + (1 << VARIANT.table - 1 - step)
+    place = tl.where(key < bucket.to(tl.int32), place, place + (1 << STEPS - 1))
+    for step in tl.static_range(1, STEPS):
+        further = place + (1 << STEPS - 1 - step)
         first = tl.load((rows + FIELDS * further + FIELDS - 1).to(tl.pointer_type(tl.int32), bitcast=True) + 1)
         place = tl.where(key < first, place, further)
     return place

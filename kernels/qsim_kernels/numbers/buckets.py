@@ -71,7 +71,7 @@ class Buckets(NamedTuple):
 
 
 class TableUnits(NamedTuple):
-    """Where an interval between neighbours ends and how wide it is, in units, and 2**32 divided by a unit."""
+    """Where an interval between neighbours ends and how wide it is, in units, and one over a unit."""
 
     end: int
     width: int
@@ -83,7 +83,7 @@ def units_of(place: TablePlace) -> TableUnits:
     if place.near == place.far:
         return TableUnits(0, 0, 1.0)
     width = (place.high << LOW) + place.low
-    return TableUnits(width - place.offset, width, 2.0 ** (32 + SINGLE.bias + SINGLE.mantissa - place.unit))
+    return TableUnits(width - place.offset, width, 2.0 ** (SINGLE.bias + SINGLE.mantissa - place.unit))
 
 
 @lru_cache(maxsize=16)
