@@ -12,6 +12,7 @@ from qsim.formats import Int
 from qsim.functional.hadamard import Hadamard, resolve
 from qsim.functional.quantizer import Point, Quantizer
 from qsim.points.base import Gradient, PointModule, callable_of, surrogate, wide
+from qsim.points.four_over_six import FourOverSix
 from qsim.random import seeds
 from qsim.random.noise import Noise
 
@@ -68,6 +69,8 @@ class Rotated(PointModule):
             signs: The random bits of the signs; drawn from torch's generator by default.
             **noise: Those of the point.
         """
+        if isinstance(self.point, FourOverSix) and not self.draws_signs:
+            return self.point.rounded_in(self.transform, x, **noise)
         is_straight = self.gradient == "straight"
         values = wide(x.detach() if is_straight else x)
         values = values.view(1) if x.dim() == 0 else values

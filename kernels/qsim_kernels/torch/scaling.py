@@ -16,8 +16,21 @@ from qsim_kernels.numbers.grid import GridRounding
 from qsim_kernels.numbers.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers, variant_of_scales
 from qsim_kernels.numbers.sums import SINGLE_GRID
 from qsim_kernels.torch import quantize_into
+from qsim_kernels.torch.best import quantize_best_into
 from qsim_kernels.torch.hadamard import hadamard
 from qsim_kernels.torch.rounding import one_nan
+
+__all__ = [
+    "amaxes_into",
+    "hadamard",
+    "matmul_rescaled_into",
+    "quantize_best_into",
+    "quantize_scaled_into",
+    "quantize_tiles_into",
+    "rescaled_into",
+    "scales_into",
+    "scales_of_tiles_into",
+]
 
 _LARGEST = torch.finfo(torch.float32).max
 
