@@ -21,7 +21,7 @@ from qsim_kernels.ops.direct import operators
 
 #: How the error of a block is measured: by the sum of magnitudes, or of squares.
 Error = Literal["mae", "mse"]
-_SCALES = spell_scales(Scales(ScaleRule.FIT, 0, E2M1.max, 1, E4M3.smallest, E4M3.grid))
+_SCALES = spell_scales(Scales(int(ScaleRule.FIT), 0, E2M1.max, 1, E4M3.smallest, E4M3.grid))
 
 
 class FourOverSix(PointModule):

@@ -24,6 +24,7 @@ from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
+from qsim_kernels.triton.scaled.best import quantize_best_into
 from qsim_kernels.triton.scaled.partition import Reading, Regions, Types, cut, cut_between_tiles, cut_into, is_narrow, reading
 from qsim_kernels.triton.scaled.rescaling import matmul_rescaled_into, rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
@@ -33,6 +34,7 @@ __all__ = [
     "amaxes_into",
     "hadamard",
     "matmul_rescaled_into",
+    "quantize_best_into",
     "quantize_scaled_into",
     "quantize_tiles_into",
     "rescaled_into",
