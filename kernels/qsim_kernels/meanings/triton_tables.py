@@ -22,35 +22,34 @@ def round_to_table(bits, drawn, table, VARIANT: tl.constexpr):
         bits: Their bits.
         drawn: Their random bits.
         table: The address of the memory.
-        VARIANT: A `KernelVariant`, whose `width` is that of the buckets and whose `table` is their number of steps.
+        VARIANT: A `KernelVariant`; for `width`, `steps` and `table` see `values.KernelVariant`.
     """
     DRAWS: tl.constexpr = VARIANT.mode == STOCHASTIC
-    FIELDS: tl.constexpr = 3 if DRAWS else 1
+    ROW: tl.constexpr = 1 << VARIANT.table
     pairs = table.to(tl.pointer_type(tl.int64))
     rows = pairs + (1 << 32 - VARIANT.width)
-    row = FIELDS * place_of(bits ^ ((bits >> 31) & 0x7FFFFFFF), pairs, rows, FIELDS, VARIANT)
+    place = place_of(bits ^ ((bits >> 31) & 0x7FFFFFFF), pairs, rows + (2 * ROW if DRAWS else 0), VARIANT)
     if DRAWS:
-        results, units = tl.load(rows + row), tl.load(rows + row + 1)
-        # The second half of the next number.
-        scale = tl.load((rows + row + 2).to(tl.pointer_type(tl.float32), bitcast=True))
+        results, units = tl.load(rows + place), tl.load(rows + ROW + place)
+        scale = tl.load((rows + 2 * ROW + place).to(tl.pointer_type(tl.float32), bitcast=True))
         # Two factors, because one may be more than float32 holds.
         is_far = takes_far(tl.abs(bits.to(tl.float32, bitcast=True)) * scale * 4294967296.0, drawn, units)
         result = tl.where(is_far, (results >> 32).to(tl.int32), results.to(tl.int32))
     else:
-        result = tl.load((rows + row).to(tl.pointer_type(tl.int32), bitcast=True))
+        result = tl.load((rows + place).to(tl.pointer_type(tl.int32), bitcast=True))
     return result
 
 
 @triton.jit
-def place_of(key, pairs, rows, FIELDS: tl.constexpr, VARIANT: tl.constexpr):
+def place_of(key, pairs, firsts, VARIANT: tl.constexpr):
     """The last place whose first key is not above a key."""
-    STEPS: tl.constexpr = VARIANT.table
+    STEPS: tl.constexpr = VARIANT.steps
     bucket = tl.load(pairs + ((1 << 31 - VARIANT.width) + (key >> VARIANT.width)))
     place = (bucket >> 32).to(tl.int32)
     place = tl.where(key < bucket.to(tl.int32), place, place + (1 << STEPS - 1))
     for step in tl.static_range(1, STEPS):
         further = place + (1 << STEPS - 1 - step)
-        first = tl.load((rows + FIELDS * further + FIELDS - 1).to(tl.pointer_type(tl.int32), bitcast=True) + 1)
+        first = tl.load((firsts + further).to(tl.pointer_type(tl.int32), bitcast=True) + 1)
         place = tl.where(key < first, place, further)
     return place
 

@@ -39,6 +39,11 @@ class Buckets(NamedTuple):
     places: list[TablePlace]
 
     @property
+    def size(self) -> int:
+        """The logarithm of the length of a kernel's rows."""
+        return (len(self.places) - 1).bit_length()
+
+    @property
     def fits_words(self) -> bool:
         """Whether 32 bits hold all `TableUnits`, and float32 their scales."""
         return all(max(end, width) <= _WORD and 2.0**-126 <= scale < 2.0**128 for end, width, scale in map(units_of, self.places))
@@ -54,19 +59,20 @@ class Buckets(NamedTuple):
         return [self.width, len(self.starts), len(self.places), 0, *self.starts, *chain(*rows)]
 
     def kernel_memory(self, rule: Rule) -> list[int]:
-        """Numbers of 64 bits for `triton.device.tables`, whose halves are two numbers: fewer loads than of one by one.
+        """Numbers of 64 bits for kernels, whose halves are two numbers: fewer loads than of one by one.
 
-        They are the start of each bucket and the key that bisection compares first; then, for each place, the far or the only result and
-        the near one. Of a stochastic rounding there are two more, the `TableUnits`.
+        They are the start of each bucket and the key that bisection compares first; then rows of `1 << self.size`: the near result of each
+        place, and the far one or, if there is none, the first key. Of a stochastic rounding there are two more rows, the `TableUnits`, of
+        which the last number is next to the first key.
         """
-        reach = 1 << self.steps - 1
+        reach, drawn = 1 << self.steps - 1, rule.mode == Mode.STOCHASTIC
         found = [_pair(start, self.places[start + reach].first) for start in self.starts]
-        for place in self.places:
-            if rule.mode == Mode.STOCHASTIC:
-                units = units_of(place)
-                found += [_pair(place.far, place.near), _pair(units.end, units.width), _pair(place.first, _bits(units.scale))]
-            else:
-                found.append(_pair(place.first, place.near))
+        places = self.places + self.places[-1:] * ((1 << self.size) - len(self.places))
+        found += [_pair(place.far if drawn else place.first, place.near) for place in places]
+        if drawn:
+            units = [units_of(place) for place in places]
+            found += [_pair(each.end, each.width) for each in units]
+            found += [_pair(place.first, _bits(each.scale)) for place, each in zip(places, units, strict=True)]
         return found
 
 

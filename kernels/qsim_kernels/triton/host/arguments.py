@@ -57,7 +57,8 @@ def rounding(chosen: GridRounding, wide: bool, writes_codes: bool = False) -> tu
     numbers = bits.numbers()
     if grid.table and bits.carrier == SINGLE:
         buckets = buckets_of(grid.table, rule)
-        variant = variant._replace(rounding=variant.rounding._replace(table=buckets.steps), width=buckets.width)
+        table = variant.rounding._replace(table=buckets.size)
+        variant = variant._replace(rounding=table, width=buckets.width, steps=buckets.steps)
     if grid.table:
         numbers = numbers._replace(table=TableAddress(bits._replace(writes_codes=writes_codes), rule))  # type: ignore[arg-type]
     return variant, (*used_bits(bits.carrier, rule.bits, rule.correction), *numbers)

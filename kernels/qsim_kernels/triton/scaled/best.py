@@ -23,14 +23,18 @@ from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, hadamard, load_transformed, narrowed, region_part, region_place
+from qsim_kernels.triton.device.regions import Matrices, hadamard, load_transformed, narrowed, region_part, region_place, with_signs
 from qsim_kernels.triton.device.values import as_double, in_carrier, rounding_of
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
-from qsim_kernels.triton.scaled.partition import Types, cut_between_tiles, reading
+from qsim_kernels.triton.scaled.partition import Cut, Reading, Regions, Types, cut_between_tiles, cut_into, reading
 from qsim_kernels.triton.scaled.tiles import largest_of_tiles, spread
+
+
+#: Elements of a region of rows.
+_ROW = 2048
 
 
 class ChoiceNumbers(NamedTuple):
@@ -128,8 +132,8 @@ def second_is_better(first, second, values, SQUARES: tl.constexpr, REGION: tl.co
     is_better = (other < one).to(tl.int32)
     if tl.max(tl.max(is_close.to(tl.int32), axis=1), axis=0) > 0:
         exact = values.to(tl.float64)
-        one = errors_of(first.to(tl.float64), exact, SQUARES, REGION)
-        is_better = (errors_of(second.to(tl.float64), exact, SQUARES, REGION) < one).to(tl.int32)
+        exact_one = errors_of(first.to(tl.float64), exact, SQUARES, REGION)
+        is_better = (errors_of(second.to(tl.float64), exact, SQUARES, REGION) < exact_one).to(tl.int32)
     return is_better > 0
 
 
@@ -160,12 +164,7 @@ def best_kernel(
     lowered = tl.where(of_tensor < float("inf"), 1 / tensor.lift, float("nan"))
     factors = spread(tl.where(is_better, second_scales, first_scales) * lowered, REGION)
     result = tl.where(spread(is_better.to(tl.int32), REGION) > 0, second, first) * factors
-    if TURN.levels > 0:
-        result = hadamard(result, signs * 0, TURN, REGION.height, REGION.width)
-        place = tl.arange(0, REGION.height if TURN.down else REGION.width) % (1 << TURN.levels)
-        flips = (signs.to(tl.int32) >> place) << 31
-        flips = flips[:, None] if TURN.down else flips[None, :]
-        result = (result.to(tl.int32, bitcast=True) ^ flips).to(tl.float32, bitcast=True)
+    result = with_signs(hadamard(result, signs * 0, TURN, REGION.height, REGION.width), signs, TURN, REGION.height, REGION.width)
     store_part(out, narrowed(result, out.dtype.element_ty), region_part(at, matrices, REGION))
 
 
@@ -200,7 +199,7 @@ def _prepared(
     read = reading(count, types[0], tiles, turn) if count and torch.float64 not in types else None
     if read is None or len(choice.candidates) != 2 or tiles.columns % tiles.width or tiles.rows % tiles.height:
         return None
-    regions = cut_between_tiles(read, types, elements, aligned and count % 8 == 0, scales)
+    regions = _regions(read, types, elements, aligned and count % 8 == 0, scales)
     if regions is None:
         return None
     variant, numbers = arguments.rounding(GridRounding(elements.grid, elements.rule), False)
@@ -211,3 +210,12 @@ def _prepared(
     constants = (variant, scale_variant, read.turn, regions.shape, choice.squares)
     run = launcher(best_kernel, (*types, unseeded), *numbers, *scale_grid, *constants, **regions.options)
     return Launch(run, regions.programs, (*regions.matrices, read.signs, *chosen))
+
+
+def _regions(read: Reading, types: Types, elements: ElementRounding, aligned: bool, scales: Scales) -> Cut | None:
+    """Regions that hold whole tiles; those of rows are so small that both candidates' values stay in registers."""
+    count, tiles, turn, _ = read
+    if tiles.height > 1 or tiles.width & (tiles.width - 1) or tiles.width > _ROW or turn.down:
+        return cut_between_tiles(read, types, elements, aligned, scales)
+    cut = cut_into(count, types, aligned, Regions((1, count), (1, _ROW), (1, tiles.width), 4))
+    return cut._replace(shape=cut.shape._replace(run=16)) if count % 16 == 0 and types[0].itemsize == 2 else cut
