@@ -10,8 +10,10 @@ import triton.language as tl
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
-from qsim_kernels.meanings.triton_tables import INTERPRETED, round_to_table
+from qsim_kernels.meanings.triton_tables import round_to_table
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
+
+INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 # Functions of their own, because Triton's interpreter replaces what it finds in `tl` alone.

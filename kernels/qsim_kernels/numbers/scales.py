@@ -61,8 +61,8 @@ class Scales(NamedTuple):
 class Choice(NamedTuple):
     """A choice between scales that let a tile's largest magnitude become one of several candidates; the one of least error is kept.
 
-    Scales are those of `a / candidate` under one of the tensor, the tensor's largest magnitude divided by `reach` and `M`. They are computed
-    in float64, and their products are rounded to float32 at the end. Of equal errors, the first candidate's counts.
+    Scales are those of `a / candidate` under one of the tensor: its largest magnitude divided by `reach` and `M`. They are computed in
+    float64, and their products are rounded to float32 at the end. Of equal errors, the first candidate's counts.
 
     Attributes:
         candidates: The candidates, in the order of preference.

@@ -47,10 +47,12 @@ def quantize_best_into(
     groups = padded.view(-1, down, tiles.height, along, tiles.width)
     within = (0, 2, 4) if tiles.across else (2, 4)
     amax = groups.abs().amax(within, keepdim=True).double()
-    whole = amax.amax() / (choice.reach * scales.largest)
+    # Tensors, because a GPU would multiply by the inverse of a number.
+    reach, *candidates = (amax.new_full((), number) for number in (choice.reach * scales.largest, *choice.candidates))
+    whole = amax.amax() / reach
     whole = torch.where(whole == 0, 1.0, whole)
     # All candidates in one tensor: half as many operations.
-    wanted = torch.stack([amax / candidate for candidate in choice.candidates]) / whole
+    wanted = torch.stack([amax / candidate for candidate in candidates]) / whole
     made = torch.empty_like(wanted)
     quantize(made, wanted, GridRounding(scales.grid, rounding_of_scales(scales.rule)), (None, 0, 0))
     made = (made.clamp(min=scales.least) * whole).clamp(min=SMALLEST).to(groups.dtype)

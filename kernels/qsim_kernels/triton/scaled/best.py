@@ -32,7 +32,6 @@ from qsim_kernels.triton.scaled.amaxes import amaxes_into
 from qsim_kernels.triton.scaled.partition import Cut, Reading, Regions, Types, cut_between_tiles, cut_into, reading
 from qsim_kernels.triton.scaled.tiles import largest_of_tiles, spread
 
-
 #: Elements of a region of rows.
 _ROW = 2048
 
@@ -206,7 +205,8 @@ def _prepared(
     scale_variant, (_, _, *scale_grid) = arguments.rounding(GridRounding(scales.grid, rounding_of_scales(scales.rule)), False)
     variant = arguments.drawn_later(variant, elements.grid, few_bits=False)
     number = DOUBLE.pattern
-    chosen = ChoiceNumbers(number(choice.reach * scales.largest), *map(number, choice.candidates), number(scales.least), count)
+    first, second = map(number, choice.candidates)
+    chosen = ChoiceNumbers(number(choice.reach * scales.largest), first, second, number(scales.least), count)
     constants = (variant, scale_variant, read.turn, regions.shape, choice.squares)
     run = launcher(best_kernel, (*types, unseeded), *numbers, *scale_grid, *constants, **regions.options)
     return Launch(run, regions.programs, (*regions.matrices, read.signs, *chosen))
