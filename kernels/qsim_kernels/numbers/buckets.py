@@ -59,21 +59,22 @@ class Buckets(NamedTuple):
         return [self.width, len(self.starts), len(self.places), 0, *self.starts, *chain(*rows)]
 
     def kernel_memory(self, rule: Rule) -> list[int]:
-        """Numbers of 64 bits for kernels, whose halves are two numbers: fewer loads than of one by one.
+        """Numbers of 64 bits for kernels, each of two numbers: fewer loads than of one by one.
 
-        They are the start of each bucket and the key that bisection compares first; then rows of `1 << self.size`: the near result of each
-        place, and the far one or, if there is none, the first key. Of a stochastic rounding there are two more rows, the `TableUnits`, of
-        which the last number is next to the first key.
+        They are the start of each bucket, and the key that bisection compares first; then rows of as many numbers as `1 << self.size`. Of a
+        stochastic rounding, these are the two results of each place, and its `TableUnits` without their scale. The last two rows have 32
+        bits for a place: the scale, or the only result; and the first key.
         """
-        reach, drawn = 1 << self.steps - 1, rule.mode == Mode.STOCHASTIC
-        found = [_pair(start, self.places[start + reach].first) for start in self.starts]
+        reach = 1 << self.steps - 1
         places = self.places + self.places[-1:] * ((1 << self.size) - len(self.places))
-        found += [_pair(place.far if drawn else place.first, place.near) for place in places]
-        if drawn:
+        found = [_pair(start, self.places[start + reach].first) for start in self.starts]
+        last = [place.near for place in places]
+        if rule.mode == Mode.STOCHASTIC:
             units = [units_of(place) for place in places]
-            found += [_pair(each.end, each.width) for each in units]
-            found += [_pair(place.first, _bits(each.scale)) for place, each in zip(places, units, strict=True)]
-        return found
+            found += [_pair(place.far, place.near) for place in places] + [_pair(each.end, each.width) for each in units]
+            last = [_bits(each.scale) for each in units]
+        last += [place.first for place in places]
+        return found + [_pair(second, first) for first, second in zip(last[::2], last[1::2], strict=True)]
 
 
 class TableUnits(NamedTuple):

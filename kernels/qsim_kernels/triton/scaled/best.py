@@ -100,6 +100,9 @@ def quotients_of(values, scales, REGION: tl.constexpr):
         # The first correction leaves an error below one in the last place, and the second none.
         quotients = tl.fma(tl.fma(-quotients, divisors, values), inverses, quotients)
         quotients = tl.fma(tl.fma(-quotients, divisors, values), inverses, quotients)
+        # The residual of a zero is positive.
+        signs = values.to(tl.int32, bitcast=True) & -0x80000000
+        quotients = (tl.abs(quotients).to(tl.int32, bitcast=True) | signs).to(tl.float32, bitcast=True)
     return quotients
 
 
@@ -140,9 +143,19 @@ def second_is_better(first, second, values, SQUARES: tl.constexpr, REGION: tl.co
 def best_kernel(
     x, out, largest, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     matrices: Matrices, signs: tl.int64, choice: ChoiceNumbers, used: UsedBits, grid: GridNumbers, scale_grid: GridNumbers,
-    ROUNDING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, REGION: tl.constexpr, SQUARES: tl.constexpr,
+    ROUNDING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr, REGION: tl.constexpr,
+    SQUARES: tl.constexpr,
 ):  # fmt: skip
-    """Round a region under the scales of each candidate, keep the better values of each tile, and transform them back."""
+    """Round a region under the scales of each candidate, keep the better values of each tile, and transform them back.
+
+    Args:
+        ROUNDING: The `KernelVariant` of elements.
+        SCALE_ROUNDING: That of scales.
+        TURN: The transform of the values.
+        BACK: The same of float32 numbers.
+        REGION: The `RegionShape`.
+        SQUARES: See `Choice`.
+    """
     rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
     scales_at = in_carrier(scale_grid, SCALE_ROUNDING.wide)
     at = region_place(tl.program_id(0), matrices, REGION)
@@ -163,7 +176,7 @@ def best_kernel(
     lowered = tl.where(of_tensor < float("inf"), 1 / tensor.lift, float("nan"))
     factors = spread(tl.where(is_better, second_scales, first_scales) * lowered, REGION)
     result = tl.where(spread(is_better.to(tl.int32), REGION) > 0, second, first) * factors
-    result = with_signs(hadamard(result, signs * 0, TURN, REGION.height, REGION.width), signs, TURN, REGION.height, REGION.width)
+    result = with_signs(hadamard(result, signs * 0, BACK, REGION.height, REGION.width), signs, BACK, REGION.height, REGION.width)
     store_part(out, narrowed(result, out.dtype.element_ty), region_part(at, matrices, REGION))
 
 
@@ -207,8 +220,10 @@ def _prepared(
     number = DOUBLE.pattern
     first, second = map(number, choice.candidates)
     chosen = ChoiceNumbers(number(choice.reach * scales.largest), first, second, number(scales.least), count)
-    constants = (variant, scale_variant, read.turn, regions.shape, choice.squares)
-    run = launcher(best_kernel, (*types, unseeded), *numbers, *scale_grid, *constants, **regions.options)
+    constants = (variant, scale_variant, read.turn, read.turn._replace(bounded=not turn), regions.shape, choice.squares)
+    # Without fused multiplications and additions, which would leave out the rounding of products that are subtracted.
+    options = regions.options | {"enable_fp_fusion": False}
+    run = launcher(best_kernel, (*types, unseeded), *numbers, *scale_grid, *constants, **options)
     return Launch(run, regions.programs, (*regions.matrices, read.signs, *chosen))
 
 
