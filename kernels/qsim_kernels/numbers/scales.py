@@ -58,7 +58,7 @@ class Scales(NamedTuple):
     grid: Grid
 
 
-class Choice(NamedTuple):
+class ScaleChoice(NamedTuple):
     """A choice between scales that let a tile's largest magnitude become one of several candidates; the one of least error is kept.
 
     Scales are those of `a / candidate` under one of the tensor: its largest magnitude divided by `reach` and `M`. They are computed in

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim_kernels.numbers.scales import Choice, ElementRounding, Restore, ScaledRounding, TileSizes, Turn, read_scales
+from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaleChoice, ScaledRounding, TileSizes, Turn, read_scales
 from qsim_kernels.ops.backend import OnBackend, library, one_by_one, read_rounding
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
@@ -105,7 +105,7 @@ class Implementation(OnBackend):
         """Round a tensor under the better scale of each tile; the numbers of a choice are its candidates, behind the others."""
         scaled, out, _ = _prepared(x, tiles, turn, *rounding)
         squares, reach, *candidates = choice
-        chosen = Choice(tuple(candidates), squares != 0, reach)
+        chosen = ScaleChoice(tuple(candidates), squares != 0, reach)
         self._backend.quantize_best_into(out, x, read_scales(making, scale_grid), chosen, scaled)
         return out
 

@@ -1,4 +1,4 @@
-"""Rounding under the better of two scales for each tile, in plain torch; see `numbers.scales.Choice`."""
+"""Rounding under the better of two scales for each tile, in plain torch; see `numbers.scales.ScaleChoice`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qsim_kernels.numbers.grid import GridRounding
-from qsim_kernels.numbers.scales import Choice, ScaledRounding, Scales, Turn, rounding_of_scales
+from qsim_kernels.numbers.scales import ScaleChoice, ScaledRounding, Scales, Turn, rounding_of_scales
 from qsim_kernels.torch import quantize_into
 from qsim_kernels.torch.hadamard import hadamard, turned_back
 
@@ -21,7 +21,7 @@ def quantize_best_into(
     out: Tensor,
     x: Tensor,
     scales: Scales,
-    choice: Choice,
+    choice: ScaleChoice,
     rounding: ScaledRounding,
     quantize: Callable[..., None] = quantize_into,
     transform: Callable[[Tensor, Turn], Tensor] = hadamard,

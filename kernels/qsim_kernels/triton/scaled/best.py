@@ -17,7 +17,7 @@ from torch import Tensor
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, UsedBits
 from qsim_kernels.numbers.grid import GridRounding
-from qsim_kernels.numbers.scales import Choice, ElementRounding, ScaledRounding, Scales, TileSizes, Turn, rounding_of_scales
+from qsim_kernels.numbers.scales import ElementRounding, ScaleChoice, ScaledRounding, Scales, TileSizes, Turn, rounding_of_scales
 from qsim_kernels.torch import best as reference
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import random_integers
@@ -154,7 +154,7 @@ def best_kernel(
         TURN: The transform of the values.
         BACK: The same of float32 numbers.
         REGION: The `RegionShape`.
-        SQUARES: See `Choice`.
+        SQUARES: See `ScaleChoice`.
     """
     rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
     scales_at = in_carrier(scale_grid, SCALE_ROUNDING.wide)
@@ -180,7 +180,7 @@ def best_kernel(
     store_part(out, narrowed(result, out.dtype.element_ty), region_part(at, matrices, REGION))
 
 
-def quantize_best_into(out: Tensor, x: Tensor, scales: Scales, choice: Choice, rounding: ScaledRounding) -> None:
+def quantize_best_into(out: Tensor, x: Tensor, scales: Scales, choice: ScaleChoice, rounding: ScaledRounding) -> None:
     """Round `x` under the better scales; see `reference.quantize_best_into`."""
     tiles, turn, elements, (seed, stream, offset) = rounding
     pointer, number = seed_of(seed, x)
@@ -199,7 +199,7 @@ def _prepared(
     shape: torch.Size,
     types: Types,
     scales: Scales,
-    choice: Choice,
+    choice: ScaleChoice,
     tiles: TileSizes,
     turn: Turn | None,
     elements: ElementRounding,
