@@ -25,6 +25,7 @@ __all__ = [
     "hadamard",
     "matmul_rescaled_into",
     "quantize_best_into",
+    "quantize_nested_into",
     "quantize_scaled_into",
     "quantize_tiles_into",
     "rescaled_into",
@@ -185,6 +186,7 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
 
 
 quantize_best_into = partial(best.quantize_best_into, quantize=quantize_into, transform=hadamard)
+quantize_nested_into = partial(reference.quantize_nested_into, transform=hadamard, quantize_tiles=quantize_tiles_into)
 
 
 @lru_cache(maxsize=64)

@@ -25,6 +25,7 @@ from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
 from qsim_kernels.triton.scaled.best import quantize_best_into
+from qsim_kernels.triton.scaled.nested import quantize_nested_into
 from qsim_kernels.triton.scaled.partition import Reading, Regions, Types, cut, cut_between_tiles, cut_into, is_narrow, reading
 from qsim_kernels.triton.scaled.rescaling import matmul_rescaled_into, rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
@@ -35,6 +36,7 @@ __all__ = [
     "hadamard",
     "matmul_rescaled_into",
     "quantize_best_into",
+    "quantize_nested_into",
     "quantize_scaled_into",
     "quantize_tiles_into",
     "rescaled_into",
