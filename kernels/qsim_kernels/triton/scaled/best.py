@@ -119,7 +119,8 @@ def second_is_better(first, first_scales, second, second_scales, values, amax, S
     one = fast_errors(first, first_scales, values, SQUARES, REGION)
     other = fast_errors(second, second_scales, values, SQUARES, REGION)
     # A difference is rounded, squared, and added to others at most as often as there are elements. Without the rounding of a product it is
-    # off by up to 2**-24 of the largest magnitude a, and the sum of n squares by 2**-23 * a * sqrt(n * e), less than 2**-18 * e + n * a**2 / 2**30.
+    # off by up to 2**-24 of the largest magnitude `a`, and the sum `e` of n squares by 2**-23 * a * sqrt(n * e), which is less than
+    # 2**-18 * e + 2**-30 * n * a**2.
     COUNT: tl.constexpr = REGION.tile_height * REGION.tile_width
     BOUND: tl.constexpr = (COUNT + 4) * 2.0**-23 + 2.0**-17
     SLACK: tl.constexpr = COUNT * (2.0**-29 if SQUARES else 2.0**-22)

@@ -105,8 +105,7 @@ def _prepared(
     count = shape.numel()
     read = reading(count, types[0], tiles, turn) if count and torch.float64 not in types else None
     is_row = groups.height == tiles.height == 1 and groups.columns == tiles.columns and groups.width % tiles.width == 0
-    most = max(elements.grid.max, -elements.grid.min) * making.grid.max
-    if read is None or not is_row or tiles.columns % groups.width or most >= 2.0**100 or not SINGLE.value(SINGLE.pattern(reach)) == reach:
+    if read is None or not is_row or tiles.columns % groups.width or reach >= 2.0**100:
         return None
     regions = cut_small(read._replace(tiles=read.tiles._replace(width=groups.width)), types, elements, aligned, making)
     variant, numbers = arguments.rounding(GridRounding(elements.grid, elements.rule), False)
