@@ -4,8 +4,8 @@ Bisection takes a load per step. Here the leading bits of a number choose a buck
 numbers of 32 bits. Stochastic rounding compares distances by one multiplication, in units that 32 bits hold; for tables without such units,
 float64's arithmetic rounds. Memory is that of `Buckets.kernel_memory`.
 
-On an H100, rounding float32 to posit8 and takum8 went from 0.55 and 0.66 of a copy's speed to 1.00, and stochastic rounding from 0.23 to 0.91
-and 0.94, to nf4 to 1.00. `test_kernels_count_distances_in_words_or_else_in_float64` and others compare results.
+On an H100, rounding float32 to posit8 and takum8 went from 0.55 and 0.66 of a copy's speed to 1.00, and stochastic rounding from 0.23 to
+0.91 and 0.94, to nf4 to 1.00. `test_kernels_count_distances_in_words_or_else_in_float64` and others compare results.
 """
 
 import triton
