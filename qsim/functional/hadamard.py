@@ -18,7 +18,7 @@ from qsim.scaling.geometry import dim_of
 from qsim.text.parsing import read_call
 from qsim_kernels.numbers.scales import Turn
 from qsim_kernels.ops.direct import operators
-from qsim_kernels.torch.hadamard import signs_of
+from qsim_kernels.torch.hadamard import turned_back
 
 __all__ = ["Hadamard", "resolve"]
 
@@ -113,22 +113,7 @@ def _turned(x: Tensor, transform: Hadamard, dim: int, *, inverse: bool) -> Tenso
 
 
 def _inverted(x: Tensor, transform: Hadamard, dim: int) -> Tensor:
-    """The inverse: Sylvester's matrix and the signs are their own inverses, so the signs are applied after it instead of before it."""
-    turn = transform.turn(x.shape, dim)
-    plain = Turn(*turn)._replace(signs=-1)
-    turned = torch.ops.qsim.hadamard.default(x, plain)
-    # Signs are changed as bits: `qsim.fpu` would round a product.
-    bits = torch.int64 if turned.dtype == torch.float64 else torch.int32
-    flips = (_negative(signs_of(Turn(*turn)), x.device) * torch.iinfo(bits).min).to(bits)
-    along = flips.repeat(-(-plain.length // plain.size))[: plain.length].view(-1, *[1] * (x.dim() - 1 - dim))
-    return (turned.view(bits) ^ along).view(turned.dtype)  # type: ignore[no-any-return]
-
-
-def _negative(signs: Sequence[int], device: torch.device) -> Tensor:
-    """1 for negative signs and 0 for others, from numbers instead of a copy to the device, which a CUDA graph cannot contain."""
-    places = torch.arange(min(len(signs), 32), device=device)
-    words = [sum((sign < 0) << place for place, sign in enumerate(signs[i : i + 32])) for i in range(0, len(signs), 32)]
-    return torch.cat([word >> places & 1 for word in words])
+    return turned_back(x, Turn(*transform.turn(x.shape, dim)), torch.ops.qsim.hadamard.default)
 
 
 def resolve(transform: str | Hadamard | None) -> Hadamard | None:

@@ -60,9 +60,9 @@ class ScaleLayout(NamedTuple):
         """The layout of a tensor of a shape, whose elements are rounded to a format."""
         is_local, making = isinstance(scaling, (PerBlock, PerTile)), scaling.spelling(element)
         if scaling.outer is None:
-            return cls(is_local, tiles, _numbers(tiles), making, turn)
-        whole = _numbers(scaling.outer.tiles(shape))
-        return cls(is_local, tiles, _numbers(tiles), making, turn, whole, scaling.outer.spelling(element, scaling.format))
+            return cls(is_local, tiles, numbers_of(tiles), making, turn)
+        whole = numbers_of(scaling.outer.tiles(shape))
+        return cls(is_local, tiles, numbers_of(tiles), making, turn, whole, scaling.outer.spelling(element, scaling.format))
 
 
 def scale_layout(scaling: Scaling, element: Format, shape: torch.Size) -> ScaleLayout:
@@ -138,6 +138,6 @@ def _scales(ops: Operators, x: Tensor, scaling: Scaling, under: Tensor | None, l
     return ops.scales(scaling.used(amaxes), under, *layout.making)  # type: ignore[no-any-return]
 
 
-def _numbers(tiles: TileSizes) -> list[int]:
+def numbers_of(tiles: TileSizes) -> list[int]:
     """Tiles as operators take them: what torch.compile writes into a graph is neither a NamedTuple nor a truth value among sizes."""
     return [*tiles[:4], int(tiles.across)]

@@ -116,6 +116,8 @@ def surrogate(x: Tensor, values: Tensor, slope: Tensor | float = 1.0) -> Tensor:
         >>> y, x.grad
         (tensor([0., 2.], grad_fn=<_SurrogateBackward>), tensor([1., 0.]))
     """
+    if not (torch.is_grad_enabled() and (x.requires_grad or values.requires_grad)) and not isinstance(slope, Tensor):
+        return values
     return _Surrogate.apply(x, values, slope)  # type: ignore[no-any-return,no-untyped-call]
 
 

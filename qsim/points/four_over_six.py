@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor
 
 from qsim.formats import E2M1, E4M3
-from qsim.functional import quantize
+from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
-from qsim.points.base import Gradient, PointModule, surrogate, wide
-from qsim.points.groups import check_granularity, grouped, ungrouped, within
+from qsim.functional.scaled import numbers_of
+from qsim.points.base import Gradient, PointModule, surrogate
+from qsim.points.groups import check_granularity
+from qsim.random.noise import draw
 from qsim.rounding import Rounding
 from qsim.scaling import PerBlock, Scaling
+from qsim_kernels.numbers.scales import Restore, ScaleRule, Scales, spell_scales
+from qsim_kernels.ops.direct import operators
 
 #: How the error of a block is measured: by the sum of magnitudes, or of squares.
 Error = Literal["mae", "mse"]
-#: The smallest scale: a normal number of float32, so that elements can be divided by it.
-_SMALLEST = 2.0**-126
+_SCALES = spell_scales(Scales(int(ScaleRule.FIT), 0, E2M1.max, 1, E4M3.smallest, E4M3.grid))
 
 
 class FourOverSix(PointModule):
@@ -71,21 +73,17 @@ class FourOverSix(PointModule):
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Round every block with each candidate, and keep the best."""
-        groups = grouped(wide(x.detach()), self.granularity)
-        inside = within(groups)
-        amax = groups.abs().amax(inside, keepdim=True).double()
-        whole = amax.amax() / (self.reach * E2M1.max)
-        whole = torch.where(whole == 0, 1.0, whole)
-        # All candidates in one tensor: half as many operations, which compilers take half the time for.
-        wanted = torch.stack([amax / candidate for candidate in self.candidates]) / whole
-        scales = quantize(wanted, E4M3).clamp(min=E4M3.smallest) * whole
-        scales = scales.clamp(min=_SMALLEST).to(groups.dtype)
-        values = self.quantizer(groups / scales, **noise) * scales
-        errors = error_of(values, groups, tuple(dim + 1 for dim in inside), self.error)
-        best, least = values[0], errors[0]
-        for other, error in zip(values[1:], errors[1:], strict=True):
-            best, least = torch.where(error < least, other, best), torch.minimum(error, least)
-        return surrogate(x, ungrouped(best, tuple(x.shape)).to(x.dtype))
+        return self.rounded_in(None, x, **noise)
+
+    def rounded_in(self, transform: Hadamard | None, x: Tensor, **noise: Any) -> Tensor:
+        """Round in the basis of a transform, if there is one, and return to the tensor's own."""
+        spelt, shape = self.quantizer.spelt, x.shape or (1,)
+        seed, stream, offset = draw(spelt.is_stochastic, noise.get("seed"), noise.get("generator"), x.device)
+        tiles, turn = self.granularity.tiles(shape), () if transform is None else transform.turn(shape)
+        choice = [float(self.error == "mse"), self.reach, *self.candidates]
+        rounding = (seed, spelt.grid, spelt.rule, stream, offset, x.dtype, int(Restore.ALL))
+        values = operators(x).quantize_best(x.detach(), numbers_of(tiles), turn, *_SCALES, choice, *rounding)
+        return surrogate(x, values)
 
     def extra_repr(self) -> str:
         """The blocks and the choices."""

@@ -7,10 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Point
+from qsim.functional.scaled import numbers_of
 from qsim.points.base import Gradient, PointModule, quantizer_of, surrogate, wide
 from qsim.points.groups import check_granularity, grouped, ungrouped, within
-from qsim.scaling import Scaling
+from qsim.random.noise import draw
+from qsim.scaling import PerBlock, PerTile, Scaling
+from qsim_kernels.numbers.scales import Restore
+from qsim_kernels.ops.direct import operators
 
 _SMALLEST = 2.0**-126
 
@@ -44,16 +49,34 @@ class OuterScale(PointModule):
             raise ValueError(
                 f"OuterScale: point needs scales in a format of limited range, as e4m3 blocks have, got {self.quantizer.format!r}, {scale}"
             )
+        self.scale = scale
         self.reach = self.quantizer.format.max * scale.format.max
         self.is_directed = getattr(scale, "dim", -1) == -1 and getattr(self.granularity, "dim", -1) == -1
 
+    @property
+    def is_nested(self) -> bool:
+        """Whether an operator rounds under both scales, in the basis of a transform, too."""
+        return isinstance(self.scale, (PerBlock, PerTile)) and self.scale.outer is None
+
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Divide by the scales of groups, round, and multiply."""
+        if self.is_nested:
+            return self.rounded_in(None, None, x, **noise)
         groups = grouped(wide(x.detach()), self.granularity)
-        scale = groups.abs().amax(within(groups), keepdim=True) / self.reach
+        scale = groups.abs().amax(within(groups), keepdim=True)
+        scale = scale / scale.new_full((), self.reach)
         scale = torch.where(scale == 0, 1.0, scale).clamp(min=_SMALLEST)
         values = self.quantizer(ungrouped(groups / scale, tuple(x.shape)), **noise)
         return surrogate(x, ungrouped(grouped(values, self.granularity) * scale, tuple(x.shape)).to(x.dtype))
+
+    def rounded_in(self, transform: Hadamard | None, flips: Tensor | None, x: Tensor, **noise: Any) -> Tensor:
+        """Round in the basis of a transform, if there is one, whose signs `flips` changes; and return to the tensor's own."""
+        spelt, shape, scale = self.quantizer.spelt, x.shape or (1,), self.scale
+        seed, stream, offset = draw(spelt.is_stochastic, noise.get("seed"), noise.get("generator"), x.device)
+        groups, tiles = numbers_of(self.granularity.tiles(shape)), numbers_of(scale.tiles(shape))
+        given = groups, self.reach, tiles, () if transform is None else transform.turn(shape), *scale.spelling(spelt.format)
+        rounding = (seed, spelt.grid, spelt.rule, stream, offset, x.dtype, int(Restore.ALL))
+        return surrogate(x, operators(x).quantize_nested(x.detach(), flips, *given, *rounding))
 
     def extra_repr(self) -> str:
         """The quantizer and the groups."""

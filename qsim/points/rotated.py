@@ -12,6 +12,8 @@ from qsim.formats import Int
 from qsim.functional.hadamard import Hadamard, resolve
 from qsim.functional.quantizer import Point, Quantizer
 from qsim.points.base import Gradient, PointModule, callable_of, surrogate, wide
+from qsim.points.four_over_six import FourOverSix
+from qsim.points.outer_scale import OuterScale
 from qsim.random import seeds
 from qsim.random.noise import Noise
 
@@ -68,22 +70,30 @@ class Rotated(PointModule):
             signs: The random bits of the signs; drawn from torch's generator by default.
             **noise: Those of the point.
         """
+        if isinstance(self.point, FourOverSix) and not self.draws_signs:
+            return self.point.rounded_in(self.transform, x, **noise)
+        if isinstance(self.point, OuterScale) and self.point.is_nested and x.dim():
+            flips = self._flips(x, signs) if self.draws_signs else None
+            return self.point.rounded_in(self.transform, flips, x, **noise)
         is_straight = self.gradient == "straight"
         values = wide(x.detach() if is_straight else x)
         values = values.view(1) if x.dim() == 0 else values
-        flips = self._flips(values, signs) if self.draws_signs else None
+        flips = self._along(values, self._flips(values, signs)) if self.draws_signs else None
         turned = self.transform.wide(values if flips is None else values * flips)
         result = self.transform.inverse(self.point(turned, **noise))
         result = (result if flips is None else result * flips).view(x.shape).to(x.dtype)
         return surrogate(x, result) if is_straight else result
 
     def _flips(self, x: Tensor, signs: Noise | None) -> Tensor:
-        """1 or -1 for each element of a row: the same for every block."""
+        """1 or -1 for each element of a block: the same for every block."""
         drawn = Noise(seeds.drawn(x.device)) if signs is None else signs
         halves = torch.full((self.transform.size,), 0.5, device=x.device)
-        bits = _COIN(halves, seed=drawn)
+        return 1 - 2 * _COIN(halves, seed=drawn)
+
+    def _along(self, x: Tensor, flips: Tensor) -> Tensor:
+        """The same for each element of a row."""
         length = x.shape[-1]
-        return (1 - 2 * bits).repeat(-(-length // self.transform.size))[:length].to(x.dtype)
+        return flips.repeat(-(-length // self.transform.size))[:length].to(x.dtype)
 
     def extra_repr(self) -> str:
         """The transform, and the quantizer if the point is one."""

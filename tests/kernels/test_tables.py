@@ -102,14 +102,29 @@ def test_positions_in_float32_give_way_to_exact_ones(name: str, way: str, bits: 
 def test_buckets_leave_few_places(fmt: Format, most: int) -> None:
     """Every number finds its place; in tables of 8 bits a bucket has at most two."""
     rule = qsim.Stochastic().rule("saturate")
-    steps, (width, count, size, _, *memory) = buckets_of(fmt.grid.table, rule)
-    places = places_of(fmt.grid.table, rule, SINGLE)
-    firsts, starts = memory[count : count + size], memory[:count]
-    assert (steps, count, size) == (most, 1 << 32 - width, len(places) + (1 << steps))
-    for first in {place.first + near for place in places[1:] for near in (-1, 0, 1)}:
-        start = starts[count // 2 + (first >> width)]
-        reached = start + sum(first >= key for key in firsts[start + 1 : start + (1 << steps)])
-        assert reached == bisect_right(firsts[: len(places)], first, 1) - 1
+    buckets = buckets_of(fmt.grid.table, rule)
+    firsts, starts, reach = [place.first for place in buckets.places], buckets.starts, 1 << buckets.steps
+    assert (buckets.steps, len(starts)) == (most, 1 << 32 - buckets.width)
+    for first in {place.first + near for place in places_of(fmt.grid.table, rule, SINGLE) for near in (-1, 0, 1)} - {SINGLE.sign - 1}:
+        start = starts[len(starts) // 2 + (first >> buckets.width)]
+        reached = start + sum(first >= key for key in firsts[start + 1 : start + reach])
+        assert reached == bisect_right(firsts[:-reach], first, 1) - 1
+
+
+@pytest.mark.parametrize(
+    ("fmt", "fits"), [(Posit(8), True), (Takum(8), True), (qsim.formats.NF4, True), (Table([0, 1e-7, 1]), False)], ids=str
+)
+def test_kernels_count_distances_in_words_or_else_in_float64(fmt: Format, fits: bool) -> None:
+    """Many numbers for few random bits: some are where the share of the way and the random bits just carry."""
+    from support.side_by_side import DEVICE, kernels
+
+    rule = qsim.Stochastic(9, correction=True).rule("saturate")
+    assert buckets_of(fmt.grid.table, rule).fits_words == fits
+    x, seed = torch.cat([numbers(fmt), torch.rand(5000) * 2.4 - 1.2]), torch.tensor(7)
+    expected, found = (torch.empty_like(x, device=device) for device in ("cpu", DEVICE))
+    reference.quantize_into(expected, x, GridRounding(fmt.grid, rule), (seed, 3, 16))
+    kernels.quantize_into(found, x.to(DEVICE), GridRounding(fmt.grid, rule), (seed, 3, 16))
+    assert same_bits(expected, found.cpu())
 
 
 @pytest.mark.sampled(3)

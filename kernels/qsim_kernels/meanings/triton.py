@@ -10,6 +10,7 @@ import triton.language as tl
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
+from qsim_kernels.meanings.triton_tables import round_to_table
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
 
 INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -98,12 +99,6 @@ def long_entry(table, index):
 
 
 @triton.jit
-def entry_single(table, index):
-    """The same in 32 bits."""
-    return long_entry(table, index).to(tl.int32)
-
-
-@triton.jit
 def carries_single(a, b):
     """Whether the sum of two words of 32 bits has one more."""
     return a + b < a
@@ -135,13 +130,12 @@ def _bound(module: Any, vocabulary: dict[str, Any]) -> Any:
 _COMMON = {
     "where": where, "minimum": minimum, "maximum": maximum, "is_nan": is_nan, "is_zero": is_zero, "product": product, "quotient": quotient,
 }  # fmt: skip
-_TABLES = {"to_long": to_int64, "long_entry": long_entry, "unrolled": range if INTERPRETED else tl.static_range}
+_TABLES = {"to_long": to_int64, "entry": long_entry, "long_entry": long_entry, "unrolled": range if INTERPRETED else tl.static_range}
 _SINGLE = {**_COMMON, "to_word": to_uint32, "to_int": to_int32, "carries": carries_single, **words.constants(SINGLE)}
 _DOUBLE = {**_COMMON, "to_word": to_int64, "to_int": to_int64, "carries": carries_double, **words.constants(DOUBLE)}
 
-_single_tables = _bound(arithmetic.tables, _SINGLE | _TABLES | {"entry": entry_single})
-_double_tables = _bound(arithmetic.tables, _DOUBLE | _TABLES | {"entry": long_entry})
-_single_rounding = _bound(arithmetic.rounding, _SINGLE | {"round_to_table": _single_tables.round_to_table})
+_double_tables = _bound(arithmetic.tables, _DOUBLE | _TABLES)
+_single_rounding = _bound(arithmetic.rounding, _SINGLE | {"round_to_table": round_to_table})
 _double_rounding = _bound(arithmetic.rounding, _DOUBLE | {"round_to_table": _double_tables.round_to_table})
 _round_single, _round_double = _single_rounding.round_bits, _double_rounding.round_bits
 _random_single, _random_double = _single_rounding.random_bits, _double_rounding.random_bits

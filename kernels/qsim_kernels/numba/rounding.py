@@ -8,12 +8,12 @@ import torch
 
 from qsim_kernels.numba.jobs import IN_FLOATS, LoopRounding, RoundingNumbers, StripNumbers, kept_address
 from qsim_kernels.numba.native import Native
-from qsim_kernels.numbers.buckets import UNFIT
+from qsim_kernels.numbers.buckets import UNFIT, buckets_of
 from qsim_kernels.numbers.carrier import SINGLE, GridBits, bits_that_matter, name_of, used_bits, variant_of
 from qsim_kernels.numbers.grid import Mode, Overflow, Rule
 from qsim_kernels.numbers.tables import steps_of
 from qsim_kernels.torch.rounding import rounds_by_addition
-from qsim_kernels.torch.tables import bucket_table, rounding_table
+from qsim_kernels.torch.tables import loop_table, rounding_table
 
 #: Tables of at most this many steps of bisection are compared with as a whole.
 _FEW_STEPS = 6
@@ -54,7 +54,7 @@ def _way_of_table(grid: GridBits, rule: Rule) -> tuple[str, str, int]:
     """See `loops.lookups`; positions do not suffice for a correction."""
     if rule.correction:
         return "strips", "", 0
-    steps, buckets = bucket_table(grid.table, rule)
+    steps, buckets = buckets_of(grid.table, rule).steps, loop_table(grid.table, rule)
     few = steps_of(grid.table, rule) <= _FEW_STEPS and all(inverse != UNFIT for inverse in buckets[-int(buckets[2]) :].tolist())
     return "lookups", "compared_" if few else f"bisected_{steps}_", buckets.data_ptr()
 

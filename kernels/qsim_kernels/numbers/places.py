@@ -35,7 +35,8 @@ class TablePlace(NamedTuple):
 
 #: More units would leave 64 bits when they are multiplied by random bits.
 _MOST_UNITS = 1 << 57
-_LOW = 30
+#: The number of the low bits of a distance between neighbours.
+LOW = 30
 
 
 def memory_of(text: str, rule: Rule, carrier: Carrier, writes_codes: bool = False) -> list[int]:
@@ -92,7 +93,7 @@ def _above(largest: float, end: int, rule: Rule, carrier: Carrier) -> list[Table
         return []
     nan = TablePlace(carrier.infinity, carrier.nan, carrier.nan)
     finite = TablePlace(0, end, end) if rule.mode in (Mode.DOWN, Mode.TOWARD_ZERO) else nan
-    return [finite._replace(first=_key_after(largest, carrier)), nan]
+    return [finite._replace(first=key_after(largest, carrier)), nan]
 
 
 def _cuts(table: CodedValues, rule: Rule, carrier: Carrier) -> list[int]:
@@ -116,10 +117,10 @@ def _cut(below: float, above: float, code_below: int, code_above: int, middle: E
         # Two numbers of one magnitude on both sides of zero are as near to it.
         if mode == Mode.TOWARD_ZERO and -below == above:
             return _key_from(0.0, carrier)
-        return _key_after(below, carrier) if leads_up else _key_from(above, carrier)
+        return key_after(below, carrier) if leads_up else _key_from(above, carrier)
     if middle in (below, above):
-        return _key_from(above, carrier) if middle == above else _key_after(below, carrier)
-    return _key_from(middle, carrier) if leads_up else _key_after(middle, carrier)
+        return _key_from(above, carrier) if middle == above else key_after(below, carrier)
+    return _key_from(middle, carrier) if leads_up else key_after(middle, carrier)
 
 
 def _intervals(values: tuple[float, ...], results: list[int], carrier: Carrier) -> list[TablePlace]:
@@ -143,7 +144,7 @@ def _interval(first: int, near: float, far: float, at_near: int, at_far: int, ca
             f"stochastic rounding between {near!r} and {far!r} is not exact in 64 bits: neighbours in a table must be closer, "
             "or values with fewer significant bits"
         )
-    return TablePlace(first, at_near, at_far, offset, place + carrier.bias + carrier.mantissa, width >> _LOW, width & (1 << _LOW) - 1)
+    return TablePlace(first, at_near, at_far, offset, place + carrier.bias + carrier.mantissa, width >> LOW, width & (1 << LOW) - 1)
 
 
 def _bits(value: float, carrier: Carrier) -> int:
@@ -173,7 +174,7 @@ def _key_from(value: Exact, carrier: Carrier) -> int:
     return key
 
 
-def _key_after(value: Exact, carrier: Carrier) -> int:
+def key_after(value: Exact, carrier: Carrier) -> int:
     """The key of a carrier's first number above a value."""
     key = _key_from(value, carrier)
     while _number(key, carrier) == value:

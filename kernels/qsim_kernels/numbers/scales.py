@@ -58,6 +58,23 @@ class Scales(NamedTuple):
     grid: Grid
 
 
+class ScaleChoice(NamedTuple):
+    """A choice between scales that let a tile's largest magnitude become one of several candidates; the one of least error is kept.
+
+    Scales are those of `a / candidate` under one of the tensor: its largest magnitude divided by `reach` and `M`. They are computed in
+    float64, and their products are rounded to float32 at the end. Of equal errors, the first candidate's counts.
+
+    Attributes:
+        candidates: The candidates, in the order of preference.
+        squares: Whether errors are measured by the sum of their squares; otherwise, of their magnitudes.
+        reach: What the largest scale becomes under the scale of the tensor.
+    """
+
+    candidates: tuple[float, ...]
+    squares: bool
+    reach: float
+
+
 def spell_scales(scales: Scales) -> tuple[str, str]:
     """Format scales as two texts: how they are made, and their grid."""
     making, grid = spell(scales).split(BAR)

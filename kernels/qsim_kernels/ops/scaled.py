@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, TileSizes, Turn, read_scales
+from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaleChoice, ScaledRounding, TileSizes, Turn, read_scales
 from qsim_kernels.ops.backend import OnBackend, library, one_by_one, read_rounding
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
@@ -23,6 +23,9 @@ for _schema in (
     "scales_of_tiles(Tensor x, Tensor? under, SymInt[] tiles, SymInt[] turn, bool finite, str making, str scale_grid) -> Tensor",
     f"quantize_scaled(Tensor x, Tensor scales, Tensor? under, SymInt[] tiles, SymInt[] turn, {_ROUNDING}) -> Tensor",
     f"quantize_tiles(Tensor x, Tensor? under, SymInt[] tiles, SymInt[] turn, str making, str scale_grid, {_ROUNDING}) -> (Tensor, Tensor)",
+    f"quantize_best(Tensor x, SymInt[] tiles, SymInt[] turn, str making, str scale_grid, float[] choice, {_ROUNDING}) -> Tensor",
+    "quantize_nested(Tensor x, Tensor? flips, SymInt[] groups, float reach, SymInt[] tiles, SymInt[] turn, str making, str scale_grid, "
+    f"{_ROUNDING}) -> Tensor",
     "rescaled(Tensor product, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor",
     "matmul_rescaled(Tensor a, Tensor b, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor",
 ):
@@ -98,6 +101,33 @@ class Implementation(OnBackend):
         self._backend.quantize_tiles_into(out, None if restores else scales, x, under, read_scales(making, scale_grid), scaled)
         return out, scales
 
+    def quantize_best(
+        self, x: Tensor, tiles: Sequence[int], turn: Sequence[int], making: str, scale_grid: str, choice: Sequence[float], *rounding: Any
+    ) -> Tensor:
+        """Round a tensor under the better scale of each tile; the numbers of a choice are its candidates, behind the others."""
+        scaled, out, _ = _prepared(x, tiles, turn, *rounding)
+        squares, reach, *candidates = choice
+        chosen = ScaleChoice(tuple(candidates), squares != 0, reach)
+        self._backend.quantize_best_into(out, x, read_scales(making, scale_grid), chosen, scaled)
+        return out
+
+    def quantize_nested(
+        self,
+        x: Tensor,
+        flips: Tensor | None,
+        groups: Sequence[int],
+        reach: float,
+        tiles: Sequence[int],
+        turn: Sequence[int],
+        making: str,
+        scale_grid: str,
+        *rounding: Any,
+    ) -> Tensor:
+        """Round a tensor under the scales of its tiles, which are under those of groups."""
+        scaled, out, _ = _prepared(x, tiles, turn, *rounding)
+        self._backend.quantize_nested_into(out, x, flips, TileSizes.of(groups), reach, read_scales(making, scale_grid), scaled)
+        return out
+
     def rescaled(self, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Multiply a float32 or float64 product by the scales left out of its operands, if any, add a bias, and round once."""
         out = torch.empty_like(product, dtype=dtype)
@@ -127,6 +157,8 @@ Implementation.register(
         "scales_of_tiles": lambda x, under, tiles, *_: _fake_scales(x, tiles),
         "quantize_scaled": lambda x, *rest: x.new_empty(x.shape, dtype=rest[-2]),
         "quantize_tiles": lambda x, under, tiles, *rest: (x.new_empty(x.shape, dtype=rest[-2]), _fake_scales(x, tiles, rest[-1])),
+        "quantize_best": lambda x, *rest: x.new_empty(x.shape, dtype=rest[-2]),
+        "quantize_nested": lambda x, *rest: x.new_empty(x.shape, dtype=rest[-2]),
         "rescaled": lambda product, factors, bias, dtype: torch.empty_like(product, dtype=dtype),
         "matmul_rescaled": lambda a, b, factors, bias, dtype: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
     },
@@ -135,7 +167,7 @@ Implementation.register(
     triton="qsim_kernels.triton.scaled.launch",
 )
 #: The operators that round; those that rescale products are only for layers, which are not batched.
-NAMES = ("hadamard", "amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles")
+NAMES = ("hadamard", "amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "quantize_best", "quantize_nested")
 
 
 for _name in NAMES:

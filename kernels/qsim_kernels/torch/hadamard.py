@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 
@@ -29,6 +29,29 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
         first = start % turn.size
         whole[:, start:stop] = _transformed(blocks * signs[first : first + size]).flatten(1, 2)
     return whole.view(x.shape)
+
+
+def turned_back(x: Tensor, turn: Turn, transform: Callable[[Tensor, Turn], Tensor] = hadamard) -> Tensor:
+    """Undo a transform: Sylvester's matrix and the signs are their own inverses, so the signs are applied after it instead of before it.
+
+    Args:
+        x: A transformed tensor.
+        turn: The transform.
+        transform: The function that transforms, as `hadamard` does.
+    """
+    turned = transform(x, turn._replace(signs=-1))
+    # Signs are changed as bits: `qsim.fpu` would round a product.
+    bits = torch.int64 if turned.dtype == torch.float64 else torch.int32
+    flips = (_negative(signs_of(turn), x.device) * torch.iinfo(bits).min).to(bits)
+    along = flips.repeat(-(-turn.length // turn.size))[: turn.length, None]
+    return (turned.view(bits).view(-1, turn.length, turn.inner) ^ along).view(turned.dtype).view(x.shape)
+
+
+def _negative(signs: Sequence[int], device: torch.device) -> Tensor:
+    """1 for negative signs and 0 for others, from numbers instead of a copy to the device, which a CUDA graph cannot contain."""
+    places = torch.arange(min(len(signs), 32), device=device)
+    words = [sum((sign < 0) << place for place, sign in enumerate(signs[i : i + 32])) for i in range(0, len(signs), 32)]
+    return torch.cat([word >> places & 1 for word in words])
 
 
 def bounded(values: Tensor, source: torch.dtype, size: int) -> Tensor:

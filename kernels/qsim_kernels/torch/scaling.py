@@ -16,8 +16,22 @@ from qsim_kernels.numbers.grid import GridRounding
 from qsim_kernels.numbers.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers, variant_of_scales
 from qsim_kernels.numbers.sums import SINGLE_GRID
 from qsim_kernels.torch import quantize_into
-from qsim_kernels.torch.hadamard import hadamard
+from qsim_kernels.torch.best import SMALLEST, quantize_best_into
+from qsim_kernels.torch.hadamard import hadamard, turned_back
 from qsim_kernels.torch.rounding import one_nan
+
+__all__ = [
+    "amaxes_into",
+    "hadamard",
+    "matmul_rescaled_into",
+    "quantize_best_into",
+    "quantize_nested_into",
+    "quantize_scaled_into",
+    "quantize_tiles_into",
+    "rescaled_into",
+    "scales_into",
+    "scales_of_tiles_into",
+]
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -153,6 +167,51 @@ def quantize_scaled_into(
         if elements.rule.saturates:
             rounded = saturated(rounded, out.dtype)
     out.copy_(one_nan(rounded.to(out.dtype)).view(out.shape))
+
+
+def quantize_nested_into(
+    out: Tensor,
+    x: Tensor,
+    flips: Tensor | None,
+    groups: TileSizes,
+    reach: float,
+    making: Scales,
+    rounding: ScaledRounding,
+    transform: Callable[[Tensor, Turn], Tensor] = hadamard,
+    quantize_tiles: Callable[..., None] = quantize_tiles_into,
+) -> None:
+    """Divide `x` by the scales of groups, round it under the scales of tiles, and multiply; with a transform, return to its basis.
+
+    Args:
+        out: Of `x`'s shape.
+        x: Values.
+        flips: 1 or -1 for each element of a block of the transform, which changes signs before and after it.
+        groups: Which elements share a scale that is their largest magnitude divided by `reach`.
+        reach: The largest number that tiles under their scales reach.
+        making: How the scales of tiles are made.
+        rounding: How elements are rounded.
+        transform: The function that transforms, as `hadamard` does.
+        quantize_tiles: The function that rounds, as `quantize_tiles_into` does.
+    """
+    if not x.numel():
+        return
+    turn, values = rounding.turn, x.contiguous().to(torch.promote_types(x.dtype, torch.float32))
+    if turn is not None:
+        along = None if flips is None else flips.to(values.dtype).repeat(-(-turn.length // turn.size))[: turn.length]
+        values = transform(values if along is None else values * along, turn)
+    largest = values.new_empty(groups.counts(x.numel()))
+    amaxes_into(largest, values, groups, None, False)
+    # Divided by a tensor, because a GPU would multiply by the inverse of a number.
+    scale = largest / largest.new_full((), reach)
+    scale = spread(torch.where(scale == 0, 1.0, scale).clamp(min=SMALLEST), x, groups).reshape(x.shape)
+    rounded = torch.empty_like(values)
+    elements = rounding.elements._replace(restore=Restore.ALL)
+    quantize_tiles(rounded, None, values / scale, None, making, rounding._replace(turn=None, elements=elements))
+    result = rounded * scale
+    if turn is not None:
+        result = turned_back(result, turn, transform)
+        result = result if along is None else result * along
+    out.copy_(result)
 
 
 def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes) -> tuple[Tensor, Tensor]:

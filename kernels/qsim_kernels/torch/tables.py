@@ -31,13 +31,20 @@ def code_table(text: str, bits: int, carrier: Carrier, device: torch.device) -> 
     return _kept[key]
 
 
-def bucket_table(text: str, rule: Rule) -> tuple[int, Tensor]:
-    """The steps and the memory of the buckets of a rounding onto a table, on a CPU; see `buckets_of`."""
-    key = ("buckets", text, rule.mode, rule.overflow)
+def loop_table(text: str, rule: Rule) -> Tensor:
+    """The memory of a rounding onto a table for loops on a CPU; see `Buckets`."""
+    key = ("loop", text, rule.mode, rule.overflow)
     if key not in _kept:
-        steps, memory = buckets_of(text, rule)
-        _kept.setdefault(key, torch.tensor([steps, *memory], dtype=torch.int32))
-    return int(_kept[key][0]), _kept[key][1:]
+        _kept.setdefault(key, torch.tensor(buckets_of(text, rule).loop_memory(rule), dtype=torch.int32))
+    return _kept[key]
+
+
+def kernel_table(how: GridBits, rule: Rule, device: torch.device) -> Tensor:
+    """The memory of a rounding onto a table for kernels; see `Buckets`."""
+    key = ("kernel", how.table, rule.mode, rule.overflow, how.writes_codes, device)
+    if key not in _kept:
+        _kept.setdefault(key, _stored(buckets_of(how.table, rule, how.writes_codes).kernel_memory(rule), device))
+    return _kept[key]
 
 
 def _stored(numbers: list[int], device: torch.device) -> Tensor:

@@ -26,6 +26,8 @@ class KernelVariant(NamedTuple):
         few_bits: Whether values have so few significant bits that the first 16 decide above the grid's smallest value.
         in_pairs: Whether codes of values are found two at a time; see `pairs`.
         fills_byte: Whether codes that are found in pairs have eight bits.
+        width: Of a table in float32's bits, the number of those that do not choose a bucket.
+        steps: The steps of bisection within a bucket. `table` is then the logarithm of the length of a row in memory.
     """
 
     rounding: Variant
@@ -38,6 +40,8 @@ class KernelVariant(NamedTuple):
     few_bits: bool = False
     in_pairs: bool = False
     fills_byte: bool = False
+    width: int = 0
+    steps: int = 0
 
     @property
     def saturates(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.numbers.buckets import buckets_of
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import coding_bits, largest_code
 from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Mode, Overflow, Rule
@@ -40,7 +41,8 @@ def rounding(chosen: GridRounding, wide: bool, writes_codes: bool = False) -> tu
         wide: Use float64 even if float32 is enough.
         writes_codes: Whether results of rounding onto a table are codes.
     """
-    (grid, rule), bits = chosen, rounding_bits(*chosen, wide)
+    grid, rule = chosen
+    bits = rounding_bits(grid, rule, wide or (bool(grid.table) and not buckets_of(grid.table, rule).fits_words))
     rule = rule._replace(bits=bits_that_matter(bits, rule))
     draws_16 = 0 < rule.bits <= 16
     variant = KernelVariant(
@@ -52,6 +54,10 @@ def rounding(chosen: GridRounding, wide: bool, writes_codes: bool = False) -> tu
         only_powers=grid.mantissa == 0 and rule.mode == Mode.NEAREST,
     )
     numbers = bits.numbers()
+    if grid.table and bits.carrier == SINGLE:
+        buckets = buckets_of(grid.table, rule)
+        table = variant.rounding._replace(table=buckets.size)
+        variant = variant._replace(rounding=table, width=buckets.width, steps=buckets.steps)
     if grid.table:
         numbers = numbers._replace(table=TableAddress(bits._replace(writes_codes=writes_codes), rule))  # type: ignore[arg-type]
     return variant, (*used_bits(bits.carrier, rule.bits, rule.correction), *numbers)

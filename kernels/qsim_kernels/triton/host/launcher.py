@@ -10,9 +10,9 @@ import torch
 import triton
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import GridBits
+from qsim_kernels.numbers.carrier import SINGLE, GridBits
 from qsim_kernels.numbers.grid import Rule
-from qsim_kernels.torch.tables import rounding_table
+from qsim_kernels.torch.tables import kernel_table, rounding_table
 
 _RUNTIME = triton.knobs.runtime
 _INTERPRETED = bool(_RUNTIME.interpret)
@@ -29,7 +29,8 @@ class TableAddress(NamedTuple):
 
     def on(self, device: torch.device) -> int:
         """The address in a device's memory."""
-        return rounding_table(self.how, self.rule, device).data_ptr()
+        table = kernel_table if self.how.carrier == SINGLE else rounding_table
+        return table(self.how, self.rule, device).data_ptr()
 
 
 class Launcher:

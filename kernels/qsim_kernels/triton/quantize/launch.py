@@ -122,7 +122,7 @@ def _quantizer(
         steps, registers = 4 if target.itemsize == 2 else 1, 64
     elif draws_words:
         # A Philox block has half words for eight neighbours.
-        run, size, warps = 8, *((512, 2) if source.itemsize > target.itemsize else (1024, 4))
+        run, size, warps = 8, *((512, 2) if source.itemsize > target.itemsize else (2048, 8) if variant.table else (1024, 4))
     if not registers and is_plain and source.itemsize == target.itemsize and (draws_words or source.itemsize == 2):
         # Where there is little to move, as many threads as fit must share the work.
         registers = 32

@@ -25,6 +25,8 @@ from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
+from qsim_kernels.triton.scaled.best import quantize_best_into
+from qsim_kernels.triton.scaled.nested import quantize_nested_into
 from qsim_kernels.triton.scaled.pairs import pairs_kernel
 from qsim_kernels.triton.scaled.partition import (
     Reading,
@@ -45,6 +47,8 @@ __all__ = [
     "amaxes_into",
     "hadamard",
     "matmul_rescaled_into",
+    "quantize_best_into",
+    "quantize_nested_into",
     "quantize_scaled_into",
     "quantize_tiles_into",
     "rescaled_into",
