@@ -20,7 +20,8 @@ __all__ = ["running"]  # a fixture
 pytestmark = pytest.mark.slow
 
 
-def test_assign_formats(run: RunExample) -> None:
+def test_assign_formats(run: RunExample, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
     candidates = importlib.import_module("assign_formats").CANDIDATES
     narrow = {name: candidates[name] for name in ("ternary", "e2m0", "e2m2")}
     options = ("--model", "resnet", "--steps", 12, "--warm-up", 6, "--seeds", 1)
