@@ -126,6 +126,11 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def divided(x: Tensor, number: float) -> Tensor:
+    """A tensor divided by a number, with the same bits on all devices: on a GPU PyTorch would multiply by the number's inverse."""
+    return x / x.new_full((), number)
+
+
 def quantizer_of(owner: str, point: Point, *, scales: bool) -> Quantizer:
     """The quantizer of a point that rounds in the tensor's own basis.
 

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from qsim.formats import E2M1, E4M3
 from qsim.formats.base import check_integer
 from qsim.functional import quantize
-from qsim.points.base import Gradient, PointModule, surrogate, wide
+from qsim.points.base import Gradient, PointModule, divided, surrogate, wide
 
 #: Elements of a block.
 _BLOCK = 16
@@ -63,9 +63,9 @@ class MSEden(PointModule):
         missing = -rows.shape[1] % self.size
         blocks = pad(rows, (0, missing)).view(rows.shape[0], -1, self.size // _BLOCK, _BLOCK)
         amax = blocks.abs().amax(-1, keepdim=True)
-        whole = amax.amax() / _REACH / _TARGET
+        whole = divided(divided(amax.amax(), _REACH), _TARGET)
         whole = torch.where(whole == 0, 1.0, whole)
-        scales = quantize(amax / _TARGET / whole, E4M3)
+        scales = quantize(divided(amax, _TARGET) / whole, E4M3)
         scales = torch.where(scales == 0, 1.0, scales)
         scaled = blocks / (scales * whole)
         elements = quantize(scaled, E2M1)

@@ -89,10 +89,3 @@ class FourOverSix(PointModule):
         """The blocks and the choices."""
         choices = f"candidates={self.candidates}, error={self.error}, reach={self.reach:g}"
         return f"{self.granularity}, {choices}, rounding={self.quantizer.rounding}"
-
-
-def error_of(values: Tensor, groups: Tensor, inside: tuple[int, ...], error: Error) -> Tensor:
-    """The error of each group, in float64, so that the order of the sum does not decide; `inside` are the dimensions of a group."""
-    difference = values.double() - groups.double()
-    each = difference.abs() if error == "mae" else difference.square()
-    return each.sum(inside, keepdim=True) if inside else each

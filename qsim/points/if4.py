@@ -10,8 +10,8 @@ from torch import Tensor
 from qsim.formats import E2M1, E4M3, Int
 from qsim.functional import quantize
 from qsim.functional.quantizer import Quantizer
-from qsim.points.base import Gradient, PointModule, surrogate, wide
-from qsim.points.four_over_six import Error, error_of
+from qsim.points.base import Gradient, PointModule, divided, surrogate, wide
+from qsim.points.four_over_six import Error
 from qsim.points.groups import check_granularity, grouped, ungrouped, within
 from qsim.rounding import Rounding
 from qsim.scaling import PerBlock, Scaling
@@ -59,9 +59,9 @@ class IF4(PointModule):
         groups = grouped(wide(x.detach()), self.granularity)
         inside = within(groups)
         amax = groups.abs().amax(inside, keepdim=True).double()
-        whole = amax.amax() / (E4M3.max * E2M1.max)
+        whole = divided(amax.amax(), E4M3.max * E2M1.max)
         whole = torch.where(whole == 0, 1.0, whole)
-        scales = quantize(amax / E2M1.max / whole, E4M3).clamp(min=E4M3.smallest) * whole
+        scales = quantize(divided(amax, E2M1.max) / whole, E4M3).clamp(min=E4M3.smallest) * whole
         floats, integers = (
             quantizer(groups / unit, **noise) * unit
             for quantizer, unit in (
@@ -69,9 +69,16 @@ class IF4(PointModule):
                 (self.integers, (scales * _STEP).clamp(min=_SMALLEST).to(groups.dtype)),
             )
         )
-        is_integer = error_of(integers, groups, inside, self.error) < error_of(floats, groups, inside, self.error)
+        is_integer = _error(integers, groups, inside, self.error) < _error(floats, groups, inside, self.error)
         return surrogate(x, ungrouped(torch.where(is_integer, integers, floats), tuple(x.shape)).to(x.dtype))
 
     def extra_repr(self) -> str:
         """The blocks, the error and the rounding."""
         return f"{self.granularity}, error={self.error}, rounding={self.quantizer.rounding}"
+
+
+def _error(values: Tensor, groups: Tensor, inside: tuple[int, ...], error: Error) -> Tensor:
+    """The error of each group, in float64, so that the order of the sum does not decide; `inside` are the dimensions of a group."""
+    difference = values.double() - groups.double()
+    each = difference.abs() if error == "mae" else difference.square()
+    return each.sum(inside, keepdim=True) if inside else each

@@ -10,7 +10,7 @@ from torch import Tensor
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Point
 from qsim.functional.scaled import numbers_of
-from qsim.points.base import Gradient, PointModule, quantizer_of, surrogate, wide
+from qsim.points.base import Gradient, PointModule, divided, quantizer_of, surrogate, wide
 from qsim.points.groups import check_granularity, grouped, ungrouped, within
 from qsim.random.noise import draw
 from qsim.scaling import PerBlock, PerTile, Scaling
@@ -63,8 +63,7 @@ class OuterScale(PointModule):
         if self.is_nested:
             return self.rounded_in(None, None, x, **noise)
         groups = grouped(wide(x.detach()), self.granularity)
-        scale = groups.abs().amax(within(groups), keepdim=True)
-        scale = scale / scale.new_full((), self.reach)
+        scale = divided(groups.abs().amax(within(groups), keepdim=True), self.reach)
         scale = torch.where(scale == 0, 1.0, scale).clamp(min=_SMALLEST)
         values = self.quantizer(ungrouped(groups / scale, tuple(x.shape)), **noise)
         return surrogate(x, ungrouped(grouped(values, self.granularity) * scale, tuple(x.shape)).to(x.dtype))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qsim.functional import quantize
 from qsim.functional.quantizer import Point, Quantizer
-from qsim.points.base import Gradient, PointModule, quantizer_of, surrogate
+from qsim.points.base import Gradient, PointModule, divided, quantizer_of, surrogate
 from qsim.points.groups import grouped, ungrouped, within
 from qsim.random.noise import Noise
 from qsim.random.streams import stream
@@ -61,7 +61,7 @@ class StochasticScales(PointModule):
         amax = groups.abs().amax(within(groups), keepdim=True)
         # As under other scales, what is not finite makes NaN of all that share a scale.
         amax = torch.where(amax.isfinite(), amax, torch.nan)
-        exact = (amax / self.elements.format.max).clamp(min=_SMALLEST)
+        exact = divided(amax, self.elements.format.max).clamp(min=_SMALLEST)
         outer = self._outer(exact)
         drawn = quantize(exact / outer, self.scale.format, "stochastic", **_apart(noise)) * outer
         values = self.elements(groups / exact, **noise) * drawn
@@ -71,7 +71,7 @@ class StochasticScales(PointModule):
         """The scale of the tensor, under which the largest block's is the largest value of the scales' format."""
         if self.scale.outer is None:
             return 1.0
-        return quantize((exact.nan_to_num(0.0).amax() / self.scale.format.max).clamp(min=_SMALLEST), self.scale.outer.format)
+        return quantize(divided(exact.nan_to_num(0.0).amax(), self.scale.format.max).clamp(min=_SMALLEST), self.scale.outer.format)
 
     def extra_repr(self) -> str:
         """The quantizer."""
