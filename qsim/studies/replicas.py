@@ -156,7 +156,7 @@ class _Written(Findings[Settings, Run]):
             for count in self.settings.replicas:
                 shared, own = (f"{exponential(mean(self.logs('loss', noise, count, rate))):.3f}" for noise in (SHARED, INDEPENDENT))
                 away = mean([self._of[run]["apart"][-1] / self._of[run]["moved"][-1] for run in self.runs(INDEPENDENT, count, rate)])
-                rows.append([f"{rate:g}", str(count), shared, own, f"{self.times(count, rate):.3f}", f"{away:.2%}"])
+                rows.append([f"{rate:.2g}", str(count), shared, own, f"{self.times(count, rate):.3f}", f"{away:.2%}"])
         header = ["rate", "replicas", "loss, shared", "loss, independent", "ratio", "apart, of the way"]
         text = self.text("setting", learner=described(DIGITS))
         return [text, Table.of("Test loss, and distance of independent replicas", header, rows), self.picture("drift", self._draw)]
@@ -166,7 +166,7 @@ class _Written(Findings[Settings, Run]):
         steps = [self.settings.steps * (look + 1) // _LOOKS for look in range(_LOOKS)]
         for rate, look in zip(self.settings.rates, figures.LOOKS, strict=False):
             found = [exponential(mean(self.apart(self.settings.replicas[-1], rate, at))) for at in range(_LOOKS)]
-            figures.band(panel, steps, found, look, f"rate {rate:g}")
+            figures.band(panel, steps, found, look, f"rate {rate:.2g}")
         panel.set(xscale="log", yscale="log", xlabel="step", ylabel="distance from the mean")
         figures.legend(figure, panel, columns=3)
         return figure
