@@ -142,9 +142,14 @@ class _Written(Findings[Settings, Run]):
         """The logarithm of a loss of each seed."""
         return np.log(self.values(what, self.runs(noise, replicas, rate))).tolist()  # type: ignore[no-any-return]
 
+    def more(self, replicas: int, rate: float) -> list[float]:
+        """The logarithm of the loss with independent noise, minus that with shared noise, for each seed."""
+        own, shared = (self.logs("loss", noise, replicas, rate) for noise in (INDEPENDENT, SHARED))
+        return [a - b for a, b in zip(own, shared, strict=True)]
+
     def times(self, replicas: int, rate: float) -> Interval:
         """The loss with independent noise, relative to shared noise."""
-        return exponential(difference(*(self.logs("loss", noise, replicas, rate) for noise in (INDEPENDENT, SHARED))))
+        return exponential(mean(self.more(replicas, rate)))
 
     def apart(self, replicas: int, rate: float, at: int) -> list[float]:
         """The logarithm of the distance of replicas from their mean at some look, with independent noise, for each seed."""
@@ -176,88 +181,7 @@ class _Written(Findings[Settings, Run]):
         together = [max(result["apart"]) for run, result in self._of.items() if run.noise == SHARED]
         growth = exponential(difference(self.apart(most, low, -1), self.apart(most, low, _LOOKS // 4 - 1)))
         small, large = self.times(most, low), self.times(most, high)
-        worse = (
-            np.log([[self._of[run]["loss"] for run in self.runs(noise, count, low)] for noise in (INDEPENDENT, SHARED)])
-            for count in (most, least)
-        )
-        more = exponential(difference(*((own - shared).tolist() for own, shared in worse)))
-        average = found.net().to(device)
-        vector_to_parameters(_weights(nets).mean(0).float(), average.parameters())
-        losses = [_loss(net, found) for net in nets]
-        return {"loss": float(np.mean(losses)), "average": _loss(average, found), "apart": apart, "moved": moved}
-
-
-def _ways(settings: Settings, noise: str, seed: int) -> list[Run]:
-    ways = [(count, rate) for count in settings.replicas for rate in settings.rates]
-    return [run_of(Run, settings, noise=noise, replicas=count, rate=rate, seed=seed) for count, rate in ways]
-
-
-def _receive_mean_gradients(nets: Sequence[nn.Module], found: Images, chosen: Tensor) -> None:
-    """Give all replicas the mean of their gradients, each of its own part of the batch."""
-    parts = []
-    for net, part in zip(nets, chosen.tensor_split(len(nets)), strict=True):
-        loss = F.cross_entropy(net(found.x[part].bfloat16()).float(), found.y[part], reduction="sum") / len(chosen)
-        parts.append(iter(torch.autograd.grad(loss, list(net.parameters()))))
-    for weights in zip(*(net.parameters() for net in nets), strict=True):
-        total = torch.stack([next(part) for part in parts]).float().sum(0).bfloat16()
-        for weight in weights:
-            weight.grad = total
-
-
-def _weights(nets: Sequence[nn.Module]) -> Tensor:
-    return torch.stack([parameters_to_vector(net.parameters()).detach().double() for net in nets])
-
-
-@torch.no_grad()
-def _loss(net: nn.Module, found: Images) -> float:
-    kind = next(net.parameters()).dtype
-    return float(F.cross_entropy(net(found.test_x.to(kind)).double(), found.test_y))
-
-
-class _Written(Findings[Settings, Run]):
-    def runs(self, noise: str, replicas: int, rate: float) -> list[Run]:
-        """The runs of all seeds."""
-        return [run_of(Run, self.settings, noise=noise, replicas=replicas, rate=rate, seed=seed) for seed in range(self.settings.seeds)]
-
-    def logs(self, what: str, noise: str, replicas: int, rate: float) -> list[float]:
-        """The logarithm of a loss of each seed."""
-        return np.log(self.values(what, self.runs(noise, replicas, rate))).tolist()  # type: ignore[no-any-return]
-
-    def times(self, replicas: int, rate: float) -> Interval:
-        """The loss with independent noise, relative to shared noise."""
-        return exponential(difference(*(self.logs("loss", noise, replicas, rate) for noise in (INDEPENDENT, SHARED))))
-
-    def apart(self, replicas: int, rate: float, at: int) -> list[float]:
-        """The logarithm of the distance of replicas from their mean at some look, with independent noise, for each seed."""
-        return [float(np.log(self._of[run]["apart"][at])) for run in self.runs(INDEPENDENT, replicas, rate)]
-
-    def parts(self) -> list[str | Table | Picture]:
-        rows = []
-        for rate in self.settings.rates:
-            for count in self.settings.replicas:
-                shared, own = (f"{exponential(mean(self.logs('loss', noise, count, rate))):.3f}" for noise in (SHARED, INDEPENDENT))
-                away = mean([self._of[run]["apart"][-1] / self._of[run]["moved"][-1] for run in self.runs(INDEPENDENT, count, rate)])
-                rows.append([f"{rate:.2g}", str(count), shared, own, f"{self.times(count, rate):.3f}", f"{away:.2%}"])
-        header = ["rate", "replicas", "loss, shared", "loss, independent", "ratio", "apart, of the way"]
-        text = self.text("setting", learner=described(DIGITS))
-        return [text, Table.of("Test loss, and distance of independent replicas", header, rows), self.picture("drift", self._draw)]
-
-    def _draw(self) -> Figure:
-        (figure,), (panel,) = figures.row(1)
-        steps = [self.settings.steps * (look + 1) // _LOOKS for look in range(_LOOKS)]
-        for rate, look in zip(self.settings.rates, figures.LOOKS, strict=False):
-            found = [exponential(mean(self.apart(self.settings.replicas[-1], rate, at))) for at in range(_LOOKS)]
-            figures.band(panel, steps, found, look, f"rate {rate:.2g}")
-        panel.set(xscale="log", yscale="log", xlabel="step", ylabel="distance from the mean")
-        figures.legend(figure, panel, columns=3)
-        return figure
-
-    def claims(self) -> list[Claim]:
-        low, high, least, most = self.settings.rates[0], self.settings.rates[-1], self.settings.replicas[0], self.settings.replicas[-1]
-        together = [max(result["apart"]) for run, result in self._of.items() if run.noise == SHARED]
-        growth = exponential(difference(self.apart(most, low, -1), self.apart(most, low, _LOOKS // 4 - 1)))
-        small, large = self.times(most, low), self.times(most, high)
-        worse = [np.subtract(*(self.logs("loss", noise, count, low) for noise in (INDEPENDENT, SHARED))) for count in (most, least)]
+        worse = [self.more(count, low) for count in (most, least)]
         more = exponential(difference(*worse))
         average = exponential(difference(*(self.logs(what, INDEPENDENT, most, low) for what in ("average", "loss"))))
         common = {"rate": low, "count": most}

@@ -25,8 +25,8 @@ class Found(NamedTuple):
 def descend(batch: int, start: float, rounds_weights: bool) -> Found:
     """Descend in many copies; the operands of the weights' gradient are rounded stochastically, weights forward to nearest.
 
-    The bound is 4 (L(w0) - Lmin) / (rate T) + (2 + 4 rate L) B² + 2 rate L (S + Q) / b, with B = L sqrt(d) D / 2, where S and Q, the variances of
-    a sample's gradient and of its rounding, are the largest of all steps.
+    The bound is 4 (L(w0) - Lmin) / (rate T) + (2 + 4 rate L) B² + 2 rate L (S + Q) / b, with B = L sqrt(d) D / 2, where S and Q, the
+    variances of a sample's gradient and of its rounding, are the largest of all steps.
     """
     draw = torch.Generator().manual_seed(batch)
     x = torch.randn(SAMPLES, DIMENSIONS, generator=draw)
@@ -66,7 +66,7 @@ def test_theorem_1(start: float, rounds_weights: bool) -> None:
 
 
 def test_the_floor_falls_with_the_batch() -> None:
-    """From the optimum, the squared gradient is that of the floor: a batch 16 times as large makes it 16 times as low, unless weights round."""
+    """From the optimum, the squared gradient is the floor: 16 times as low with a batch 16 times as large, unless weights round."""
     ratio, rounded = (descend(2, 0.0, way).squares / descend(32, 0.0, way).squares for way in (False, True))
     assert 14 < ratio < 18
     assert rounded < ratio / 8

@@ -36,7 +36,7 @@ def test_lemma_2() -> None:
 
 
 def test_lemma_3() -> None:
-    """On average, Adam's steps u = g / sqrt(e + v) go down, up to a term in u²: per weight, for a gradient with mean G and |g| <= R - sqrt(e),
+    """On average, Adam's steps u = g / sqrt(e + v) go down, up to a term in u²: per weight, for a gradient of mean G and |g| <= R - sqrt(e),
 
         E[G u] >= G² / (2 sqrt(e + w)) - 2 R E[u²],
 
@@ -58,8 +58,10 @@ def test_lemma_3() -> None:
 
 
 def test_lemma_4() -> None:
-    """Where b is the decaying sum of a, the sum of a / (e + b) over N steps is at most log(1 + b_N / e) - N log(decay), and that of the roots
-    at most the root of N times this: Lemma 5.2 of Défossez et al. and Cauchy's inequality."""
+    """Where b is the decaying sum of a, the sum of a / (e + b) over N steps is at most log(1 + b_N / e) - N log(decay).
+
+    That of the roots is at most the root of N times this: Lemma 5.2 of Défossez et al. and Cauchy's inequality.
+    """
     steps, decay, e, b = 4000, 0.95, 1e-6, torch.zeros(4, dtype=torch.float64)
     drawn = torch.rand(steps, generator=torch.Generator().manual_seed(0))
     a = torch.stack((torch.ones(steps), drawn, (drawn < 0.01).float(), torch.logspace(-6, 6, steps))).double()
@@ -79,8 +81,8 @@ def test_theorem_2() -> None:
 
         2 R F / (a N) + (4 d R² / c + a d R L / c²) S + R L d D / c × sqrt(S),  S = log(1 + R² / (c² e)) / N - log(beta),  c² = 1 - beta,
 
-    of which Défossez et al. have all but the last term, that of stochastic rounding: by Lemma 2, a step adds at most L/2 sqrt(d) D |a u|, and
-    the sum of |u| is bounded by Lemma 4.
+    of which Défossez et al. have all but the last term, that of stochastic rounding: by Lemma 2, a step adds at most L/2 sqrt(d) D |a u|,
+    and the sum of |u| is bounded by Lemma 4.
     """
     copies, dimensions, steps, beta, e, rate = 64, 8, 300, 0.99, 1e-4, 2.0**-9
     curvature = torch.linspace(0.25, 1, dimensions)
