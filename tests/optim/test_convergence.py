@@ -36,7 +36,7 @@ def test_lemma_2() -> None:
 
 
 def test_lemma_3() -> None:
-    """On average, Adam's steps u = g / sqrt(e + v) go down, up to a term in u²: per weight, for a gradient of mean G and |g| <= R - sqrt(e),
+    """On average, Adam's steps u = g / sqrt(e + v) go down up to a term in u²: per weight, for a gradient of mean G and |g| <= R - sqrt(e),
 
         E[G u] >= G² / (2 sqrt(e + w)) - 2 R E[u²],
 
