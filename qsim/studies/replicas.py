@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -23,9 +24,6 @@ from qsim.studies.report import Claim, Picture
 from qsim.studies.statistics import Interval, above, below, difference, exponential, mean
 from qsim.studies.study import WrittenStudy, run_of
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHARED, INDEPENDENT = "shared", "independent"
 #: The steps at which distances are measured, and the factor between losses that is a divergence.

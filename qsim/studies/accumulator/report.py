@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.accumulator import CHAIN, CHUNKED, CONTROL, NARROW, PROMOTED, SINGLE, TRAINED, UNROUNDED, Settings, adders
@@ -14,9 +15,6 @@ from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.report import Picture
 from qsim.studies.statistics import Interval, mean, within
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _LABELS = {
     EXACT: "operands rounded, sums exact",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.findings import Findings
@@ -17,10 +18,6 @@ from qsim.studies.report import Asked, Claim, Picture
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, below, difference, exponential, mean, positive
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: The loss of uniform predictions; higher losses are clipped to it.
 _NOTHING = math.log(VOCABULARY)

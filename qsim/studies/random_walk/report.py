@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.findings import Findings
@@ -18,9 +18,6 @@ from qsim.studies.report import Asked, Claim, Picture
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, normal
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: What a mean exceeds once in a million times, in standard errors.
 _RARE = 4.9
