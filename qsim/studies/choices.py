@@ -72,6 +72,13 @@ def require(settings: Any, name: str, holds: object, must: str) -> None:
         raise ValueError(f"{name}: must {must}; got {shown}")
 
 
+def require_increasing(settings: Any, name: str, least: int = 2) -> None:
+    """Require that a setting lists at least some numbers, in increasing order."""
+    given = getattr(settings, name)
+    rises = len(given) >= least and list(given) == sorted(set(given))
+    require(settings, name, rises, f"be at least {'two' if least == 2 else least}, in increasing order")
+
+
 def require_among(settings: Any, name: str, allowed: Sequence[str]) -> None:
     """Require that a setting lists some of the words that are allowed."""
     given = getattr(settings, name)

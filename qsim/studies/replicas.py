@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import qsim
-from qsim.plot import figures
-from qsim.studies.choices import choice, require
+from qsim.studies.choices import choice, require, require_increasing
 from qsim.studies.findings import Findings
 from qsim.studies.learners.gpt_training import BETAS
 from qsim.studies.learners.images import DIGITS, Images, described, images
-from qsim.studies.report import Claim, Picture
+from qsim.studies.learners.training import loss_on_test
+from qsim.studies.report import Claim
 from qsim.studies.statistics import Interval, above, below, difference, exponential, mean
 from qsim.studies.study import WrittenStudy, run_of
 from qsim.text.tables import Table
@@ -68,11 +68,11 @@ class ReplicasStudy(WrittenStudy[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every number of replicas at every rate, with both kinds of noise."""
-        for name, least in (("replicas", 2), ("rates", 0)):
-            given = getattr(settings, name)
-            rises = len(given) > 1 and given[0] >= least and list(given) == sorted(set(given))
-            require(settings, name, rises, f"be at least two, in increasing order{', from 2' * (least > 0)}")
-        return [run for seed in range(settings.seeds) for noise in (SHARED, INDEPENDENT) for run in _ways(settings, noise, seed)]
+        for name in ("replicas", "rates"):
+            require_increasing(settings, name)
+        require(settings, "replicas", settings.replicas[0] > 1, "be from 2")
+        ways = list(product(range(settings.seeds), (SHARED, INDEPENDENT), settings.replicas, settings.rates))
+        return [run_of(Run, settings, noise=noise, replicas=count, rate=rate, seed=seed) for seed, noise, count, rate in ways]
 
     def work(self, run: Run) -> float:
         """A constant per step of a replica."""
@@ -81,6 +81,7 @@ class ReplicasStudy(WrittenStudy[Settings, Run]):
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train, and test the replicas and the mean of their weights."""
         found = images(DIGITS, device)
+        own = replace(found, x=found.x.bfloat16(), test_x=found.test_x.bfloat16())
         torch.manual_seed(run.seed)
         first = found.net().to(device, torch.bfloat16)
         nets = [deepcopy(first) for _ in range(run.replicas)]
@@ -91,7 +92,7 @@ class ReplicasStudy(WrittenStudy[Settings, Run]):
         start, order = _weights([first])[0], torch.Generator().manual_seed(run.seed)
         apart, moved = [], []
         for step in range(1, run.steps + 1):
-            _receive_mean_gradients(nets, found, torch.randint(len(found.y), (run.batch,), generator=order).to(device))
+            _receive_mean_gradients(nets, own, torch.randint(len(found.y), (run.batch,), generator=order).to(device))
             for optimizer in optimizers:
                 optimizer.step()
             if step * _LOOKS // run.steps > (step - 1) * _LOOKS // run.steps:
@@ -100,20 +101,15 @@ class ReplicasStudy(WrittenStudy[Settings, Run]):
                 moved.append(float((weights.mean(0) - start).norm()))
         average = found.net().to(device)
         vector_to_parameters(_weights(nets).mean(0).float(), average.parameters())
-        losses = [_loss(net, found) for net in nets]
-        return {"loss": float(np.mean(losses)), "average": _loss(average, found), "apart": apart, "moved": moved}
-
-
-def _ways(settings: Settings, noise: str, seed: int) -> list[Run]:
-    ways = [(count, rate) for count in settings.replicas for rate in settings.rates]
-    return [run_of(Run, settings, noise=noise, replicas=count, rate=rate, seed=seed) for count, rate in ways]
+        losses = [loss_on_test(net, own) for net in nets]
+        return {"loss": float(np.mean(losses)), "average": loss_on_test(average, found), "apart": apart, "moved": moved}
 
 
 def _receive_mean_gradients(nets: Sequence[nn.Module], found: Images, chosen: Tensor) -> None:
     """Give all replicas the mean of their gradients, each of its own part of the batch."""
     parts = []
     for net, part in zip(nets, chosen.tensor_split(len(nets)), strict=True):
-        loss = F.cross_entropy(net(found.x[part].bfloat16()).float(), found.y[part], reduction="sum") / len(chosen)
+        loss = F.cross_entropy(net(found.x[part]).float(), found.y[part], reduction="sum") / len(chosen)
         parts.append(iter(torch.autograd.grad(loss, list(net.parameters()))))
     for weights in zip(*(net.parameters() for net in nets), strict=True):
         total = torch.stack([next(part) for part in parts]).float().sum(0).bfloat16()
@@ -123,12 +119,6 @@ def _receive_mean_gradients(nets: Sequence[nn.Module], found: Images, chosen: Te
 
 def _weights(nets: Sequence[nn.Module]) -> Tensor:
     return torch.stack([parameters_to_vector(net.parameters()).detach().double() for net in nets])
-
-
-@torch.no_grad()
-def _loss(net: nn.Module, found: Images) -> float:
-    kind = next(net.parameters()).dtype
-    return float(F.cross_entropy(net(found.test_x.to(kind)).double(), found.test_y))
 
 
 class _Written(Findings[Settings, Run]):
@@ -153,26 +143,15 @@ class _Written(Findings[Settings, Run]):
         """The logarithm of the distance of replicas from their mean at some look, with independent noise, for each seed."""
         return [float(np.log(self._of[run]["apart"][at])) for run in self.runs(INDEPENDENT, replicas, rate)]
 
-    def parts(self) -> list[str | Table | Picture]:
+    def parts(self) -> list[str | Table]:
         rows = []
-        for rate in self.settings.rates:
-            for count in self.settings.replicas:
-                shared, own = (f"{exponential(mean(self.logs('loss', noise, count, rate))):.3f}" for noise in (SHARED, INDEPENDENT))
-                away = mean([self._of[run]["apart"][-1] / self._of[run]["moved"][-1] for run in self.runs(INDEPENDENT, count, rate)])
-                rows.append([f"{rate:.2g}", str(count), shared, own, f"{self.times(count, rate):.3f}", f"{away:.2%}"])
+        for rate, count in product(self.settings.rates, self.settings.replicas):
+            shared, own = (f"{exponential(mean(self.logs('loss', noise, count, rate))):.3f}" for noise in (SHARED, INDEPENDENT))
+            away = mean([self._of[run]["apart"][-1] / self._of[run]["moved"][-1] for run in self.runs(INDEPENDENT, count, rate)])
+            rows.append([f"{rate:.2g}", str(count), shared, own, f"{self.times(count, rate):.3f}", f"{away:.2%}"])
         header = ["rate", "replicas", "loss, shared", "loss, independent", "ratio", "apart, of the way"]
         text = self.text("setting", learner=described(DIGITS))
-        return [text, Table.of("Test loss, and distance of independent replicas", header, rows), self.picture("drift", self._draw)]
-
-    def _draw(self) -> Figure:
-        (figure,), (panel,) = figures.row(1)
-        steps = [self.settings.steps * (look + 1) // _LOOKS for look in range(_LOOKS)]
-        for rate, look in zip(self.settings.rates, figures.LOOKS, strict=False):
-            found = [exponential(mean(self.apart(self.settings.replicas[-1], rate, at))) for at in range(_LOOKS)]
-            figures.band(panel, steps, found, look, f"rate {rate:.2g}")
-        panel.set(xscale="log", yscale="log", xlabel="step", ylabel="distance from the mean")
-        figures.legend(figure, panel, columns=3)
-        return figure
+        return [text, Table.of("Test loss, and distance of independent replicas", header, rows)]
 
     def claims(self) -> list[Claim]:
         low, high, least, most = self.settings.rates[0], self.settings.rates[-1], self.settings.replicas[0], self.settings.replicas[-1]

@@ -57,11 +57,9 @@ def _degradation(found: BatchFindings, rounding: str, design: str, scale: str) -
     if nearest and not above(found.learnt(scale)):
         return found.claim(rounding, None, how=how, shown=found.text("untrained"), least="none: the net learns nothing")
     slope, converges = found.slope(rounding, scale, design), found.converges(design)
-    doubt, but = (
-        ("", "") if converges else ("; in full precision, the norm does not follow the test loss", ", if the norm followed the loss")
-    )
+    doubt = "" if converges else "; in full precision, the norm does not follow the test loss"
     shown = found.text("gradient", slope=exponential(slope), doubt=doubt)
-    least = f"a factor of {exponential(slope).detects:.2f} per doubling{but}"
+    least = f"a factor of {exponential(slope).detects:.2f} per doubling{'' if converges else ', if the norm followed the loss'}"
     agrees = (above if nearest else below)(slope) if converges else None
     return found.claim(rounding, agrees, how=how, shown=shown, least=least)
 
