@@ -71,6 +71,7 @@ class ReplicasStudy(WrittenStudy[Settings, Run]):
         for name in ("replicas", "rates"):
             require_increasing(settings, name)
         require(settings, "replicas", settings.replicas[0] > 1, "be from 2")
+        require(settings, "steps", settings.steps >= _LOOKS, f"be at least {_LOOKS}, at which distances are measured")
         ways = list(product(range(settings.seeds), (SHARED, INDEPENDENT), settings.replicas, settings.rates))
         return [run_of(Run, settings, noise=noise, replicas=count, rate=rate, seed=seed) for seed, noise, count, rate in ways]
 
