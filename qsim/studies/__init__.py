@@ -74,6 +74,7 @@ _STUDIES = {
     "random-bits": "random_bits.RandomBitsStudy",
     "random-walk": "random_walk.RandomWalkStudy",
     "recipes": "recipes.RecipesStudy",
+    "replicas": "replicas.ReplicasStudy",
     "replications": "replications.ReplicationsStudy",
     "stagnation": "stagnation.StagnationStudy",
 }

@@ -72,6 +72,21 @@ def require(settings: Any, name: str, holds: object, must: str) -> None:
         raise ValueError(f"{name}: must {must}; got {shown}")
 
 
+def require_increasing(settings: Any, name: str, least: int = 2) -> None:
+    """Require that a setting lists at least some numbers, in increasing order.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> require_increasing(SimpleNamespace(rates=(2.0, 1.0)), "rates")
+        Traceback (most recent call last):
+        ...
+        ValueError: rates: must be at least two, in increasing order; got 2,1
+    """
+    given = getattr(settings, name)
+    rises = len(given) >= least and list(given) == sorted(set(given))
+    require(settings, name, rises, f"be at least {'two' if least == 2 else least}, in increasing order")
+
+
 def require_among(settings: Any, name: str, allowed: Sequence[str]) -> None:
     """Require that a setting lists some of the words that are allowed."""
     given = getattr(settings, name)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 import qsim
 from qsim import FivePoint, Quantizer, scaling
@@ -21,9 +22,6 @@ from qsim.studies.report import Claim, Picture, listed
 from qsim.studies.statistics import Interval, above, below, difference, in_points, mean, proportion
 from qsim.studies.study import WrittenStudy, run_of
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FULL = "fp32"
 EXPONENT, MANTISSA = "exponent", "mantissa"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
 import qsim
 from qsim import FivePoint, rounding
@@ -27,9 +28,6 @@ from qsim.studies.study import WrittenStudy
 from qsim.text.tables import Table
 from qsim_kernels.meanings import systemverilog
 from qsim_kernels.meanings.printing import Routine
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FULL = formats.FULL
 #: What a run measures: the cells of a rounding to a format, those of a significand's, the accuracy, or how much larger batches must be.

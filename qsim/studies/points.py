@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
 from qsim import FivePoint, Quantizer, scaling
 from qsim.plot import figures
@@ -19,9 +20,6 @@ from qsim.studies.report import Claim, Picture
 from qsim.studies.statistics import Interval, above, difference, mean
 from qsim.studies.study import WrittenStudy, run_of
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: The five points in the order of a step, and their names in the report.
 POINTS = {

@@ -6,15 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from matplotlib.figure import Figure
 
 import qsim
 from qsim.studies.result import Result
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _SMALLEST = (
     "The smallest effect is the smallest true effect that these runs would have found in four of five cases. "

@@ -98,6 +98,10 @@ class Interval:
         """The interval in another unit, by a factor above zero."""
         return Interval(*(factor * number for number in (self.value, self.low, self.high, self.detects)))
 
+    def clipped(self, low: float, high: float = math.inf) -> Interval:
+        """The interval inside of what a figure can show."""
+        return Interval(self.value, max(self.low, low), min(self.high, high))
+
     @property
     def points(self) -> Interval:
         """A share in percent, or a difference of shares in points."""

@@ -1,4 +1,4 @@
-"""Proofs of *Stochastic Rounding for LLM Training* about updates, on quadratic losses: Lemma 2, Theorems 1 and 3, Corollary 1.
+"""Proofs of *Stochastic Rounding for LLM Training* about updates, on quadratic losses: Lemmas 2 to 4, Theorems 1 to 3, Corollary 1.
 
 Our source of the paper lacks its formulas; those here are derived, and the docstrings say from what.
 """
@@ -33,6 +33,77 @@ def test_lemma_2() -> None:
         # Each square is below that of a level.
         assert abs(float(squares.mean()) - expected) <= dimensions * bernstein(LEVEL**4 / 4, LEVEL**2, copies * dimensions, 2)
         assert least * bound <= expected <= bound
+
+
+def test_lemma_3() -> None:
+    """On average, Adam's steps u = g / sqrt(e + v) go down up to a term in u²: per weight, for a gradient of mean G and |g| <= R - sqrt(e),
+
+        E[G u] >= G² / (2 sqrt(e + w)) - 2 R E[u²],
+
+    where v is the earlier average plus g², and w the same plus E[g²]: Lemma 5.1 of Défossez et al. The expectations are exact sums over two
+    values of g, one of which is rare.
+    """
+    axis, e = torch.logspace(-6, -0.01, 25, 2, dtype=torch.float64), 1e-6
+    rare, large, small = (each.flatten() for each in torch.meshgrid(axis, axis, axis, indexing="ij"))
+    g, share = torch.stack((large, -small)), torch.stack((rare, 1 - rare))
+    for earlier in (0.0, 1e-3, 1.0):
+        bound = g.abs().amax(0) + e**0.5
+        u = g / (e + earlier + g.square()).sqrt()
+        mean, along = (share * g).sum(0), (share * g).sum(0) * (share * u).sum(0)
+        down = mean.square() / (e + earlier + (share * g.square()).sum(0)).sqrt() / 2
+        squares = 2 * bound * (share * u.square()).sum(0)
+        assert torch.all(along >= down - squares)
+        # The last term is needed: where a large gradient is rare, most steps go up.
+        assert (along < 0).any()
+
+
+def test_lemma_4() -> None:
+    """Where b is the decaying sum of a, the sum of a / (e + b) over N steps is at most log(1 + b_N / e) - N log(decay).
+
+    That of the roots is at most the root of N times this: Lemma 5.2 of Défossez et al. and Cauchy's inequality.
+    """
+    steps, decay, e, b = 4000, 0.95, 1e-6, torch.zeros(4, dtype=torch.float64)
+    drawn = torch.rand(steps, generator=torch.Generator().manual_seed(0))
+    a = torch.stack((torch.ones(steps), drawn, (drawn < 0.01).float(), torch.logspace(-6, 6, steps))).double()
+    shares = []
+    for each in a.T:
+        b = decay * b + each
+        shares.append(each / (e + b))
+    bound = (b / e).log1p() - steps * math.log(decay)
+    found = torch.stack(shares, 1)
+    assert torch.all(found.sum(1) <= bound)
+    assert torch.all(found.sqrt().sum(1) <= (steps * bound).sqrt())
+    assert found[0].sum() > 0.9 * bound[0]  # constant terms come close
+
+
+def test_theorem_2() -> None:
+    """The mean squared gradient over N steps of Adam without momentum is at most
+
+        2 R F / (a N) + (4 d R² / c + a d R L / c²) S + R L d D / c × sqrt(S),  S = log(1 + R² / (c² e)) / N - log(beta),  c² = 1 - beta,
+
+    of which Défossez et al. have all but the last term, that of stochastic rounding: by Lemma 2, a step adds at most L/2 sqrt(d) D |a u|,
+    and the sum of |u| is bounded by Lemma 4.
+    """
+    copies, dimensions, steps, beta, e, rate = 64, 8, 300, 0.99, 1e-4, 2.0**-9
+    curvature = torch.linspace(0.25, 1, dimensions)
+    draw = torch.Generator().manual_seed(5)
+    weights = nn.Parameter(torch.full((copies, dimensions), 1.9375))
+    optimizer = qsim.optim.SGD([weights], lr=1.0, format="bf16", update="stochastic", seed=6)
+    average, squares, loss, largest = torch.zeros_like(weights), 0.0, float(curvature.sum()) / 2 * (1.9375 - TARGET) ** 2, 0.0
+    for step in range(1, steps + 1):
+        exact = curvature * (weights.detach() - TARGET)
+        squares += float(exact.square().sum(1).mean()) / steps
+        drawn = exact + 0.2 * (2 * torch.rand(exact.shape, generator=draw) - 1)
+        largest = max(largest, float(drawn.abs().max()))
+        average = beta * average + drawn.square()
+        weights.grad = rate * math.sqrt((1 - beta**step) / (1 - beta)) * drawn / (e + average).sqrt()
+        optimizer.step()
+    assert 1 < float(weights.detach().min()) < float(weights.detach().max()) < 2  # where levels are equally far apart
+    bound, c = largest + math.sqrt(e), math.sqrt(1 - beta)
+    logs = math.log1p(bound**2 / (c**2 * e)) / steps - math.log(beta)
+    adam = 2 * bound * loss / (rate * steps) + (4 * dimensions * bound**2 / c + rate * dimensions * bound / c**2) * logs
+    rounding = bound * dimensions * LEVEL / c * math.sqrt(logs)
+    assert 0.02 * (adam + rounding) < squares <= adam + rounding
 
 
 def path(update: str, rate: float, steps: int, count: int) -> Tensor:

@@ -93,7 +93,7 @@ def test_runs() -> None:
     runs = ReplicationsStudy().runs(SETTINGS)
     assert len(runs) == len(set(runs)) == 4 * (1 + 4 + 1 + 3 + 3)
     assert {run.what for run in runs} == {RING, SUMS, ROLLOUT, DESCENT, STUDENT}
-    with pytest.raises(ValueError, match="ranks: must be at least 2, in increasing order; got 8"):
+    with pytest.raises(ValueError, match="ranks: must be at least two, in increasing order; got 8"):
         ReplicationsStudy().runs(Settings(ranks=(8,)))
 
 

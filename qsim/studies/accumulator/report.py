@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.accumulator import CHAIN, CHUNKED, CONTROL, NARROW, PROMOTED, SINGLE, TRAINED, UNROUNDED, Settings, adders
@@ -12,11 +13,8 @@ from qsim.studies.accumulator.findings import LENGTH, SAME, SumFindings
 from qsim.studies.learners.gpt import GPTSize, parameters
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.report import Picture
-from qsim.studies.statistics import Interval, mean, within
+from qsim.studies.statistics import mean, within
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _LABELS = {
     EXACT: "operands rounded, sums exact",
@@ -64,24 +62,16 @@ class Written(SumFindings):
         lengths = sorted({0, self.usual, len(self.settings.lengths) - 1})
         header = ["sum", *(f"{kind}, {self.settings.lengths[at]}" for kind in (NORMAL, POSITIVE) for at in lengths)]
         rows = [
-            [
-                _label(name),
-                *(f"{mean(self.sums('error', kind, name, at)).value:.1e}" for kind in (NORMAL, POSITIVE) for at in lengths),
-            ]
+            [_label(name), *(f"{mean(self.sums('error', kind, name, at)).value:.1e}" for kind in (NORMAL, POSITIVE) for at in lengths)]
             for name in names
         ]
         return Table.of("Error of sums of E4M3 products, by operands and number of products", header, rows)
 
     def _trained(self) -> Table:
-        rows = [
-            [
-                _label(name),
-                f"{mean(self.losses(name)):.4f}",
-                f"{self.lost(name).points:+.2f} %",
-                f"{100 * self.gradients(name).value:.1f} %",
-            ]
-            for name in (UNROUNDED, *TRAINED)
-        ]
+        rows = []
+        for name in (UNROUNDED, *TRAINED):
+            change = f"{self.gradients(name).points.value:.1f} %"
+            rows.append([_label(name), f"{mean(self.losses(name)):.4f}", f"{self.lost(name).points:+.2f} %", change])
         header = ["sums", "loss", "relative to FP32 sums", "change of the trained model's gradient"]
         return Table.of("Training in FP8", header, [[_LABELS[SINGLE], f"{mean(self.losses(SINGLE)):.4f}", "-", "-"], *rows])
 
@@ -90,7 +80,8 @@ class Written(SumFindings):
         lengths = self.settings.lengths
         for panel, operands in zip(panels, (NORMAL, POSITIVE), strict=True):
             for look, (name, label) in zip(figures.LOOKS, _DRAWN.items(), strict=False):
-                found = [_on_log_axis(mean(self.sums("error", operands, name, at))) for at in range(len(lengths))]
+                errors = [mean(self.sums("error", operands, name, at)) for at in range(len(lengths))]
+                found = [error.clipped(error.value / 10) for error in errors]
                 figures.band(panel, lengths, found, look, label)
             rounding = [mean(self.sums("error", operands, EXACT, at)).value for at in range(len(lengths))]
             panel.plot(lengths, rounding, label="operands only", **figures.REFERENCE())
@@ -146,8 +137,3 @@ def _size(chosen: Settings) -> GPTSize:
 
 def _label(name: str) -> str:
     return _LABELS.get(name, name)
-
-
-def _on_log_axis(found: Interval) -> Interval:
-    """An interval for a logarithmic axis."""
-    return Interval(found.value, max(found.low, found.value / 10), found.high)

@@ -11,7 +11,7 @@ import torch
 
 import qsim
 from qsim import FivePoint, Quantizer
-from qsim.studies.choices import choice, require, require_among
+from qsim.studies.choices import choice, require, require_among, require_increasing
 from qsim.studies.learners import nets
 from qsim.studies.learners.examples import MODELS, OWN, predictions
 from qsim.studies.learners.training import Training
@@ -113,8 +113,7 @@ class BatchSizeStudy(WrittenStudy[Settings, Run]):
         """Every format, rounding and batch size, with and without a loss scale; full precision once; and the factor for each bit."""
         require(settings, "roundings", {"stochastic", "nearest"} <= set(settings.roundings), "contain stochastic and nearest")
         require(settings, "model", settings.model in MODELS, f"be one of {', '.join(MODELS)}")
-        increase = len(settings.batches) > 1 and list(settings.batches) == sorted(set(settings.batches))
-        require(settings, "batches", increase, "be at least two, in increasing order")
+        require_increasing(settings, "batches")
         bits = [qsim.format(name).bits for name in settings.formats]
         require(settings, "formats", bits and bits == sorted(bits), "be at least one, from coarse to fine")
         require(settings, "looks", settings.looks >= 1, "be at least 1")

@@ -53,14 +53,15 @@ def _batch_for_a_bit(found: BatchFindings, coarse: str, fine: str) -> Claim:
 
 def _degradation(found: BatchFindings, rounding: str, design: str, scale: str) -> Claim:
     """Whether the gradient grows with the batch with round-to-nearest, or falls with stochastic rounding."""
-    nearest = rounding == "nearest"
-    slope, learns = found.slope(rounding, scale, design), not nearest or above(found.learnt(scale)) is True
-    decides = learns and found.converges(design)
-    doubt = "" if found.converges(design) else "; in full precision, the norm does not follow the test loss"
-    shown = found.text("gradient", slope=exponential(slope), doubt=doubt) if learns else found.text("untrained")
-    least = f"a factor of {exponential(slope).detects:.2f} per doubling" if decides else "none"
-    agrees = (above if nearest else below)(slope) if decides else None
-    return found.claim(rounding, agrees, how=found.how(design, scale), shown=shown, least=least)
+    nearest, how = rounding == "nearest", found.how(design, scale)
+    if nearest and not above(found.learnt(scale)):
+        return found.claim(rounding, None, how=how, shown=found.text("untrained"), least="none: the net learns nothing")
+    slope, converges = found.slope(rounding, scale, design), found.converges(design)
+    doubt = "" if converges else "; in full precision, the norm does not follow the test loss"
+    shown = found.text("gradient", slope=exponential(slope), doubt=doubt)
+    least = f"a factor of {exponential(slope).detects:.2f} per doubling{'' if converges else ', if the norm followed the loss'}"
+    agrees = (above if nearest else below)(slope) if converges else None
+    return found.claim(rounding, agrees, how=how, shown=shown, least=least)
 
 
 def _accumulates(found: BatchFindings) -> Claim:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS
@@ -14,9 +15,6 @@ from qsim.studies.learners.examples import described, optimized, variant
 from qsim.studies.report import Picture, listed
 from qsim.studies.statistics import Interval, above, exponential, in_points, mean, proportion
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class Written(BatchFindings):

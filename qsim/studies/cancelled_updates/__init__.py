@@ -17,7 +17,7 @@ import qsim
 from qsim.diagnostics import cancelled_updates
 from qsim.studies.choices import choice, require
 from qsim.studies.learners.images import DIGITS, Images, images
-from qsim.studies.learners.training import accuracy, full_precision
+from qsim.studies.learners.training import accuracy, full_precision, loss_on_test
 from qsim.studies.stagnation.least_squares import weight_dtype
 from qsim.studies.study import WrittenStudy, run_of
 
@@ -111,7 +111,7 @@ class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
         counted = cancelled_updates(optimizer, every=max(1, run.steps // run.looks), model=model)
         with full_precision(device), counted:
             _train(run, model, optimizer, own)
-            told, loss = accuracy(model, own), _training_loss(model, own)
+            told, loss = accuracy(model, own), loss_on_test(model, replace(own, test_x=own.x, test_y=own.y))
         totals = [[entry.step, entry.updates, entry.cancelled, entry.carried] for entry in counted.totals]
         return {"accuracy": told, "loss": loss, "counts": totals, "memory": _memory(optimizer)}
 
@@ -177,12 +177,3 @@ def _memory(optimizer: torch.optim.Optimizer) -> float:
             bytes_ += weight.numel() * weight.element_size() + (kept.numel() * kept.element_size() if kept is not None else 0)
             numbers += weight.numel()
     return bytes_ / numbers
-
-
-@torch.no_grad()
-def _training_loss(model: nn.Module, found: Images) -> float:
-    model.eval()
-    chunks = zip(found.x.split(10_000), found.y.split(10_000), strict=True)
-    total = sum(F.cross_entropy(model(x).float(), y, reduction="sum").item() for x, y in chunks)
-    model.train()
-    return total / len(found.y)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 import qsim
 from qsim.plot import figures
@@ -15,9 +14,6 @@ from qsim.studies.learners.images import DIGITS, described, images, variant
 from qsim.studies.report import Picture, listed
 from qsim.studies.statistics import mean, positive, proportion
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class Written(UpdateFindings):

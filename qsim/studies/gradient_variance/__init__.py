@@ -15,7 +15,7 @@ import qsim
 from qsim import FivePoint, Fixed, Float, Quantizer
 from qsim.diagnostics import gradient_error
 from qsim.diagnostics.gradients.batches import measured_factors
-from qsim.studies.choices import choice, require
+from qsim.studies.choices import choice, require, require_increasing
 from qsim.studies.learners.images import images
 from qsim.studies.learners.training import Training, full_precision, train
 from qsim.studies.study import WrittenStudy, run_of
@@ -122,8 +122,7 @@ class GradientVarianceStudy(WrittenStudy[Settings, Run]):
 def _check(settings: Settings) -> None:
     """Raise an error for settings from which no slope or factor can be computed."""
     for name in ("mantissas", "batches"):
-        given = getattr(settings, name)
-        require(settings, name, len(given) > 1 and list(given) == sorted(set(given)), "be at least two, in increasing order")
+        require_increasing(settings, name)
     largest, smallest = settings.batches[-1], settings.batches[0]
     fits = settings.images % largest == 0 and settings.images >= 3 * largest
     require(settings, "images", fits, f"be a multiple of the largest batch and at least 3 of them, {largest} each")

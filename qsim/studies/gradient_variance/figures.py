@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.gradient_variance.findings import VarianceFindings
 from qsim.studies.statistics import Interval, exponential, mean
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def by_batch(found: VarianceFindings) -> list[Figure]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from qsim.studies.gradient_variance import figures
-from qsim.studies.gradient_variance.claims import claims
 from qsim.studies.gradient_variance.findings import VarianceFindings
 from qsim.studies.learners.images import described
-from qsim.studies.report import Claim, Picture
+from qsim.studies.report import Picture
 from qsim.text.tables import Table
 
 
@@ -26,10 +25,6 @@ class Written(VarianceFindings):
             self._slopes(),
             self._biases(),
         ]
-
-    def claims(self) -> list[Claim]:
-        """All claims."""
-        return claims(self)
 
     def _bits(self) -> Table:
         bits = self.settings.mantissas

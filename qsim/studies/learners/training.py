@@ -78,7 +78,7 @@ def loss_on_test(model: nn.Module, examples: Examples) -> float:
     """The mean loss on the test data."""
     model.eval()
     chunks = _chunks(examples.test_x, examples.test_y)
-    found = sum(F.cross_entropy(model(x), y).item() * (len(y) / len(examples.test_y)) for x, y in chunks)
+    found = sum(F.cross_entropy(model(x).float(), y).item() * (len(y) / len(examples.test_y)) for x, y in chunks)
     model.train()
     return found
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.findings import Findings
@@ -17,10 +18,6 @@ from qsim.studies.report import Asked, Claim, Picture
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, below, difference, exponential, mean, positive
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: The loss of uniform predictions; higher losses are clipped to it.
 _NOTHING = math.log(VOCABULARY)
@@ -97,8 +94,8 @@ class Written(Findings[Settings, Run]):
     def _losses(self) -> Figure:
         (figure,), (panel,) = figures.row(1, width=3.9, height=2.9)
         for place, (method, look) in enumerate(zip(self.settings.methods, figures.LOOKS, strict=False)):
-            figures.band(panel, [rate * 1.05**place for rate in self.rates], [_drawn(self.losses(method, rate)) for rate in self.rates],
-                          look, method)  # fmt: skip
+            shown = [mean(self.losses(method, rate)).clipped(0.0, _NOTHING) for rate in self.rates]
+            figures.band(panel, [rate * 1.05**place for rate in self.rates], shown, look, method)
         panel.axhline(self.frequencies, label="unigram baseline", **figures.REFERENCE())
         self._rate_axis(panel)
         panel.set_ylabel("validation loss in nats")
@@ -126,7 +123,7 @@ class Written(Findings[Settings, Run]):
         for method, look in zip(self.settings.methods, figures.LOOKS, strict=False):
             found = [mean(self.correlations(method, rate, "gradients")) for rate in self.rates]
             shown = [(rate, interval) for rate, interval in zip(self.rates, found, strict=True) if not math.isnan(interval.value)]
-            figures.band(right, [rate for rate, _ in shown], [_finite(interval) for _, interval in shown], look, method)
+            figures.band(right, [rate for rate, _ in shown], [interval.clipped(-1.0, 1.0) for _, interval in shown], look, method)
         self._rate_axis(right)
         right.set(ylabel="cosine with the step before", title="training: gradients")
         figures.legends(drawn, (left, right), columns=3)
@@ -225,13 +222,3 @@ def _lowest(x: np.ndarray, y: np.ndarray) -> float:
 def _power(rate: float) -> str:
     power = math.log2(rate)
     return f"2^{power:.0f}" if power == round(power) else f"{rate:g}"
-
-
-def _drawn(losses: Sequence[float]) -> Interval:
-    """An interval clipped to what a figure can show."""
-    found = mean(losses)
-    return Interval(found.value, max(found.low, 0.0), min(found.high, _NOTHING))
-
-
-def _finite(interval: Interval) -> Interval:
-    return Interval(interval.value, max(interval.low, -1.0), min(interval.high, 1.0))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import matplotlib
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, described, variant
@@ -15,9 +15,6 @@ from qsim.studies.llm.training import O1, O2
 from qsim.studies.report import Picture, listed
 from qsim.studies.statistics import Interval, difference, exponential, mean
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _KEPT = {
     STOCHASTIC: "all in BF16",

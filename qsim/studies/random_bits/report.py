@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.findings import Findings
@@ -13,9 +14,6 @@ from qsim.studies.report import Asked, Claim, Picture, listed
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, difference, mean, positive, within
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: The bits of the paper's hardware, and the share of what the fewest bits cost up to which a loss counts as none.
 _SIX, _SHARE = 6, 0.1

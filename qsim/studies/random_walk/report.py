@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.findings import Findings
@@ -18,9 +18,6 @@ from qsim.studies.report import Asked, Claim, Picture
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, normal
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: What a mean exceeds once in a million times, in standard errors.
 _RARE = 4.9
@@ -74,6 +71,12 @@ class WalkGroup:
         """The number of steps of exact weights."""
         return exact_steps(self.run.schedule(self.run.steps), self.run.levels)
 
+    def row(self, name: str, exact: str) -> list[str]:
+        """A row of a table, with the number of steps of exact weights."""
+        found, expected = self.measured, self.expected
+        ends = f"{found.value / expected - 1:+.2%}", f"{self.late[-1]:.1%}"
+        return [name, str(self.run.steps), exact, f"{found:.4g}", f"{expected:.4g}", *ends]
+
     @cached_property
     def late(self) -> Array:
         """The probability of not having arrived after each number of steps."""
@@ -106,17 +109,10 @@ class Written(Findings[Settings, Run]):
         return [text, *self._tables(), self.picture("levels", self._levels), self.picture("linear", self._linear)]
 
     def _tables(self) -> list[Table]:
-        rows = [
-            [way.label, str(way.run.steps), str(way.exact), f"{way.measured:.4g}", f"{way.expected:.4g}",
-             f"{way.measured.value / way.expected - 1:+.2%}", f"{way.late[-1]:.1%}"]
-            for way in self.next_level
-        ]  # fmt: skip
+        rows = [way.row(way.label, str(way.exact)) for way in self.next_level]
         header = ["updates in levels", "step limit", "exact", "stochastic, mean", "closed form", "off", "late at the last step"]
-        down = [
-            [f"{way.run.floor * _DISTANCE:.3g}", str(way.run.steps), f"{exact.measured.value:g}", f"{way.measured:.4g}",
-             f"{way.expected:.4g}", f"{way.measured.value / way.expected - 1:+.2%}", f"{way.late[-1]:.1%}"]
-            for way, exact in zip(self.stochastic, self.exact, strict=True)
-        ]  # fmt: skip
+        both = zip(self.stochastic, self.exact, strict=True)
+        down = [way.row(f"{way.run.floor * _DISTANCE:.3g}", f"{exact.measured.value:g}") for way, exact in both]
         return [
             Table.of("Steps to the next level", header, rows),
             Table.of("Steps down the linear loss", ["minimum rate", *header[1:]], down),
@@ -124,12 +120,8 @@ class Written(Findings[Settings, Run]):
 
     def _levels(self) -> list[Figure]:
         drawn, axes = figures.row(2, width=3.9, height=2.9)
-        for panel, ways, title in zip(
-            axes,
-            (self.of(CONSTANT), self.of(HALVED) + self.of(HARMONIC)),
-            ("constant updates", "decaying updates"),
-            strict=True,
-        ):
+        sides = {"constant updates": self.of(CONSTANT), "decaying updates": self.of(HALVED) + self.of(HARMONIC)}
+        for panel, (title, ways) in zip(axes, sides.items(), strict=True):
             for way, look in zip(ways, figures.LOOKS, strict=False):
                 steps = np.arange(1, way.run.steps + 1)
                 expected = way.late[1:]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from qsim import FivePoint, Quantizer
 from qsim.plot import figures
@@ -17,9 +18,6 @@ from qsim.studies.report import Claim, Picture, Report, listed
 from qsim.studies.statistics import CONFIDENCE, Interval, below, confidence, confidence_text, difference, mean, positive
 from qsim.studies.study import run_of
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: The share of BF16's loss that a recipe may add and still count as equal.
 _TOLERANCE = 0.01

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from qsim.studies.choices import choice, require
+from qsim.studies.choices import choice, require_increasing
 from qsim.studies.study import WrittenStudy
 
 #: The measurements.
@@ -63,9 +63,7 @@ class ReplicationsStudy(WrittenStudy[Settings, Run]):
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every measurement with every seed."""
         for name in ("ranks", "bits", "rates"):
-            given, least = getattr(settings, name), 1 if name == "rates" else 2
-            rises = len(given) >= least and list(given) == sorted(set(given))
-            require(settings, name, rises, f"be at least {least}, in increasing order")
+            require_increasing(settings, name, 1 if name == "rates" else 2)
         return [run for seed in range(settings.seeds) for run in _of_seed(settings, seed)]
 
     def work(self, run: Run) -> float:

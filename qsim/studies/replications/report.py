@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.findings import Findings
@@ -14,9 +14,6 @@ from qsim.studies.replications.measurements import LEFT, NUMBERS
 from qsim.studies.report import Claim, Picture
 from qsim.studies.statistics import Interval, above, below, difference, exponential, mean, positive, within
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: The ratio of norms below which training is said to be less effective, and the rules' bounds, which the wording explains.
 _THRESHOLD, _AROUND = math.sqrt(3), 0.1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.report import Picture
@@ -12,9 +13,6 @@ from qsim.studies.stagnation.bounds import Array
 from qsim.studies.stagnation.findings import DescentFindings, geometric
 from qsim.studies.stagnation.least_squares import COMPUTE, METHODS, NEAREST
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class Written(DescentFindings):

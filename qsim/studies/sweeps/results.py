@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.report import Asked, Claim, Picture, Report, listed
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, mean
 from qsim.text.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 #: What all batch sizes have in common: the number of updates, or the number of examples.
 STEPS, EXAMPLES = "steps", "examples"
