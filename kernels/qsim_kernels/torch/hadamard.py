@@ -40,6 +40,8 @@ def turned_back(x: Tensor, turn: Turn, transform: Callable[[Tensor, Turn], Tenso
         transform: The function that transforms, as `hadamard` does.
     """
     turned = transform(x, turn._replace(signs=-1))
+    if not x.numel():
+        return turned.view(x.shape)
     # Signs are changed as bits: `qsim.fpu` would round a product.
     bits = torch.int64 if turned.dtype == torch.float64 else torch.int32
     flips = (_negative(signs_of(turn), x.device) * torch.iinfo(bits).min).to(bits)
