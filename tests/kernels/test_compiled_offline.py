@@ -35,6 +35,7 @@ def test_all_kinds_of_kernels_compile() -> None:
         "encode_kernel",
         "decode_kernel",
         "tiles_kernel",
+        "best_kernel",
         "pairs_kernel",
         "whole_scale_kernel",
         "hadamard_kernel",

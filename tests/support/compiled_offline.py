@@ -180,6 +180,10 @@ def works() -> dict[str, Callable[[], object]]:
         "transposed codes": lambda: qsim.encode(x.bfloat16().t(), "e4m3", rounding="stochastic", seed=1),
         "codes in pairs": lambda: [qsim.encode(x.bfloat16(), name, rounding="stochastic", seed=1) for name in ("e4m3", "e2m1")],
         "blocks in pairs": lambda: [qsim.quantize(x.bfloat16(), "mxfp8", rounding="stochastic", seed=1, dim=dim) for dim in (-1, 0)],
+        "four over six": lambda: qsim.points.FourOverSix()(x.bfloat16()),
+        "four over six in another basis": lambda: qsim.points.Rotated(
+            qsim.points.FourOverSix(rounding="stochastic"), qsim.transforms.Hadamard(16, seed=1)
+        )(x.bfloat16(), seed=1),
         "values and codes": lambda: _values_and_codes(x),
         "values and codes of a transposed matrix": lambda: _values_and_codes(x.t()),
         "transform": lambda: qsim.transforms.Hadamard(16, seed=1)(x.bfloat16()),
