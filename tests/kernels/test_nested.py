@@ -1,4 +1,4 @@
-"""The kernel that rounds under scales of tiles and of groups above them: equal to plain torch, bit for bit."""
+"""Rounding under scales of tiles and of groups above them: with the functions of kernels equal to plain torch, bit for bit."""
 
 from __future__ import annotations
 
