@@ -81,8 +81,6 @@ class Hadamard:
 class _Turned(torch.autograd.Function):
     """A transform or its inverse. The gradient applies the other one to the upstream gradient, because the transform is orthonormal."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x: Tensor, transform: Hadamard, dim: int, inverse: bool) -> Tensor:
         return _inverted(x, transform, dim) if inverse else torch.ops.qsim.hadamard.default(x, transform.turn(x.shape, dim))
@@ -96,6 +94,11 @@ class _Turned(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         transform, dim, inverse, dtype = ctx.facts
         return _turned(gradients[0], transform, dim, inverse=not inverse).to(dtype), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, transform: Hadamard, dim: int, inverse: bool) -> tuple[Tensor, int]:
+        """All samples in one call, as further rows."""
+        return _turned(x.movedim(in_dims[0] or 0, 0), transform, dim + 1, inverse=inverse), 0
 
 
 class _ForwardTurned(_Turned):
@@ -113,7 +116,12 @@ def _turned(x: Tensor, transform: Hadamard, dim: int, *, inverse: bool) -> Tenso
 
 
 def _inverted(x: Tensor, transform: Hadamard, dim: int) -> Tensor:
-    return turned_back(x, Turn(*transform.turn(x.shape, dim)), torch.ops.qsim.hadamard.default)
+    return turned_back(x, Turn(*transform.turn(x.shape, dim)), _operator)
+
+
+def _operator(x: Tensor, turn: Turn) -> Tensor:
+    # A plain tuple: torch 2.11 compiles no call of an operator with a named one.
+    return torch.ops.qsim.hadamard.default(x, tuple(turn))  # type: ignore[no-any-return]
 
 
 def resolve(transform: str | Hadamard | None) -> Hadamard | None:

@@ -146,6 +146,16 @@ def test_functional_transforms() -> None:
     assert torch.equal(moved, hadamard(change))
     assert torch.equal(torch.func.vmap(hadamard)(x), hadamard(x))
     assert torch.equal(torch.func.vmap(hadamard.inverse, in_dims=1, out_dims=1)(x), hadamard.inverse(x, dim=0))
+    samples = torch.func.vmap(torch.func.grad(lambda x: (hadamard(x) * x.detach()).sum()))(x)
+    torch.testing.assert_close(samples, hadamard.inverse(x))
+
+
+def test_numbers_of_an_fpu_do_not_round_a_transform() -> None:
+    hadamard, x = Hadamard(16), torch.randn(3, 21)
+    expected = hadamard(x), hadamard.inverse(x)
+    with qsim.fpu("e4m3"):
+        found = hadamard(x), hadamard.inverse(x)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_signs_are_not_the_bits_that_noise_is_made_of() -> None:
