@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from qsim.functional.arguments import spelling
 from qsim.random import Noise
 from qsim.scaling import PerBlock
 from qsim.scaling.block_formats import NAMED
+from qsim.transforms import Hadamard
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.scaled import Implementation
 from support.comparing import same_bits
@@ -76,4 +78,29 @@ def test_factors_of_blocks_without_that_of_the_tensor(dim: int) -> None:
         noise = torch.tensor(3), spelt.grid, spelt.rule, 7, 0, torch.bfloat16, int(Restore.SCALE)
         expected, _ = REFERENCE.quantize_tiles(x, whole, *numbers, *noise)
         found, _ = KERNELS.quantize_tiles(x.cuda(), whole.cuda(), *numbers, *noise)
+        assert same_bits(found.cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [-1, 0])
+@pytest.mark.parametrize("restore", [Restore.SCALE, Restore.ALL])
+@pytest.mark.parametrize(
+    ("fmt", "scaling", "size", "under"),
+    [
+        ("e2m1", PerBlock(32, rule="ceil"), 32, None),
+        ("e4m3", PerBlock(32), 32, None),
+        ("e2m1", PerBlock(16, format="e4m3"), 16, 0.37),
+        ("e5m2", PerBlock(16, format="bf16", rule="fit"), 16, None),
+    ],
+)
+def test_blocks_of_a_transform(fmt: str, scaling: PerBlock, size: int, under: float | None, dim: int, restore: Restore) -> None:
+    scaling, spelt, turning = replace(scaling, dim=dim), spelling(fmt, "stochastic", "saturate"), Hadamard(size, seed=3)
+    whole = None if under is None else torch.tensor(under)
+    # So many rows that programs are in the middle of a matrix, and the largest numbers, whose sums overflow.
+    for x in (*matrices(), torch.full((32, 64), 3e38).bfloat16()):
+        x = x[: x.shape[0] // 32 * 32]
+        numbers = scaling.tiles(x.shape), turning.turn(x.shape, dim), *scaling.spelling(spelt.format)
+        noise = torch.tensor(3), spelt.grid, spelt.rule, 7, 16, torch.bfloat16, int(restore)
+        expected, _ = REFERENCE.quantize_tiles(x, whole, *numbers, *noise)
+        found, _ = KERNELS.quantize_tiles(x.cuda(), None if whole is None else whole.cuda(), *numbers, *noise)
         assert same_bits(found.cpu(), expected)

@@ -105,18 +105,42 @@ def _carried(i: int, half: int, ends: Ends, of: Registers) -> list[str]:
     ]
 
 
-def text(ends: Ends, of: Registers) -> str:
-    """PTX for the four pairs of a Philox block."""
+def _exchanged(words: str, distance: int) -> list[str]:
+    """PTX that exchanges words with the lane at a distance: each two words and each two lanes are a matrix, which is transposed."""
+    lines = [f"and.b32 bits, lane, {distance};", "setp.ne.u32 again, bits, 0;"]
+    for first in range(PAIRS):
+        if not first & distance:
+            low, high = f"{words}{first}", f"{words}{first + distance}"
+            lines += [f"selp.b32 bits, {low}, {high}, again;", f"shfl.sync.bfly.b32 bits, bits, {distance}, 31, 0xFFFFFFFF;"]
+            lines += [f"selp.b32 {low}, bits, {low}, again;", f"selp.b32 {high}, {high}, bits, again;"]
+    return lines
+
+
+def _drawn(words: str, upper: str, of: Registers, *, in_quads: bool) -> list[str]:
+    """PTX for the random words of four pairs."""
+    lines = philox_text(words, of["block"][0], of["seed"][0], of["stream"][0], upper, unrolled=upper == "0")
+    return lines + (_exchanged(words, 1) + _exchanged(words, 2) if in_quads else [])
+
+
+def text(ends: Ends, of: Registers, *, in_quads: bool = False) -> str:
+    """PTX for four pairs.
+
+    Args:
+        ends: The ends of the text.
+        of: The registers of operands.
+        in_quads: Whether the pairs are in four Philox blocks, each of which four neighbouring lanes share: `block` is then that of the first
+            pair in the first lane, of the second pair in the second, and so on. Otherwise they are a Philox block.
+    """
     pairs = range(PAIRS)
     lines = [
         ".reg .pred decided, again;",
-        ".reg .b32 bits, random, undecided, rounded, key0, key1, round, low0, high0, low1, high1;",
+        ".reg .b32 bits, random, undecided, rounded, lane, key0, key1, round, low0, high0, low1, high1;",
         ".reg .b64 product0, product1;",
         ".reg .f32 value, raised, total;",
         *(f".reg .b32 pair{i}, power{i};" for i in pairs),
         *(f".reg .b32 sum{i};" for i in range(2 * PAIRS)),
     ]
-    lines += philox_text("first", of["block"][0], of["seed"][0], of["stream"][0], "0", unrolled=True)
+    lines += (["mov.u32 lane, %laneid;"] if in_quads else []) + _drawn("first", "0", of, in_quads=in_quads)
     for i in pairs:
         lines += _sums(i, ends, of)
     lines += [
@@ -128,7 +152,7 @@ def text(ends: Ends, of: Registers) -> str:
         # A warp does not diverge: a one more carries in no other sum.
         "vote.sync.all.pred decided, decided, 0xFFFFFFFF;",
         "@decided bra.uni DONE;",
-        *philox_text("last", of["block"][0], of["seed"][0], of["stream"][0], "0x80000000"),
+        *_drawn("last", "0x80000000", of, in_quads=in_quads),
     ]
     for i in pairs:
         lines += _carried(i, 0, ends, of) + _carried(i, 1, ends, of)

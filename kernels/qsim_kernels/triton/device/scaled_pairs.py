@@ -1,6 +1,7 @@
-"""Stochastic rounding of bfloat16 values under the scales of their tiles, two elements per instruction; see `pairs`.
+"""Stochastic rounding to bfloat16 values under the scales of their tiles, two elements per instruction; see `pairs`.
 
-Scales that are powers of two divide and multiply pairs exactly. Under others, quotients and most products are float32, one by one.
+Scales that are powers of two divide and multiply pairs exactly. Under others, quotients and most products are float32, one by one. So are
+values that were transformed.
 """
 
 from __future__ import annotations
@@ -47,16 +48,65 @@ class ScaledForm(NamedTuple):
         return text(Ends(*quotients, self._written), named)
 
     def _written(self, i: int, of: Registers) -> list[str]:
-        """PTX that gives rounded elements their signs and multiplies them."""
-        lines = [f"lop3.b32 rounded, rounded, {f'pair{i}' if self.divides_pairs else of['x'][i]}, 0x80008000, 0xF8;"]
-        if self.multiplies_pairs:
-            lines += [f"mul.bf16x2 ${i}, rounded, {of['factor'][i]};"]
-        else:
-            lines += [*split("rounded", 0), f"mul.f32 total, value, {of['factor0'][i]};"]
-            lines += [*split("rounded", 1), f"mul.f32 value, value, {of['factor1'][i]};", f"cvt.rn.bf16x2.f32 ${i}, value, total;"]
-        if self.clamps:
-            lines += ["mov.b32 bits, 0x7F7F7F7F;", f"min.NaN.xorsign.abs.bf16x2 ${i}, ${i}, bits;"]
-        return lines
+        return _signed(f"pair{i}" if self.divides_pairs else of["x"][i]) + _multiplied(self, i, of)
+
+
+class TurnedForm(NamedTuple):
+    """A rounding of transformed values, float32 quotients, that kernels are compiled for.
+
+    Attributes:
+        multiplies_pairs: See `ScaledForm`.
+        clamps: See `ScaledForm`.
+        in_quads: See `pairs.text`.
+    """
+
+    multiplies_pairs: bool
+    clamps: bool
+    in_quads: bool
+
+    @property
+    def operands(self) -> dict[str, tuple[str, int]]:
+        """The kinds and numbers of the registers of operands."""
+        factors = {"factor": "r"} if self.multiplies_pairs else {"factor0": "f", "factor1": "f"}
+        return {"x": ("f", 2 * PAIRS)} | {name: (kind, 1) for name, kind in (COMMON | {"top": "f"} | factors).items()}
+
+    @property
+    def constraints(self) -> str:
+        """The constraints of the operands."""
+        return registers(PAIRS, self.operands)[1]
+
+    @property
+    def text(self) -> str:
+        """The PTX."""
+        named, _ = registers(PAIRS, self.operands)
+        named |= {name: named[name] * PAIRS for name in named if name != "x"}
+        return text(Ends(_magnitude_of_quotient, _powers, self._written), named, in_quads=self.in_quads)
+
+    def _written(self, i: int, of: Registers) -> list[str]:
+        x = of["x"][2 * i : 2 * i + 2]
+        signs = [f"mov.b32 bits, {x[0]};", f"mov.b32 random, {x[1]};", "prmt.b32 bits, bits, random, 0x7632;"]
+        return signs + _signed("bits") + _multiplied(self, i, of)
+
+
+def _signed(signs: str) -> list[str]:
+    """PTX that gives a rounded pair its signs."""
+    return [f"lop3.b32 rounded, rounded, {signs}, 0x80008000, 0xF8;"]
+
+
+def _multiplied(form: ScaledForm | TurnedForm, i: int, of: Registers) -> list[str]:
+    """PTX that multiplies a rounded pair by its factors."""
+    if form.multiplies_pairs:
+        lines = [f"mul.bf16x2 ${i}, rounded, {of['factor'][i]};"]
+    else:
+        lines = [*split("rounded", 0), f"mul.f32 total, value, {of['factor0'][i]};"]
+        lines += [*split("rounded", 1), f"mul.f32 value, value, {of['factor1'][i]};", f"cvt.rn.bf16x2.f32 ${i}, value, total;"]
+    if form.clamps:
+        lines += ["mov.b32 bits, 0x7F7F7F7F;", f"min.NaN.xorsign.abs.bf16x2 ${i}, ${i}, bits;"]
+    return lines
+
+
+def _magnitude_of_quotient(i: int, half: int, of: Registers) -> list[str]:
+    return [f"abs.f32 value, {of['x'][2 * i + half]};", f"min.f32 value, value, {of['top'][0]};"]
 
 
 def _magnitude_of_pair(i: int, half: int, of: Registers) -> list[str]:
@@ -115,6 +165,13 @@ def pair_of(first, second):
 
 
 @triton.jit
+def limits_of(grid):
+    """The numbers of a grid that texts take: the lift of powers, the lowest power, and the largest magnitude, which is also a float32."""
+    lift = in_both_halves((grid.shift - 16) << 7)
+    return lift, in_both_halves(grid.low << 7) + lift, grid.top.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def rounded_pairs(x, block, noise, inverses, factors, grid, FORM: tl.constexpr, TEXT: tl.constexpr, CONSTRAINTS: tl.constexpr):
     """Round pairs of bfloat16 under scales.
 
@@ -129,8 +186,29 @@ def rounded_pairs(x, block, noise, inverses, factors, grid, FORM: tl.constexpr, 
         TEXT: Its text.
         CONSTRAINTS: Its constraints.
     """
-    lift = in_both_halves((grid.shift - 16) << 7)
-    lowest = in_both_halves(grid.low << 7) + lift
-    top = in_both_halves(grid.top >> 16) if FORM.divides_pairs else grid.top.to(tl.float32, bitcast=True)
+    lift, lowest, top = limits_of(grid)
+    if FORM.divides_pairs:
+        top = in_both_halves(grid.top >> 16)
     given = (x, block, noise.seed, noise.stream, lift, lowest, top) + inverses + factors  # noqa: RUF005 (Triton has no stars)
     return tl.inline_asm_elementwise(TEXT, CONSTRAINTS, given, dtype=tl.int32, is_pure=True, pack=4)
+
+
+@triton.jit
+def rounded_quotients(x, block, noise, factors, grid, TEXT: tl.constexpr, CONSTRAINTS: tl.constexpr):
+    """Round eight quotients, the elements of four pairs, under scales.
+
+    Args:
+        x: The quotients as a tuple.
+        block: The number of a Philox block; see `pairs.text`.
+        noise: A `Noise`.
+        factors: What rounded elements are multiplied by: pairs, or those of first and of second elements.
+        grid: `GridNumbers`; for which grids, `arguments.has_scaled_pairs` decides.
+        TEXT: The text of a `TurnedForm`.
+        CONSTRAINTS: Its constraints.
+
+    Returns:
+        The pairs as a tuple.
+    """
+    given = x + (block, noise.seed, noise.stream) + limits_of(grid) + factors  # noqa: RUF005 (Triton has no stars)
+    PAIRS_OF: tl.constexpr = (tl.int32, tl.int32, tl.int32, tl.int32)
+    return tl.inline_asm_elementwise(TEXT, CONSTRAINTS, given, dtype=PAIRS_OF, is_pure=True, pack=1)

@@ -19,7 +19,7 @@ from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_part, region_place
 from qsim_kernels.triton.device.saturation import Clamp, clamp_of_given, clamp_of_tiles
-from qsim_kernels.triton.device.scaled_pairs import ScaledForm
+from qsim_kernels.triton.device.scaled_pairs import ScaledForm, TurnedForm
 from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.arguments import seed_of
@@ -34,12 +34,15 @@ from qsim_kernels.triton.scaled.partition import (
     cut,
     cut_between_tiles,
     cut_into,
+    cut_into_blocks,
     cut_into_pairs,
     is_narrow,
+    pair_signs,
     reading,
 )
 from qsim_kernels.triton.scaled.rescaling import matmul_rescaled_into, rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
+from qsim_kernels.triton.scaled.turned import turned_kernel
 from qsim_kernels.triton.scaled.whole import whole_scale_into
 
 __all__ = [
@@ -142,7 +145,7 @@ def quantize_tiles_into(
     if launch is None:
         _quantize_tiles_in_turn(out, scales, x, under, making, rounding)
         return
-    written = () if launch.launcher.kernel is pairs_kernel else (scales,)
+    written = (scales,) if launch.launcher.kernel is tiles_kernel else ()
     launch(x.contiguous(), out, *written, under, *noise)
 
 
@@ -199,18 +202,24 @@ def _in_pairs(call: _Call, making: Scales, read: Reading) -> Launch | None:
     """Prepare a launch of `pairs_kernel`, if it supports the dtypes, the rounding and the tiles."""
     (variant, numbers), elements, is_under = call.rounding, call.elements, call.wholes > 0
     is_plain = call.types == (torch.bfloat16, torch.bfloat16) and call.aligned and call.even and elements.restore != Restore.NOTHING
-    regions = cut_into_pairs(read, joins_rows=call.wholes < 2)
+    turn, joins_rows = read.turn, call.wholes < 2
+    regions = cut_into_blocks(read, joins_rows=joins_rows) if turn.levels else cut_into_pairs(read, joins_rows=joins_rows)
     if regions is None or not is_plain or not arguments.has_scaled_pairs(variant, elements.grid):
         return None
     making_variants, making_numbers = tile_scales.making_of(making, is_under)
-    are_powers, clamps = making_variants[0].powers, clamp_of_tiles(making, elements, is_under, *call.types) != Clamp.NEVER
+    source, target = (torch.float32 if turn.levels else call.types[0]), call.types[1]
+    are_powers, clamps = making_variants[0].powers, clamp_of_tiles(making, elements, is_under, source, target) != Clamp.NEVER
     # Products with E4M3's scales, for example, are bfloat16 numbers.
     is_short = making.grid.mantissa < 8 and making.grid.exponent >= -126
     is_exact = are_powers or (is_short and not clamps and not (is_under and elements.restore == Restore.ALL))
-    form = ScaledForm(are_powers, is_exact, clamps or not is_exact)
-    constants = (*making_variants, regions.shape, read.tiles.width == 1, int(elements.restore), form, form.text, form.constraints)
-    run = launcher(pairs_kernel, (is_under, call.unseeded), *numbers, *making_numbers, variant, *constants, **regions.options)
-    return Launch(run, regions.programs, (*regions.matrices, int(call.wholes > 1)))
+    clamps = clamps or not is_exact
+    form = TurnedForm(is_exact, clamps, turn.down) if turn.levels else ScaledForm(are_powers, is_exact, clamps)
+    how = (turn, regions.shape) if turn.levels else (regions.shape, read.tiles.width == 1)
+    constants = (variant, *making_variants, *how, int(elements.restore), form, form.text, form.constraints)
+    kernel = turned_kernel if turn.levels else pairs_kernel
+    run = launcher(kernel, (is_under, call.unseeded), *numbers, *making_numbers, *constants, **regions.options)
+    signs = (pair_signs(read),) if turn.levels else ()
+    return Launch(run, regions.programs, (*regions.matrices, *signs, int(call.wholes > 1)))
 
 
 @lru_cache(maxsize=4096)

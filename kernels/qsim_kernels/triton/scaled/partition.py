@@ -155,6 +155,28 @@ def cut_into_pairs(read: Reading, *, joins_rows: bool) -> Cut | None:
     return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, regions)
 
 
+def cut_into_blocks(read: Reading, *, joins_rows: bool) -> Cut | None:
+    """Regions of pairs of bfloat16 values that hold whole blocks of a transform, one per thread or two below each other, if these are tiles."""
+    count, (rows, columns, height, width, across), turn, _ = read
+    block = 1 << turn.levels
+    tile = (block, 1) if turn.down else (1, block)
+    if across or (height, width) != tile or not 16 <= block <= 32 or rows % tile[0] or columns % max(tile[1], 32):
+        return None
+    if turn.down:
+        fits, matrix, region = block * columns < 2**31, (rows, columns // 2), (block, 32)
+    else:
+        fits, matrix, region = joins_rows, (1, count // 2), (1, 16 * block)
+    pairs = (tile[0], max(tile[1] // 2, 1))
+    return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, Regions(matrix, region, pairs, 1)) if fits else None
+
+
+def pair_signs(read: Reading) -> int:
+    """The signs of a transform for pairs: along a row, bit `i` is that of the first element of pair `i`, bit `16 + i` that of the second."""
+    if read.turn.down:
+        return read.signs
+    return sum((read.signs >> place & 1) << (place // 2 + 16 * (place % 2)) for place in range(1 << read.turn.levels))
+
+
 def cut(read: Reading, types: Types, elements: ElementRounding, aligned: bool) -> Cut:
     """Regions for given scales, which need not hold whole tiles."""
     _, (rows, columns, height, width, _), turn, _ = read
