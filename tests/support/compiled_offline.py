@@ -130,6 +130,14 @@ def _values_and_codes(x: torch.Tensor) -> None:
         torch.ops.qsim.quantize_and_encode.default(x, torch.tensor(1), *numbers)
 
 
+def _transformed_blocks(x: torch.Tensor) -> None:
+    spelt = qsim.Quantizer("e2m1", "stochastic").spelt
+    for dim in (-1, 0):
+        scaling, turning = qsim.scaling.PerBlock(32, dim), qsim.transforms.Hadamard(32, seed=1)
+        numbers = scaling.tiles(x.shape), turning.turn(x.shape, dim), *scaling.spelling(spelt.format)
+        torch.ops.qsim.quantize_tiles.default(x, None, *numbers, torch.tensor(1), spelt.grid, spelt.rule, 0, 0, x.dtype, 1)
+
+
 #: Accumulators and formats of their operands: every kernel of sums, and every way through it.
 ACCUMULATORS = (
     ("h100_fp8", "e4m3"),
@@ -180,6 +188,7 @@ def works() -> dict[str, Callable[[], object]]:
         "transposed codes": lambda: qsim.encode(x.bfloat16().t(), "e4m3", rounding="stochastic", seed=1),
         "codes in pairs": lambda: [qsim.encode(x.bfloat16(), name, rounding="stochastic", seed=1) for name in ("e4m3", "e2m1")],
         "blocks in pairs": lambda: [qsim.quantize(x.bfloat16(), "mxfp8", rounding="stochastic", seed=1, dim=dim) for dim in (-1, 0)],
+        "transformed blocks in pairs": lambda: _transformed_blocks(x.bfloat16()),
         "four over six": lambda: qsim.points.FourOverSix()(x.bfloat16()),
         "four over six in another basis": lambda: qsim.points.Rotated(
             qsim.points.FourOverSix(rounding="stochastic"), qsim.transforms.Hadamard(16, seed=1)

@@ -128,8 +128,8 @@ def text(ends: Ends, of: Registers, *, in_quads: bool = False) -> str:
     Args:
         ends: The ends of the text.
         of: The registers of operands.
-        in_quads: Whether the pairs are in four Philox blocks, each of which four neighbouring lanes share: `block` is then that of the first
-            pair in the first lane, of the second pair in the second, and so on. Otherwise they are a Philox block.
+        in_quads: Whether the pairs are in four Philox blocks, each of which four neighbouring lanes share: `block` is then that of the
+            first pair in the first lane, of the second pair in the second, and so on. Otherwise they are a Philox block.
     """
     pairs = range(PAIRS)
     lines = [

@@ -156,7 +156,7 @@ def cut_into_pairs(read: Reading, *, joins_rows: bool) -> Cut | None:
 
 
 def cut_into_blocks(read: Reading, *, joins_rows: bool) -> Cut | None:
-    """Regions of pairs of bfloat16 values that hold whole blocks of a transform, one per thread or two below each other, if these are tiles."""
+    """Regions of pairs of bfloat16 values for 32 threads, each with whole blocks of a transform, if these are tiles."""
     count, (rows, columns, height, width, across), turn, _ = read
     block = 1 << turn.levels
     tile = (block, 1) if turn.down else (1, block)
@@ -171,7 +171,7 @@ def cut_into_blocks(read: Reading, *, joins_rows: bool) -> Cut | None:
 
 
 def pair_signs(read: Reading) -> int:
-    """The signs of a transform for pairs: along a row, bit `i` is that of the first element of pair `i`, bit `16 + i` that of the second."""
+    """The signs of a transform for pairs along a row: bit `i` for the first element of pair `i`, bit `16 + i` for the second."""
     if read.turn.down:
         return read.signs
     return sum((read.signs >> place & 1) << (place // 2 + 16 * (place % 2)) for place in range(1 << read.turn.levels))
