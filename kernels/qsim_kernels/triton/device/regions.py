@@ -183,11 +183,17 @@ def hadamard(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.const
 @triton.jit
 def load_transformed(x, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
     """Load the elements of a region as float32 and transform them; see `hadamard`."""
+    return hadamard(load_region(x, at, matrices, REGION), signs, TURN, REGION.height, REGION.width)
+
+
+@triton.jit
+def load_region(x, at, matrices, REGION: tl.constexpr):
+    """Load the elements of a region as float32."""
     if REGION.flat and REGION.run == 16:
         values = load_runs(x, at, matrices, REGION)
     else:
         values = load_part(x, region_part(at, matrices, REGION))
-    return hadamard(as_single(values), signs, TURN, REGION.height, REGION.width)
+    return as_single(values)
 
 
 @triton.jit

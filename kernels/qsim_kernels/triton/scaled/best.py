@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, UsedBits
 from qsim_kernels.numbers.grid import GridRounding
 from qsim_kernels.numbers.scales import ElementRounding, ScaleChoice, ScaledRounding, Scales, TileSizes, Turn, rounding_of_scales
@@ -31,11 +30,8 @@ from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
-from qsim_kernels.triton.scaled.partition import Cut, Reading, Regions, Types, cut_between_tiles, cut_into, reading
-from qsim_kernels.triton.scaled.tiles import largest_of_tiles, spread
-
-#: Elements of a region of rows.
-_ROW = 2048
+from qsim_kernels.triton.scaled.partition import Types, cut_small, reading
+from qsim_kernels.triton.scaled.tiles import largest_of_tiles, quotients_of, spread
 
 
 class ChoiceNumbers(NamedTuple):
@@ -91,24 +87,6 @@ def best_scales(amax, candidate, least, tensor, grid, SCALE_ROUNDING: tl.constex
 
 
 @triton.jit
-def quotients_of(values, scales, REGION: tl.constexpr):
-    """Values divided by the scales of their tiles, correctly rounded."""
-    divisors = spread(scales, REGION)
-    if INTERPRETED:
-        quotients = tl.div_rn(values, divisors)
-    else:
-        inverses = spread(tl.div_rn(scales * 0 + 1, scales), REGION)
-        quotients = values * inverses
-        # The first correction leaves an error below one in the last place, and the second none.
-        quotients = tl.fma(tl.fma(-quotients, divisors, values), inverses, quotients)
-        quotients = tl.fma(tl.fma(-quotients, divisors, values), inverses, quotients)
-        # The residual of a zero is positive.
-        signs = values.to(tl.int32, bitcast=True) & -0x80000000
-        quotients = (tl.abs(quotients).to(tl.int32, bitcast=True) | signs).to(tl.float32, bitcast=True)
-    return quotients
-
-
-@triton.jit
 def sums_of_tiles(errors, REGION: tl.constexpr):
     """The sum of each tile."""
     if REGION.tile_width > 1:
@@ -120,24 +98,39 @@ def sums_of_tiles(errors, REGION: tl.constexpr):
 
 
 @triton.jit
-def errors_of(products, values, SQUARES: tl.constexpr, REGION: tl.constexpr):
+def errors_of(difference, SQUARES: tl.constexpr, REGION: tl.constexpr):
     """The error of each tile."""
-    difference = products - values
     return sums_of_tiles(difference * difference if SQUARES else tl.abs(difference), REGION)
 
 
 @triton.jit
-def second_is_better(first, second, values, SQUARES: tl.constexpr, REGION: tl.constexpr):
-    """Whether a tile has the smaller error in the second products."""
-    one, other = errors_of(first, values, SQUARES, REGION), errors_of(second, values, SQUARES, REGION)
-    # A difference is rounded, squared, and added to others at most as often as there are elements.
-    BOUND: tl.constexpr = (REGION.tile_height * REGION.tile_width + 4) * 2.0**-23
-    is_close = (tl.abs(other - one) <= BOUND * (one + other)) & (one + other > 0)
+def fast_errors(elements, scales, values, SQUARES: tl.constexpr, REGION: tl.constexpr):
+    """The error of each tile, without the rounding of elements times scales."""
+    return errors_of(tl.fma(elements, spread(scales, REGION), -values), SQUARES, REGION)
+
+
+@triton.jit
+def exact_errors(elements, scales, values, SQUARES: tl.constexpr, REGION: tl.constexpr):
+    """The error of each tile in float64."""
+    return errors_of((elements * spread(scales, REGION)).to(tl.float64) - values.to(tl.float64), SQUARES, REGION)
+
+
+@triton.jit
+def second_is_better(first, first_scales, second, second_scales, values, amax, SQUARES: tl.constexpr, REGION: tl.constexpr):
+    """Whether a tile has the smaller error under the second scales."""
+    one = fast_errors(first, first_scales, values, SQUARES, REGION)
+    other = fast_errors(second, second_scales, values, SQUARES, REGION)
+    # A difference is rounded, squared, and added to others at most as often as there are elements. Without the rounding of a product it is
+    # off by up to 2**-24 of the largest magnitude `a`, and the sum `e` of n squares by 2**-23 * a * sqrt(n * e), which is less than
+    # 2**-18 * e + 2**-30 * n * a**2.
+    COUNT: tl.constexpr = REGION.tile_height * REGION.tile_width
+    BOUND: tl.constexpr = (COUNT + 4) * 2.0**-23 + 2.0**-17
+    SLACK: tl.constexpr = COUNT * (2.0**-29 if SQUARES else 2.0**-22)
+    is_close = (tl.abs(other - one) <= BOUND * (one + other) + SLACK * (amax * amax if SQUARES else amax)) & (one + other > 0)
     is_better = (other < one).to(tl.int32)
     if tl.max(tl.max(is_close.to(tl.int32), axis=1), axis=0) > 0:
-        exact = values.to(tl.float64)
-        exact_one = errors_of(first.to(tl.float64), exact, SQUARES, REGION)
-        is_better = (errors_of(second.to(tl.float64), exact, SQUARES, REGION) < exact_one).to(tl.int32)
+        exact = exact_errors(first, first_scales, values, SQUARES, REGION)
+        is_better = (exact_errors(second, second_scales, values, SQUARES, REGION) < exact).to(tl.int32)
     return is_better > 0
 
 
@@ -172,8 +165,7 @@ def best_kernel(
     first = rounded(quotients_of(values, first_scales, REGION), drawn, rounding.grid, ROUNDING, False)
     drawn = random_integers(rounding.noise, offset + choice.count + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
     second = rounded(quotients_of(values, second_scales, REGION), drawn, rounding.grid, ROUNDING, False)
-    products = first * spread(first_scales, REGION), second * spread(second_scales, REGION)
-    is_better = second_is_better(products[0], products[1], values, SQUARES, REGION)
+    is_better = second_is_better(first, first_scales, second, second_scales, values, amax, SQUARES, REGION)
     # Whatever the blocks, a tensor with a number that is not finite becomes NaN.
     lowered = tl.where(of_tensor < float("inf"), 1 / tensor.lift, float("nan"))
     factors = spread(tl.where(is_better, second_scales, first_scales) * lowered, REGION)
@@ -213,7 +205,7 @@ def _prepared(
     read = reading(count, types[0], tiles, turn) if count and torch.float64 not in types else None
     if read is None or len(choice.candidates) != 2 or tiles.columns % tiles.width or tiles.rows % tiles.height:
         return None
-    regions = _regions(read, types, elements, aligned and count % 8 == 0, scales)
+    regions = cut_small(read, types, elements, aligned and count % 8 == 0, scales)
     if regions is None:
         return None
     variant, numbers = arguments.rounding(GridRounding(elements.grid, elements.rule), False)
@@ -223,16 +215,5 @@ def _prepared(
     first, second = map(number, choice.candidates)
     chosen = ChoiceNumbers(number(choice.reach * scales.largest), first, second, number(scales.least), count)
     constants = (variant, scale_variant, read.turn, read.turn._replace(bounded=not turn), regions.shape, choice.squares)
-    # Without fused multiplications and additions, which would leave out the rounding of products that are subtracted.
-    options = regions.options | {"enable_fp_fusion": False}
-    run = launcher(best_kernel, (*types, unseeded), *numbers, *scale_grid, *constants, **options)
+    run = launcher(best_kernel, (*types, unseeded), *numbers, *scale_grid, *constants, **regions.options)
     return Launch(run, regions.programs, (*regions.matrices, read.signs, *chosen))
-
-
-def _regions(read: Reading, types: Types, elements: ElementRounding, aligned: bool, scales: Scales) -> Cut | None:
-    """Regions that hold whole tiles; those of rows are so small that both candidates' values stay in registers."""
-    count, tiles, turn, _ = read
-    if tiles.height > 1 or tiles.width & (tiles.width - 1) or tiles.width > _ROW or turn.down:
-        return cut_between_tiles(read, types, elements, aligned, scales)
-    cut = cut_into(count, types, aligned, Regions((1, count), (1, _ROW), (1, tiles.width), 4))
-    return cut._replace(shape=cut.shape._replace(run=16)) if count % 16 == 0 and types[0].itemsize == 2 else cut

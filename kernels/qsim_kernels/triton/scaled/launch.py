@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
 from qsim_kernels.triton.scaled.best import quantize_best_into
+from qsim_kernels.triton.scaled.nested import quantize_nested_into
 from qsim_kernels.triton.scaled.pairs import pairs_kernel
 from qsim_kernels.triton.scaled.partition import (
     Reading,
@@ -258,6 +259,3 @@ def _transform(shape: torch.Size, source: torch.dtype, turn: Turn) -> Launch | N
     regions = cut_into(count, (source, torch.float32), False, form)
     run = launcher(hadamard_kernel, (source,), read.turn, regions.shape, **regions.options)
     return Launch(run, regions.programs, (*regions.matrices, read.signs))
-
-
-quantize_nested_into = partial(reference.quantize_nested_into, transform=hadamard, quantize_tiles=quantize_tiles_into)

@@ -15,6 +15,8 @@ from qsim_kernels.triton.quantize.launch import run_length
 
 # Elements of the largest region that a program holds.
 _LARGEST = 2**14
+#: Elements of a small region of rows.
+_SMALL_ROW = 2048
 #: Transforms of larger blocks go through plain torch.
 _LARGEST_TURN = 32
 
@@ -153,6 +155,15 @@ def cut_into_pairs(read: Reading, *, joins_rows: bool) -> Cut | None:
         return None
     regions = Regions((rows, columns // 2), (height, wide // 2), (height, max(width // 2, 1)), warps)
     return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, regions)
+
+
+def cut_small(read: Reading, types: Types, elements: ElementRounding, aligned: bool, scales: Scales) -> Cut | None:
+    """Regions that hold whole tiles; those of rows are so small that several numbers for each value stay in registers."""
+    count, tiles, turn, _ = read
+    if tiles.height > 1 or tiles.width & (tiles.width - 1) or tiles.width > _SMALL_ROW or turn.down:
+        return cut_between_tiles(read, types, elements, aligned, scales)
+    cut = cut_into(count, types, aligned, Regions((1, count), (1, _SMALL_ROW), (1, tiles.width), 4))
+    return cut._replace(shape=cut.shape._replace(run=16)) if count % 16 == 0 and types[0].itemsize == 2 else cut
 
 
 def cut(read: Reading, types: Types, elements: ElementRounding, aligned: bool) -> Cut:

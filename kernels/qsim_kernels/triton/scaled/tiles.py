@@ -92,6 +92,24 @@ def divided(values, inverses, ROUNDING: tl.constexpr):
 
 
 @triton.jit
+def quotients_of(values, scales, REGION: tl.constexpr):
+    """Values divided by the scales of their tiles, correctly rounded."""
+    divisors = spread(scales, REGION)
+    if INTERPRETED:
+        quotients = tl.div_rn(values, divisors)
+    else:
+        inverses = spread(tl.div_rn(scales * 0 + 1, scales), REGION)
+        quotients = values * inverses
+        # The first correction leaves an error below one in the last place, and the second none.
+        quotients = tl.fma(tl.fma(-quotients, divisors, values), inverses, quotients)
+        quotients = tl.fma(tl.fma(-quotients, divisors, values), inverses, quotients)
+        # The residual of a zero is positive.
+        signs = values.to(tl.int32, bitcast=True) & -0x80000000
+        quotients = (tl.abs(quotients).to(tl.int32, bitcast=True) | signs).to(tl.float32, bitcast=True)
+    return quotients
+
+
+@triton.jit
 def round_region(
     values, inverses, factors, reach, out, at, matrices, offset, rounding,
     ROUNDING: tl.constexpr, REGION: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
