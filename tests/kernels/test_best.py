@@ -28,7 +28,7 @@ def compare(x: Tensor, scaling: Scaling, rounding: str, choice: list[float], tur
     """Both results, which are the same."""
     spelt, seed = spelling("e2m1", rounding, "saturate"), torch.tensor(5) if rounding == "stochastic" else None
     given = numbers_of(scaling.tiles(x.shape)), turn, *SCALES, choice, seed, spelt.grid, spelt.rule, 3, offset, x.dtype, int(Restore.ALL)
-    expected, found = REFERENCE.quantize_best(x, *given), KERNELS.quantize_best(x.to(DEVICE), *given).cpu()
+    expected, found = REFERENCE.quantize_best(x, None, *given), KERNELS.quantize_best(x.to(DEVICE), None, *given).cpu()
     assert same_bits(expected[~expected.isnan()], found[~expected.isnan()])
     assert torch.equal(expected.isnan(), found.isnan())
     return expected

@@ -130,6 +130,12 @@ def _values_and_codes(x: torch.Tensor) -> None:
         torch.ops.qsim.quantize_and_encode.default(x, torch.tensor(1), *numbers)
 
 
+def _in_basis(x: torch.Tensor, point: qsim.points.PointModule, size: int) -> None:
+    """Round a matrix, and one that is stored transposed."""
+    for stored in (x.bfloat16(), x.bfloat16().t()):
+        qsim.points.Rotated(point, qsim.transforms.Hadamard(size, seed=1), redraw="call")(stored, seed=1)
+
+
 #: Accumulators and formats of their operands: every kernel of sums, and every way through it.
 ACCUMULATORS = (
     ("h100_fp8", "e4m3"),
@@ -181,9 +187,10 @@ def works() -> dict[str, Callable[[], object]]:
         "codes in pairs": lambda: [qsim.encode(x.bfloat16(), name, rounding="stochastic", seed=1) for name in ("e4m3", "e2m1")],
         "blocks in pairs": lambda: [qsim.quantize(x.bfloat16(), "mxfp8", rounding="stochastic", seed=1, dim=dim) for dim in (-1, 0)],
         "four over six": lambda: qsim.points.FourOverSix()(x.bfloat16()),
-        "four over six in another basis": lambda: qsim.points.Rotated(
-            qsim.points.FourOverSix(rounding="stochastic"), qsim.transforms.Hadamard(16, seed=1)
-        )(x.bfloat16(), seed=1),
+        "four over six stochastic": lambda: qsim.points.FourOverSix(rounding="stochastic")(x.bfloat16(), seed=1),
+        "four over six in another basis": lambda: _in_basis(x, qsim.points.FourOverSix(rounding="stochastic"), 16),
+        "nested scales": lambda: _in_basis(x, qsim.points.OuterScale(qsim.Quantizer("nvfp4", "stochastic"), qsim.scaling.PerBlock(128)), 16),
+        "corrected scales": lambda: _in_basis(x, qsim.points.MSEden(), 32),
         "values and codes": lambda: _values_and_codes(x),
         "values and codes of a transposed matrix": lambda: _values_and_codes(x.t()),
         "transform": lambda: qsim.transforms.Hadamard(16, seed=1)(x.bfloat16()),

@@ -26,6 +26,7 @@ from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
 from qsim_kernels.triton.scaled.best import quantize_best_into
+from qsim_kernels.triton.scaled.eden import quantize_eden_into
 from qsim_kernels.triton.scaled.nested import quantize_nested_into
 from qsim_kernels.triton.scaled.pairs import pairs_kernel
 from qsim_kernels.triton.scaled.partition import (
@@ -48,6 +49,7 @@ __all__ = [
     "hadamard",
     "matmul_rescaled_into",
     "quantize_best_into",
+    "quantize_eden_into",
     "quantize_nested_into",
     "quantize_scaled_into",
     "quantize_tiles_into",
