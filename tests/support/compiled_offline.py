@@ -136,6 +136,11 @@ def _in_basis(x: torch.Tensor, point: qsim.points.PointModule, size: int) -> Non
         qsim.points.Rotated(point, qsim.transforms.Hadamard(size, seed=1), redraw="call")(stored, seed=1)
 
 
+def _nested() -> qsim.points.PointModule:
+    fmt = qsim.scaling.block_formats.Block("e2m1", 16, scale="e4m3", rule="ceil")
+    return qsim.points.OuterScale(qsim.Quantizer(fmt, "stochastic"), qsim.scaling.PerBlock(128))
+
+
 #: Accumulators and formats of their operands: every kernel of sums, and every way through it.
 ACCUMULATORS = (
     ("h100_fp8", "e4m3"),
@@ -189,7 +194,7 @@ def works() -> dict[str, Callable[[], object]]:
         "four over six": lambda: qsim.points.FourOverSix()(x.bfloat16()),
         "four over six stochastic": lambda: qsim.points.FourOverSix(rounding="stochastic")(x.bfloat16(), seed=1),
         "four over six in another basis": lambda: _in_basis(x, qsim.points.FourOverSix(rounding="stochastic"), 16),
-        "nested scales": lambda: _in_basis(x, qsim.points.OuterScale(qsim.Quantizer("nvfp4", "stochastic"), qsim.scaling.PerBlock(128)), 16),
+        "nested scales": lambda: _in_basis(x, _nested(), 16),
         "corrected scales": lambda: _in_basis(x, qsim.points.MSEden(), 32),
         "values and codes": lambda: _values_and_codes(x),
         "values and codes of a transposed matrix": lambda: _values_and_codes(x.t()),

@@ -77,11 +77,10 @@ class CallInBasis(NamedTuple):
 
     def regions(self, width: int, scales: Scales) -> RegionsInBasis | None:
         """Regions that hold whole groups of a width; none where plain torch computes."""
-        count = self.shape.numel()
-        read = reading(count, self.types[0], self.tiles, self.turn) if count and torch.float64 not in self.types else None
+        count, groups = self.shape.numel(), self.tiles._replace(width=width)
+        read = reading(count, self.types[0], groups, self.turn) if count and torch.float64 not in self.types else None
         if read is None or self.tiles.columns % width or (read.turn.down and not self.unflipped):
             return None
-        read = read._replace(tiles=read.tiles._replace(width=width))
         aligned = self.aligned and count % 8 == 0
         if self.rows:
             cut = cut_transposed(read, self.types, aligned, self.rows)
@@ -135,7 +134,7 @@ def quantize_in_basis(
 @kernel(do_not_specialize_on_alignment=["flips"])
 def largest_kernel(x, out, flips, matrices: Matrices, signs: tl.int64, TURN: tl.constexpr, REGION: tl.constexpr, STEPS: tl.constexpr):
     """Raise a number, zero at first, to the pattern of the largest magnitude of some regions."""
-    largest = tl.zeros((REGION.height, REGION.width), tl.int32)
+    largest = tl.full((REGION.height, REGION.width), 0, tl.int32)
     for step in range(STEPS):
         at = region_place(tl.program_id(0) * STEPS + step, matrices, REGION)
         values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION)

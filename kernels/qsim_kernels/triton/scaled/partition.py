@@ -18,7 +18,7 @@ _LARGEST = 2**14
 #: Elements of a small region of rows.
 _SMALL_ROW = 2048
 #: Rows and columns of a region of a matrix that is stored transposed.
-_TRANSPOSED = (64, 128)
+_TRANSPOSED = (32, 128)
 #: Transforms of larger blocks go through plain torch.
 _LARGEST_TURN = 32
 
@@ -177,7 +177,7 @@ def cut_transposed(read: Reading, types: Types, aligned: bool, rows: int) -> Cut
     if tiles.height > 1 or tiles.across or turn.down or tiles.columns % wide or wide % tiles.width:
         return None
     run = max(16, 1 << turn.levels)
-    cut = cut_into(count, types, aligned, Regions((rows, tiles.columns), (tall, wide), (1, tiles.width), 8))
+    cut = cut_into(count, types, aligned, Regions((rows, tiles.columns), (tall, wide), (1, tiles.width), tall * wide // (32 * run)))
     return cut._replace(shape=cut.shape._replace(even=rows % 16 == 0, run=run, transposed=True))
 
 
