@@ -45,6 +45,11 @@ def test_gradients_in_the_basis_of_a_transform() -> None:
     compare(x, PerBlock(16), "stochastic", [1.0, 256.0, 6.0, 4.0], Hadamard(16).turn(x.shape))
 
 
+def test_stored_transposed() -> None:
+    x = blocks((24, 256), torch.bfloat16).T.contiguous().T
+    compare(x, PerBlock(16), "stochastic", [1.0, 256.0, 6.0, 4.0], Hadamard(16).turn(x.shape))
+
+
 def test_ties_of_scales_and_of_errors() -> None:
     """Few significant bits: scales fall halfway between two, blocks have no error under either candidate, or the same one."""
     torch.manual_seed(0)

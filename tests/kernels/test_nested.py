@@ -48,6 +48,11 @@ def test_gradients_in_the_basis_of_a_transform() -> None:
     compare(x, "stochastic", "ceil", flips=flips, turn=Hadamard(16).turn(x.shape))
 
 
+def test_stored_transposed() -> None:
+    x = groups(24).bfloat16().T.contiguous().T
+    compare(x, "stochastic", "ceil", flips=1.0 - 2.0 * (torch.arange(16) % 3 == 0), turn=Hadamard(16).turn(x.shape))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_dtypes_and_groups(dtype: torch.dtype) -> None:
