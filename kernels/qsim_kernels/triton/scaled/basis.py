@@ -6,7 +6,7 @@ from the basis. Where the largest magnitude of the whole tensor is needed, anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.layouts import in_order
 from qsim_kernels.triton.scaled.partition import Cut, Types, cut_small, cut_transposed, reading
 
-#: Regions of which a program finds the largest magnitude.
-_STEPS = 8
+#: Regions of a program, if their number is a multiple.
+_STEPS = 4
 
 
 class RegionsInBasis(NamedTuple):
@@ -39,10 +39,22 @@ class RegionsInBasis(NamedTuple):
     turn: TurnVariant
     signs: int
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The arguments of a kernel: those of `Matrices`, and the signs."""
-        return *self.cut.matrices, self.signs
+    def launch(self, kernel: Any, form: tuple[Any, ...], given: tuple[Any, ...], last: tuple[Any, ...], sizes: Iterable[int]) -> Launch:
+        """Prepare the launch of a kernel on these regions.
+
+        Args:
+            kernel: The kernel.
+            form: See `launcher`.
+            given: Its numbers and constants before the transform and the regions.
+            last: Its constants after these.
+            sizes: Its numbers before those, and after those of the matrices and the signs.
+        """
+        (shape, programs, matrices, *_), turn, signs = self
+        steps = 1 if shape.transposed or programs % _STEPS else _STEPS
+        # A product and a sum of the transform are rounded separately.
+        options = {**self.cut.options, "enable_fp_fusion": turn.levels == 0}
+        run = launcher(kernel, form, *given, turn, turn._replace(bounded=True), shape, steps, *last, **options)
+        return Launch(run, programs // steps, (*matrices, signs, *sizes))
 
 
 class CallInBasis(NamedTuple):
@@ -132,7 +144,9 @@ def quantize_in_basis(
 
 
 @kernel(do_not_specialize_on_alignment=["flips"])
-def largest_kernel(x, out, flips, matrices: Matrices, signs: tl.int64, TURN: tl.constexpr, REGION: tl.constexpr, STEPS: tl.constexpr):
+def largest_kernel(
+    x, out, flips, matrices: Matrices, signs: tl.int64, TURN: tl.constexpr, BACK: tl.constexpr, REGION: tl.constexpr, STEPS: tl.constexpr
+):  # fmt: skip
     """Raise a number, zero at first, to the pattern of the largest magnitude of some regions."""
     largest = tl.full((REGION.height, REGION.width), 0, tl.int32)
     for step in range(STEPS):
@@ -151,7 +165,4 @@ def largest_in_basis(x: Tensor, flips: Tensor | None, regions: RegionsInBasis) -
 
 @lru_cache(maxsize=4096)
 def _prepared(source: torch.dtype, unflipped: bool, regions: RegionsInBasis) -> Launch:
-    cut, turn, _ = regions
-    steps = _STEPS if cut.programs % _STEPS == 0 else 1
-    run = launcher(largest_kernel, (source, unflipped), turn, cut.shape, steps, **cut.options)
-    return Launch(run, cut.programs // steps, regions.numbers)
+    return regions.launch(largest_kernel, (source, unflipped), (), (), ())

@@ -19,7 +19,7 @@ from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_in_basis, region_place, store_from_basis
 from qsim_kernels.triton.device.values import in_carrier, rounding_of
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launch, launcher
+from qsim_kernels.triton.host.launcher import Launch
 from qsim_kernels.triton.scaled.basis import CallInBasis, RegionsInBasis, quantize_in_basis
 from qsim_kernels.triton.scaled.tiles import largest_of_tiles, quotients_of_any, spread, sums_of_tiles
 
@@ -73,9 +73,9 @@ def eden_kernel(
     matrices: Matrices, signs: tl.int64, correction: CorrectionNumbers, used: UsedBits, scale_grid: GridNumbers, nearest_scale_grid: GridNumbers,
     grid: GridNumbers,
     CORRECTED: tl.constexpr, SCALE_ROUNDING: tl.constexpr, ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr,
-    REGION: tl.constexpr, GROUPS: tl.constexpr,
+    GROUPS: tl.constexpr, STEPS: tl.constexpr, REGION: tl.constexpr,
 ):  # fmt: skip
-    """Round a region to nearest, correct the scales of its groups, and round these.
+    """Round regions to nearest, correct the scales of its groups, and round these.
 
     Args:
         CORRECTED: The `KernelVariant` of corrected scales.
@@ -83,27 +83,31 @@ def eden_kernel(
         ROUNDING: That of elements.
         TURN: The transform of the values.
         BACK: The same of float32 numbers.
+        GROUPS: The `RegionShape`, with groups for tiles.
+        STEPS: The number of regions of a program.
         REGION: The `RegionShape`.
-        GROUPS: The same with groups for tiles.
     """
     corrected = rounding_of(seed_pointer, seed, noise_stream, used, scale_grid, CORRECTED.wide)
-    at = region_place(tl.program_id(0), matrices, REGION)
+    nearest_scale_grid, grid = in_carrier(nearest_scale_grid, SCALE_ROUNDING.wide), in_carrier(grid, ROUNDING.wide)
     of_tensor = tl.load(largest)
     whole = scale_of_tensor(of_tensor, correction)
-    values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION)
-    amax = largest_of_tiles(values, REGION).to(tl.float32, bitcast=True)
-    ratio = tl.div_rn(tl.div_rn(amax, amax * 0 + as_single_number(correction.largest)), amax * 0 + whole)
-    scales = rounded(ratio, 0, in_carrier(nearest_scale_grid, SCALE_ROUNDING.wide), SCALE_ROUNDING, False)
-    scales = tl.where(scales == 0, 1.0, scales)
-    quotients = quotients_of_any(values, scales * whole, REGION)
-    elements = rounded(quotients, 0, in_carrier(grid, ROUNDING.wide), ROUNDING, False)
-    factors = per_tile(corrections(quotients, elements, GROUPS), REGION, GROUPS)
-    first = offset + at.first // REGION.tile_width
-    drawn = random_integers(corrected.noise, first, CORRECTED, 8, REGION.aligned, REGION.width // REGION.tile_width)
-    made = rounded(scales * factors, drawn, corrected.grid, CORRECTED, False)
     # Whatever the blocks, a tensor with a number that is not finite becomes NaN.
-    whole = tl.where(of_tensor < float("inf"), whole, float("nan"))
-    store_from_basis(out, elements * spread(made * whole, REGION), flips, at, matrices, signs, BACK, REGION)
+    factor = tl.where(of_tensor < float("inf"), whole, float("nan"))
+    for step in range(STEPS):
+        at = region_place(tl.program_id(0) * STEPS + step, matrices, GROUPS)
+        values = load_in_basis(x, flips, at, matrices, signs, TURN, GROUPS)
+        amax = largest_of_tiles(values, REGION).to(tl.float32, bitcast=True)
+        ratio = tl.div_rn(tl.div_rn(amax, amax * 0 + as_single_number(correction.largest)), amax * 0 + whole)
+        scales = rounded(ratio, 0, nearest_scale_grid, SCALE_ROUNDING, False)
+        scales = tl.where(scales == 0, 1.0, scales)
+        quotients = quotients_of_any(values, scales * whole, REGION)
+        elements = rounded(quotients, 0, grid, ROUNDING, False)
+        factors = per_tile(corrections(quotients, elements, GROUPS), REGION, GROUPS)
+        TILES: tl.constexpr = REGION.width // REGION.tile_width
+        first = offset + at.first // REGION.tile_width
+        drawn = random_integers(corrected.noise, first, CORRECTED, 8, REGION.aligned and TILES % 8 == 0, TILES)
+        made = rounded(scales * factors, drawn, corrected.grid, CORRECTED, False)
+        store_from_basis(out, elements * spread(made * factor, REGION), flips, at, matrices, signs, BACK, GROUPS)
 
 
 @lru_cache(maxsize=4096)
@@ -118,13 +122,11 @@ def _prepared(call: CallInBasis, scales: Scales, correction: ScaleCorrection) ->
     )
     if regions is None or regions.cut.shape.width % correction.size or any(each.wide for each in (corrected, scale_variant, variant)):
         return None
-    cut, turn, _ = regions
     corrected = arguments.drawn_later(corrected, scales.grid, few_bits=False)
-    given = (correction.reach, scales.largest, SMALLEST / scales.grid.least)
-    variants = corrected, scale_variant, variant, turn, turn._replace(bounded=True)
-    shapes = cut.shape._replace(tile_width=tiles.width), cut.shape
-    run = launcher(eden_kernel, call.form, *numbers, *scale_grid, *grid, *variants, *shapes, enable_fp_fusion=False, **cut.options)
-    return Launch(run, cut.programs, (*regions.numbers, *map(SINGLE.pattern, given))), regions
+    given = (*numbers, *scale_grid, *grid, corrected, scale_variant, variant)
+    tile = (regions.cut.shape._replace(tile_width=tiles.width),)
+    of_tensor = map(SINGLE.pattern, (correction.reach, scales.largest, SMALLEST / scales.grid.least))
+    return regions.launch(eden_kernel, call.form, given, tile, of_tensor), regions
 
 
 #: Round `x` under corrected scales; see `reference.quantize_eden_into`.
