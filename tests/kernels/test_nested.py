@@ -27,7 +27,8 @@ def compare(x: Tensor, rounding: str, rule: Any, *, flips: Tensor | None = None,
     spelt, seed = spelling("e2m1", rounding, "saturate"), torch.tensor(5) if rounding == "stochastic" else None
     scaling = PerBlock(16, format="e4m3", rule=rule)
     above = numbers_of((groups or PerBlock(128)).tiles(x.shape)), 6.0 * 448
-    given = numbers_of(scaling.tiles(x.shape)), turn, *scaling.spelling(spelt.format), *above, seed, spelt.grid, spelt.rule, 3, 8, x.dtype, int(Restore.ALL)
+    rounding = seed, spelt.grid, spelt.rule, 3, 8, x.dtype, int(Restore.ALL)
+    given = numbers_of(scaling.tiles(x.shape)), turn, *scaling.spelling(spelt.format), *above, *rounding
     expected = REFERENCE.quantize_nested(x, flips, *given)
     found = KERNELS.quantize_nested(x.to(DEVICE), None if flips is None else flips.to(DEVICE), *given).cpu()
     assert same_bits(expected[~expected.isnan()], found[~expected.isnan()])

@@ -70,8 +70,8 @@ def per_tile(groups, REGION: tl.constexpr, GROUPS: tl.constexpr):
 @kernel(do_not_specialize_on_alignment=["flips", "seed_pointer"])
 def eden_kernel(
     x, out, largest, flips, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    matrices: Matrices, signs: tl.int64, correction: CorrectionNumbers, used: UsedBits, scale_grid: GridNumbers, nearest_scale_grid: GridNumbers,
-    grid: GridNumbers,
+    matrices: Matrices, signs: tl.int64, correction: CorrectionNumbers, used: UsedBits, scale_grid: GridNumbers,
+    nearest_scale_grid: GridNumbers, grid: GridNumbers,
     CORRECTED: tl.constexpr, SCALE_ROUNDING: tl.constexpr, ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr,
     GROUPS: tl.constexpr, STEPS: tl.constexpr, REGION: tl.constexpr,
 ):  # fmt: skip
