@@ -51,9 +51,7 @@ class RegionsInBasis(NamedTuple):
         """
         (shape, programs, matrices, *_), turn, signs = self
         steps = 1 if shape.transposed or programs % _STEPS else _STEPS
-        # A product and a sum of the transform are rounded separately.
-        options = {**self.cut.options, "enable_fp_fusion": turn.levels == 0}
-        run = launcher(kernel, form, *given, turn, turn._replace(bounded=True), shape, steps, *last, **options)
+        run = launcher(kernel, form, *given, turn, shape, steps, *last, **self.cut.options)
         return Launch(run, programs // steps, (*matrices, signs, *sizes))
 
 
@@ -145,7 +143,7 @@ def quantize_in_basis(
 
 @kernel(do_not_specialize_on_alignment=["flips"])
 def largest_kernel(
-    x, out, flips, matrices: Matrices, signs: tl.int64, TURN: tl.constexpr, BACK: tl.constexpr, REGION: tl.constexpr, STEPS: tl.constexpr
+    x, out, flips, matrices: Matrices, signs: tl.int64, TURN: tl.constexpr, REGION: tl.constexpr, STEPS: tl.constexpr
 ):  # fmt: skip
     """Raise a number, zero at first, to the pattern of the largest magnitude of some regions."""
     largest = tl.full((REGION.height, REGION.width), 0, tl.int32)

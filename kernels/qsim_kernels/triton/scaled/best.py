@@ -123,7 +123,7 @@ def second_is_better(first, first_scales, second, second_scales, values, amax, S
 def best_kernel(
     x, out, largest, flips, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     matrices: Matrices, signs: tl.int64, choice: ChoiceNumbers, used: UsedBits, grid: GridNumbers, scale_grid: GridNumbers,
-    ROUNDING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr, REGION: tl.constexpr,
+    ROUNDING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, REGION: tl.constexpr,
     STEPS: tl.constexpr, SQUARES: tl.constexpr,
 ):  # fmt: skip
     """Round regions under the scales of each candidate, keep the better values of each tile, and transform them back.
@@ -132,7 +132,6 @@ def best_kernel(
         ROUNDING: The `KernelVariant` of elements.
         SCALE_ROUNDING: That of scales.
         TURN: The transform of the values.
-        BACK: The same of float32 numbers.
         REGION: The `RegionShape`.
         STEPS: The number of regions of a program.
         SQUARES: See `ScaleChoice`.
@@ -156,8 +155,8 @@ def best_kernel(
         second = rounded(quotients_of(values, second_scales, REGION), drawn, rounding.grid, ROUNDING, False)
         is_better = second_is_better(first, first_scales, second, second_scales, values, amax, SQUARES, REGION)
         factors = spread(tl.where(is_better, second_scales, first_scales) * lowered, REGION)
-        result = tl.where(spread(is_better.to(tl.int32), REGION) > 0, second, first) * factors
-        store_from_basis(out, result, flips, at, matrices, signs, BACK, REGION)
+        result = tl.where(spread(is_better.to(tl.int32), REGION) > 0, second, first)
+        store_from_basis(out, result, factors, flips, at, matrices, signs, TURN, REGION)
 
 
 @lru_cache(maxsize=4096)

@@ -72,7 +72,7 @@ def eden_kernel(
     x, out, largest, flips, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     matrices: Matrices, signs: tl.int64, correction: CorrectionNumbers, used: UsedBits, scale_grid: GridNumbers,
     nearest_scale_grid: GridNumbers, grid: GridNumbers,
-    CORRECTED: tl.constexpr, SCALE_ROUNDING: tl.constexpr, ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr,
+    CORRECTED: tl.constexpr, SCALE_ROUNDING: tl.constexpr, ROUNDING: tl.constexpr, TURN: tl.constexpr,
     GROUPS: tl.constexpr, STEPS: tl.constexpr, REGION: tl.constexpr,
 ):  # fmt: skip
     """Round regions to nearest, correct the scales of its groups, and round these.
@@ -82,7 +82,6 @@ def eden_kernel(
         SCALE_ROUNDING: That of scales.
         ROUNDING: That of elements.
         TURN: The transform of the values.
-        BACK: The same of float32 numbers.
         GROUPS: The `RegionShape`, with groups for tiles.
         STEPS: The number of regions of a program.
         REGION: The `RegionShape`.
@@ -107,7 +106,7 @@ def eden_kernel(
         first = offset + at.first // REGION.tile_width
         drawn = random_integers(corrected.noise, first, CORRECTED, 8, REGION.aligned and TILES % 8 == 0, TILES)
         made = rounded(scales * factors, drawn, corrected.grid, CORRECTED, False)
-        store_from_basis(out, elements * spread(made * factor, REGION), flips, at, matrices, signs, BACK, GROUPS)
+        store_from_basis(out, elements, spread(made * factor, REGION), flips, at, matrices, signs, TURN, GROUPS)
 
 
 @lru_cache(maxsize=4096)

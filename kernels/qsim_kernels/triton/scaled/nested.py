@@ -39,7 +39,7 @@ def group_scales(values, reach, GROUPS: tl.constexpr):
 def nested_kernel(
     x, out, largest, flips, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     matrices: Matrices, signs: tl.int64, reach: tl.int64, used: UsedBits, grid: GridNumbers, making: MakingNumbers, scale_grid: GridNumbers,
-    ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr,
+    ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr,
     GROUPS: tl.constexpr, STEPS: tl.constexpr, REGION: tl.constexpr,
 ):  # fmt: skip
     """Round `STEPS` regions; `GROUPS` is their `RegionShape` with groups for tiles, and `REGION` that with tiles."""
@@ -53,8 +53,8 @@ def nested_kernel(
         made, inverses = tile_scales(largest_of_tiles(quotients, REGION), None, making, MAKING, SCALE_ROUNDING)
         drawn = random_integers(rounding.noise, offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
         result = rounded(divided(quotients, spread(inverses, REGION), ROUNDING), drawn, rounding.grid, ROUNDING, False)
-        result = result * spread(made, REGION) * spread(scales, GROUPS)
-        store_from_basis(out, result, flips, at, matrices, signs, BACK, GROUPS)
+        result = result * spread(made, REGION)
+        store_from_basis(out, result, spread(scales, GROUPS), flips, at, matrices, signs, TURN, GROUPS)
 
 
 @lru_cache(maxsize=4096)
