@@ -6,6 +6,7 @@ them from the basis. Where the largest magnitude of the whole tensor is needed, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -22,8 +23,8 @@ from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.layouts import in_order
 from qsim_kernels.triton.scaled.partition import Cut, Types, cut_small, cut_transposed, reading
 
-#: Regions of a program, if their number is a multiple.
-_STEPS = 4
+#: Regions of which a program finds the largest magnitude: few programs compete for one number.
+_STEPS = 16
 
 
 class RegionsInBasis(NamedTuple):
@@ -39,7 +40,14 @@ class RegionsInBasis(NamedTuple):
     turn: TurnVariant
     signs: int
 
-    def launch(self, kernel: Any, form: tuple[Any, ...], given: tuple[Any, ...], last: tuple[Any, ...], sizes: Iterable[int]) -> Launch:
+    @property
+    def steps(self) -> int:
+        """The regions of a program that rounds; those of transposed matrices would take too many registers."""
+        return 1 if self.cut.shape.transposed else 4
+
+    def launch(
+        self, kernel: Any, form: tuple[Any, ...], given: tuple[Any, ...], last: tuple[Any, ...], sizes: Iterable[int], steps: int = 0
+    ) -> Launch:
         """Prepare the launch of a kernel on these regions.
 
         Args:
@@ -48,9 +56,10 @@ class RegionsInBasis(NamedTuple):
             given: Its numbers and constants before the transform and the regions.
             last: Its constants after these.
             sizes: Its numbers before those, and after those of the matrices and the signs.
+            steps: The number of regions of a program, a power of two, if it divides their number; by default `steps`.
         """
         (shape, programs, matrices, *_), turn, signs = self
-        steps = 1 if shape.transposed or programs % _STEPS else _STEPS
+        steps = math.gcd(programs, steps or self.steps)
         run = launcher(kernel, form, *given, turn, shape, steps, *last, **self.cut.options)
         return Launch(run, programs // steps, (*matrices, signs, *sizes))
 
@@ -147,7 +156,7 @@ def largest_kernel(
 ):  # fmt: skip
     """Raise a number, zero at first, to the pattern of the largest magnitude of some regions."""
     largest = tl.full((REGION.height, REGION.width), 0, tl.int32)
-    for step in range(STEPS):
+    for step in tl.range(STEPS, disable_licm=True):
         at = region_place(tl.program_id(0) * STEPS + step, matrices, REGION)
         values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION)
         largest = tl.maximum(largest, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
@@ -163,4 +172,4 @@ def largest_in_basis(x: Tensor, flips: Tensor | None, regions: RegionsInBasis) -
 
 @lru_cache(maxsize=4096)
 def _prepared(source: torch.dtype, unflipped: bool, regions: RegionsInBasis) -> Launch:
-    return regions.launch(largest_kernel, (source, unflipped), (), (), ())
+    return regions.launch(largest_kernel, (source, unflipped), (), (), (), _STEPS)

@@ -143,7 +143,7 @@ def best_kernel(
     first_candidate, second_candidate, least = as_double(choice.first), as_double(choice.second), as_double(choice.least)
     # Whatever the blocks, a tensor with a number that is not finite becomes NaN.
     lowered = tl.where(of_tensor < float("inf"), 1 / tensor.lift, float("nan"))
-    for step in range(STEPS):
+    for step in tl.range(STEPS, disable_licm=True):
         at = region_place(tl.program_id(0) * STEPS + step, matrices, REGION)
         values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION) * tensor.lift
         amax = largest_of_tiles(values, REGION).to(tl.float32, bitcast=True)

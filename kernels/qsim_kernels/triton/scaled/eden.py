@@ -92,7 +92,7 @@ def eden_kernel(
     whole = scale_of_tensor(of_tensor, correction)
     # Whatever the blocks, a tensor with a number that is not finite becomes NaN.
     factor = tl.where(of_tensor < float("inf"), whole, float("nan"))
-    for step in range(STEPS):
+    for step in tl.range(STEPS, disable_licm=True):
         at = region_place(tl.program_id(0) * STEPS + step, matrices, GROUPS)
         values = load_in_basis(x, flips, at, matrices, signs, TURN, GROUPS)
         amax = largest_of_tiles(values, REGION).to(tl.float32, bitcast=True)

@@ -45,7 +45,7 @@ def nested_kernel(
     """Round `STEPS` regions; `GROUPS` is their `RegionShape` with groups for tiles, and `REGION` that with tiles."""
     rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
     making = scale_numbers(making, scale_grid, SCALE_ROUNDING)
-    for step in range(STEPS):
+    for step in tl.range(STEPS, disable_licm=True):
         at = region_place(tl.program_id(0) * STEPS + step, matrices, GROUPS)
         values = load_in_basis(x, flips, at, matrices, signs, TURN, GROUPS)
         scales = group_scales(values, reach, GROUPS)
