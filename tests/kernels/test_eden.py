@@ -57,6 +57,14 @@ def test_stored_transposed() -> None:
     compare(x, flips=FLIPS, turn=Hadamard(32).turn(x.shape))
 
 
+def test_corrected_scales_need_a_seed() -> None:
+    x = rows(2)
+    spelt, correction = spelling("e2m1", "nearest", "saturate"), spelling("e4m3", "stochastic", "saturate").rule
+    given = numbers_of(PerBlock(16).tiles(x.shape)), (), *eden._MAKING, 32, 255.99, correction
+    with pytest.raises(ValueError, match="stochastic rounding needs a seed"):
+        torch.ops.qsim.quantize_eden(x, None, *given, None, spelt.grid, spelt.rule, 0, 0, x.dtype, int(Restore.ALL))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_dtypes_groups_and_magnitudes(dtype: torch.dtype) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim_kernels.numbers.grid import Rule, read
 from qsim_kernels.numbers.scales import (
     ElementRounding,
     Restore,
@@ -172,11 +171,12 @@ class Implementation(OnBackend):
         size: int,
         reach: float,
         correction: str,
+        seed: Tensor | None,
         *rounding: Any,
     ) -> Tensor:
         """Round a tensor under scales that are corrected in groups, and rounded again by the rule `correction`."""
-        scaled, out = _in_place(x, tiles, turn, *rounding)
-        corrected = ScaleCorrection(size, reach, read(Rule, correction))
+        scaled, out = _in_place(x, tiles, turn, seed, *rounding)
+        corrected = ScaleCorrection(size, reach, read_rounding(scale_grid, correction, seed is not None).rule)
         self._backend.quantize_eden_into(out, x, flips, read_scales(making, scale_grid), corrected, scaled)
         return out
 
