@@ -46,20 +46,20 @@ class RegionsInBasis(NamedTuple):
         return 1 if self.cut.shape.transposed else 4
 
     def launch(
-        self, kernel: Any, form: tuple[Any, ...], given: tuple[Any, ...], last: tuple[Any, ...], sizes: Iterable[int], steps: int = 0
+        self, kernel: Any, form: tuple[Any, ...], steps: int, given: tuple[Any, ...], last: tuple[Any, ...], sizes: Iterable[int]
     ) -> Launch:
         """Prepare the launch of a kernel on these regions.
 
         Args:
             kernel: The kernel.
             form: See `launcher`.
+            steps: The number of regions of a program, a power of two, if it divides their number.
             given: Its numbers and constants before the transform and the regions.
             last: Its constants after these.
             sizes: Its numbers before those, and after those of the matrices and the signs.
-            steps: The number of regions of a program, a power of two, if it divides their number; by default `steps`.
         """
         (shape, programs, matrices, *_), turn, signs = self
-        steps = math.gcd(programs, steps or self.steps)
+        steps = math.gcd(programs, steps)
         run = launcher(kernel, form, *given, turn, shape, steps, *last, **self.cut.options)
         return Launch(run, programs // steps, (*matrices, signs, *sizes))
 
@@ -172,4 +172,4 @@ def largest_in_basis(x: Tensor, flips: Tensor | None, regions: RegionsInBasis) -
 
 @lru_cache(maxsize=4096)
 def _prepared(source: torch.dtype, unflipped: bool, regions: RegionsInBasis) -> Launch:
-    return regions.launch(largest_kernel, (source, unflipped), (), (), (), _STEPS)
+    return regions.launch(largest_kernel, (source, unflipped), _STEPS, (), (), ())

@@ -171,7 +171,9 @@ def _prepared(call: CallInBasis, scales: Scales, choice: ScaleChoice) -> tuple[L
     number = DOUBLE.pattern
     first, second = map(number, choice.candidates)
     chosen = ChoiceNumbers(number(choice.reach * scales.largest), first, second, number(scales.least), call.shape.numel())
-    launch = regions.launch(best_kernel, call.form, (*numbers, *scale_grid, variant, scale_variant), (choice.squares,), chosen)
+    launch = regions.launch(
+        best_kernel, call.form, regions.steps, (*numbers, *scale_grid, variant, scale_variant), (choice.squares,), chosen
+    )
     return launch, regions
 
 

@@ -125,7 +125,7 @@ def _prepared(call: CallInBasis, scales: Scales, correction: ScaleCorrection) ->
     given = (*numbers, *scale_grid, *grid, corrected, scale_variant, variant)
     tile = (regions.cut.shape._replace(tile_width=tiles.width),)
     of_tensor = map(SINGLE.pattern, (correction.reach, scales.largest, SMALLEST / scales.grid.least))
-    return regions.launch(eden_kernel, call.form, given, tile, of_tensor), regions
+    return regions.launch(eden_kernel, call.form, regions.steps, given, tile, of_tensor), regions
 
 
 #: Round `x` under corrected scales; see `reference.quantize_eden_into`.

@@ -70,7 +70,7 @@ def _prepared(call: CallInBasis, making: Scales, groups: ScaleGroups) -> tuple[L
     making_variants, making_numbers = making_of(making, False)
     tile = (regions.cut.shape._replace(tile_width=tiles.width),)
     given = (*numbers, *making_numbers, variant, *making_variants)
-    return regions.launch(nested_kernel, call.form, given, tile, (SINGLE.pattern(reach),)), None
+    return regions.launch(nested_kernel, call.form, regions.steps, given, tile, (SINGLE.pattern(reach),)), None
 
 
 #: Round `x` under scales of tiles and groups; see `reference.quantize_nested_into`.
