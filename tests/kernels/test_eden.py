@@ -53,7 +53,7 @@ def test_in_the_basis_of_a_transform() -> None:
 
 
 def test_stored_transposed() -> None:
-    x = rows(24).bfloat16().T.contiguous().T
+    x = rows(24)[:, :64].bfloat16().T.contiguous().T
     compare(x, flips=FLIPS, turn=Hadamard(32).turn(x.shape))
 
 

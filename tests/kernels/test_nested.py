@@ -50,7 +50,7 @@ def test_gradients_in_the_basis_of_a_transform() -> None:
 
 
 def test_stored_transposed() -> None:
-    x = groups(24).bfloat16().T.contiguous().T
+    x = groups(24)[:, :128].bfloat16().T.contiguous().T
     compare(x, "stochastic", "ceil", flips=1.0 - 2.0 * (torch.arange(16) % 3 == 0), turn=Hadamard(16).turn(x.shape))
 
 
