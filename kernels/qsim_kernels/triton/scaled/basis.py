@@ -91,7 +91,7 @@ class CallInBasis(NamedTuple):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What compiled kernels depend on."""
+        """The part of a call that compiled kernels depend on."""
         return *self.types, self.unflipped, self.unseeded
 
     def regions(self, width: int, scales: Scales) -> RegionsInBasis | None:
