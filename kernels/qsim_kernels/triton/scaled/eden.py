@@ -121,7 +121,7 @@ def _prepared(call: CallInBasis, scales: Scales, correction: ScaleCorrection) ->
     )
     if regions is None or regions.cut.shape.width % correction.size or any(each.wide for each in (corrected, scale_variant, variant)):
         return None
-    corrected = arguments.drawn_later(corrected, scales.grid, few_bits=False)
+    # All random bits are drawn at once: to draw some later, a thread must hold eight numbers, and it holds fewer scales.
     given = (*numbers, *scale_grid, *grid, corrected, scale_variant, variant)
     tile = (regions.cut.shape._replace(tile_width=tiles.width),)
     of_tensor = map(SINGLE.pattern, (correction.reach, scales.largest, SMALLEST / scales.grid.least))
