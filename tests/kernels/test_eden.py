@@ -1,4 +1,4 @@
-"""The kernel that rounds under corrected scales: equal to plain torch, bit for bit."""
+"""Rounding under corrected scales: with the functions of kernels equal to plain torch, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """The common part of the operators that round in the basis of a transform, of tensors that may be stored transposed.
 
-They are `quantize_best`, `quantize_nested` and `quantize_eden`. Each has a kernel that loads regions in the basis, rounds them, and stores
-them from the basis. Where the largest magnitude of the whole tensor is needed, another kernel finds it first.
+They are `quantize_best` and `quantize_nested`. Each has a kernel that loads a region in the basis, rounds it, and stores it from the basis.
+Where the largest magnitude of the whole tensor is needed, another kernel finds it first.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,8 +22,8 @@ from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.layouts import in_order
 from qsim_kernels.triton.scaled.partition import Cut, Types, cut_small, cut_transposed, reading
 
-#: Regions of which a program finds the largest magnitude: few programs compete for one number.
-_STEPS = 16
+#: Regions of which a program finds the largest magnitude.
+_STEPS = 8
 
 
 class RegionsInBasis(NamedTuple):
@@ -41,27 +40,9 @@ class RegionsInBasis(NamedTuple):
     signs: int
 
     @property
-    def steps(self) -> int:
-        """The regions of a program that rounds; those of transposed matrices would take too many registers."""
-        return 1 if self.cut.shape.transposed else 4
-
-    def launch(
-        self, kernel: Any, form: tuple[Any, ...], steps: int, given: tuple[Any, ...], last: tuple[Any, ...], sizes: Iterable[int]
-    ) -> Launch:
-        """Prepare the launch of a kernel on these regions.
-
-        Args:
-            kernel: The kernel.
-            form: See `launcher`.
-            steps: The number of regions of a program, a power of two, if it divides their number.
-            given: Its numbers and constants before the transform and the regions.
-            last: Its constants after these.
-            sizes: Its numbers before those, and after those of the matrices and the signs.
-        """
-        (shape, programs, matrices, *_), turn, signs = self
-        steps = math.gcd(programs, steps)
-        run = launcher(kernel, form, *given, turn, shape, steps, *last, **self.cut.options)
-        return Launch(run, programs // steps, (*matrices, signs, *sizes))
+    def numbers(self) -> tuple[int, ...]:
+        """The arguments of a kernel: those of `Matrices`, and the signs."""
+        return *self.cut.matrices, self.signs
 
 
 class CallInBasis(NamedTuple):
@@ -151,12 +132,10 @@ def quantize_in_basis(
 
 
 @kernel(do_not_specialize_on_alignment=["flips"])
-def largest_kernel(
-    x, out, flips, matrices: Matrices, signs: tl.int64, TURN: tl.constexpr, REGION: tl.constexpr, STEPS: tl.constexpr
-):  # fmt: skip
+def largest_kernel(x, out, flips, matrices: Matrices, signs: tl.int64, TURN: tl.constexpr, REGION: tl.constexpr, STEPS: tl.constexpr):
     """Raise a number, zero at first, to the pattern of the largest magnitude of some regions."""
     largest = tl.full((REGION.height, REGION.width), 0, tl.int32)
-    for step in tl.range(STEPS, disable_licm=True):
+    for step in range(STEPS):
         at = region_place(tl.program_id(0) * STEPS + step, matrices, REGION)
         values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION)
         largest = tl.maximum(largest, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
@@ -172,4 +151,7 @@ def largest_in_basis(x: Tensor, flips: Tensor | None, regions: RegionsInBasis) -
 
 @lru_cache(maxsize=4096)
 def _prepared(source: torch.dtype, unflipped: bool, regions: RegionsInBasis) -> Launch:
-    return regions.launch(largest_kernel, (source, unflipped), _STEPS, (), (), ())
+    cut, turn, _ = regions
+    steps = _STEPS if cut.programs % _STEPS == 0 else 1
+    run = launcher(largest_kernel, (source, unflipped), turn, cut.shape, steps, **cut.options)
+    return Launch(run, cut.programs // steps, regions.numbers)

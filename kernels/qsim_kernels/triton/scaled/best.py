@@ -22,10 +22,9 @@ from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_in_basis, region_place, store_from_basis
-from qsim_kernels.triton.device.tile_scales import reciprocal
 from qsim_kernels.triton.device.values import as_double, in_carrier, rounding_of
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launch
+from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.basis import CallInBasis, RegionsInBasis, quantize_in_basis
 from qsim_kernels.triton.scaled.tiles import largest_of_tiles, quotients_of, spread, sums_of_tiles
 
@@ -69,7 +68,7 @@ def tensor_scale(largest, reach):
 @triton.jit
 def best_scales(amax, candidate, least, tensor, grid, SCALE_ROUNDING: tl.constexpr):
     """The scales under which tiles' largest magnitudes become a candidate, times `tensor.lift`."""
-    ratio = amax * reciprocal((candidate * tensor.whole).to(tl.float32))
+    ratio = amax * (1 / (candidate * tensor.whole)).to(tl.float32)
     # The error of the ratio is less than 2**-22 of it.
     below = rounded(ratio * 0.99999976158142090, 0, grid, SCALE_ROUNDING, False)
     above = rounded(ratio * 1.00000023841857910, 0, grid, SCALE_ROUNDING, False)
@@ -123,40 +122,39 @@ def second_is_better(first, first_scales, second, second_scales, values, amax, S
 def best_kernel(
     x, out, largest, flips, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     matrices: Matrices, signs: tl.int64, choice: ChoiceNumbers, used: UsedBits, grid: GridNumbers, scale_grid: GridNumbers,
-    ROUNDING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, REGION: tl.constexpr,
-    STEPS: tl.constexpr, SQUARES: tl.constexpr,
+    ROUNDING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr, REGION: tl.constexpr,
+    SQUARES: tl.constexpr,
 ):  # fmt: skip
-    """Round regions under the scales of each candidate, keep the better values of each tile, and transform them back.
+    """Round a region under the scales of each candidate, keep the better values of each tile, and transform them back.
 
     Args:
         ROUNDING: The `KernelVariant` of elements.
         SCALE_ROUNDING: That of scales.
         TURN: The transform of the values.
+        BACK: The same of float32 numbers.
         REGION: The `RegionShape`.
-        STEPS: The number of regions of a program.
         SQUARES: See `ScaleChoice`.
     """
     rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
     scales_at = in_carrier(scale_grid, SCALE_ROUNDING.wide)
+    at = region_place(tl.program_id(0), matrices, REGION)
     of_tensor = tl.load(largest)
     tensor = tensor_scale(of_tensor, as_double(choice.reach))
-    first_candidate, second_candidate, least = as_double(choice.first), as_double(choice.second), as_double(choice.least)
+    values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION) * tensor.lift
+    amax = largest_of_tiles(values, REGION).to(tl.float32, bitcast=True)
+    least = as_double(choice.least)
+    first_scales = best_scales(amax, as_double(choice.first), least, tensor, scales_at, SCALE_ROUNDING)
+    second_scales = best_scales(amax, as_double(choice.second), least, tensor, scales_at, SCALE_ROUNDING)
+    drawn = random_integers(rounding.noise, offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
+    first = rounded(quotients_of(values, first_scales, REGION), drawn, rounding.grid, ROUNDING, False)
+    drawn = random_integers(rounding.noise, offset + choice.count + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
+    second = rounded(quotients_of(values, second_scales, REGION), drawn, rounding.grid, ROUNDING, False)
+    is_better = second_is_better(first, first_scales, second, second_scales, values, amax, SQUARES, REGION)
     # Whatever the blocks, a tensor with a number that is not finite becomes NaN.
     lowered = tl.where(of_tensor < float("inf"), 1 / tensor.lift, float("nan"))
-    for step in tl.range(STEPS, disable_licm=True):
-        at = region_place(tl.program_id(0) * STEPS + step, matrices, REGION)
-        values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION) * tensor.lift
-        amax = largest_of_tiles(values, REGION).to(tl.float32, bitcast=True)
-        first_scales = best_scales(amax, first_candidate, least, tensor, scales_at, SCALE_ROUNDING)
-        second_scales = best_scales(amax, second_candidate, least, tensor, scales_at, SCALE_ROUNDING)
-        drawn = random_integers(rounding.noise, offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
-        first = rounded(quotients_of(values, first_scales, REGION), drawn, rounding.grid, ROUNDING, False)
-        drawn = random_integers(rounding.noise, offset + choice.count + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
-        second = rounded(quotients_of(values, second_scales, REGION), drawn, rounding.grid, ROUNDING, False)
-        is_better = second_is_better(first, first_scales, second, second_scales, values, amax, SQUARES, REGION)
-        factors = spread(tl.where(is_better, second_scales, first_scales) * lowered, REGION)
-        result = tl.where(spread(is_better.to(tl.int32), REGION) > 0, second, first)
-        store_from_basis(out, result, factors, flips, at, matrices, signs, TURN, REGION)
+    factors = spread(tl.where(is_better, second_scales, first_scales) * lowered, REGION)
+    result = tl.where(spread(is_better.to(tl.int32), REGION) > 0, second, first) * factors
+    store_from_basis(out, result, flips, at, matrices, signs, BACK, REGION)
 
 
 @lru_cache(maxsize=4096)
@@ -165,16 +163,16 @@ def _prepared(call: CallInBasis, scales: Scales, choice: ScaleChoice) -> tuple[L
     elements, regions = call.elements, call.regions(call.tiles.width, scales)
     if regions is None or len(choice.candidates) != 2 or call.tiles.rows % call.tiles.height:
         return None
+    cut, turn, _ = regions
     variant, numbers = arguments.rounding(GridRounding(elements.grid, elements.rule), False)
     scale_variant, (_, _, *scale_grid) = arguments.rounding(GridRounding(scales.grid, rounding_of_scales(scales.rule)), False)
     variant = arguments.drawn_later(variant, elements.grid, few_bits=False)
     number = DOUBLE.pattern
     first, second = map(number, choice.candidates)
     chosen = ChoiceNumbers(number(choice.reach * scales.largest), first, second, number(scales.least), call.shape.numel())
-    launch = regions.launch(
-        best_kernel, call.form, regions.steps, (*numbers, *scale_grid, variant, scale_variant), (choice.squares,), chosen
-    )
-    return launch, regions
+    constants = (variant, scale_variant, turn, turn._replace(bounded=True), cut.shape, choice.squares)
+    run = launcher(best_kernel, call.form, *numbers, *scale_grid, *constants, enable_fp_fusion=False, **cut.options)
+    return Launch(run, cut.programs, (*regions.numbers, *chosen)), regions
 
 
 #: Round `x` under the better scales; see `reference.quantize_best_into`.

@@ -21,7 +21,7 @@ from qsim_kernels.triton.device.regions import Matrices, load_in_basis, region_p
 from qsim_kernels.triton.device.tile_scales import MakingNumbers, making_of, scale_numbers, tile_scales
 from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launch
+from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.basis import CallInBasis, quantize_in_basis
 from qsim_kernels.triton.scaled.tiles import divided, largest_of_tiles, quotients_of_any, spread
 
@@ -39,22 +39,21 @@ def group_scales(values, reach, GROUPS: tl.constexpr):
 def nested_kernel(
     x, out, largest, flips, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     matrices: Matrices, signs: tl.int64, reach: tl.int64, used: UsedBits, grid: GridNumbers, making: MakingNumbers, scale_grid: GridNumbers,
-    ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr,
-    GROUPS: tl.constexpr, STEPS: tl.constexpr, REGION: tl.constexpr,
+    ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr,
+    REGION: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Round `STEPS` regions; `GROUPS` is their `RegionShape` with groups for tiles, and `REGION` that with tiles."""
+    """Round a region; `GROUPS` is its `RegionShape` with groups for tiles."""
     rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
     making = scale_numbers(making, scale_grid, SCALE_ROUNDING)
-    for step in tl.range(STEPS, disable_licm=True):
-        at = region_place(tl.program_id(0) * STEPS + step, matrices, GROUPS)
-        values = load_in_basis(x, flips, at, matrices, signs, TURN, GROUPS)
-        scales = group_scales(values, reach, GROUPS)
-        quotients = quotients_of_any(values, scales, GROUPS)
-        made, inverses = tile_scales(largest_of_tiles(quotients, REGION), None, making, MAKING, SCALE_ROUNDING)
-        drawn = random_integers(rounding.noise, offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
-        result = rounded(divided(quotients, spread(inverses, REGION), ROUNDING), drawn, rounding.grid, ROUNDING, False)
-        result = result * spread(made, REGION)
-        store_from_basis(out, result, spread(scales, GROUPS), flips, at, matrices, signs, TURN, GROUPS)
+    at = region_place(tl.program_id(0), matrices, REGION)
+    values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION)
+    scales = group_scales(values, reach, GROUPS)
+    quotients = quotients_of_any(values, scales, GROUPS)
+    made, inverses = tile_scales(largest_of_tiles(quotients, REGION), None, making, MAKING, SCALE_ROUNDING)
+    drawn = random_integers(rounding.noise, offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
+    result = rounded(divided(quotients, spread(inverses, REGION), ROUNDING), drawn, rounding.grid, ROUNDING, False)
+    result = result * spread(made, REGION) * spread(scales, GROUPS)
+    store_from_basis(out, result, flips, at, matrices, signs, BACK, REGION)
 
 
 @lru_cache(maxsize=4096)
@@ -66,11 +65,12 @@ def _prepared(call: CallInBasis, making: Scales, groups: ScaleGroups) -> tuple[L
     variant, numbers = arguments.rounding(GridRounding(elements.grid, elements.rule), False)
     if regions is None or regions.cut.shape.width % above.width or variant.wide:
         return None
+    cut, turn, _ = regions
     variant = arguments.drawn_later(variant, elements.grid, few_bits=False)
     making_variants, making_numbers = making_of(making, False)
-    tile = (regions.cut.shape._replace(tile_width=tiles.width),)
-    given = (*numbers, *making_numbers, variant, *making_variants)
-    return regions.launch(nested_kernel, call.form, regions.steps, given, tile, (SINGLE.pattern(reach),)), None
+    constants = (variant, *making_variants, turn, turn._replace(bounded=True), cut.shape._replace(tile_width=tiles.width), cut.shape)
+    run = launcher(nested_kernel, call.form, *numbers, *making_numbers, *constants, enable_fp_fusion=False, **cut.options)
+    return Launch(run, cut.programs, (*regions.numbers, SINGLE.pattern(reach))), None
 
 
 #: Round `x` under scales of tiles and groups; see `reference.quantize_nested_into`.
