@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from qsim.formats import E2M1, E4M3
 from qsim.formats.base import check_integer
-from qsim.functional import quantize
-from qsim.points.base import Gradient, PointModule, divided, surrogate, wide
+from qsim.functional.hadamard import Hadamard
+from qsim.functional.quantizer import Quantizer
+from qsim.functional.scaled import numbers_of
+from qsim.points.base import Gradient, PointModule, surrogate
+from qsim.random.noise import draw
+from qsim.scaling import PerBlock
+from qsim_kernels.numbers.scales import Restore, ScaleRule, Scales, spell_scales
+from qsim_kernels.ops.direct import operators
 
-#: Elements of a block.
 _BLOCK = 16
+_BLOCKS, _ELEMENTS, _CORRECTION = PerBlock(_BLOCK), Quantizer(E2M1), Quantizer(E4M3, "stochastic")
 #: What the largest element of a block is scaled to, before E4M3 rounds the scale: beyond 6, where clipping costs less than it gains.
 _TARGET = E2M1.max / (0.93 * 17 / 16)
 #: The scale of the largest block, which leaves room for its correction.
 _REACH = 255.99
+_MAKING = spell_scales(Scales(int(ScaleRule.FIT), 0, _TARGET, 1, E4M3.smallest, E4M3.grid))
 
 
 class MSEden(PointModule):
@@ -58,26 +63,16 @@ class MSEden(PointModule):
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Round the elements, and correct and round the scales."""
-        values = wide(x.detach())
-        rows = values.view(1, 1) if x.dim() == 0 else values.reshape(-1, x.shape[-1])
-        missing = -rows.shape[1] % self.size
-        blocks = pad(rows, (0, missing)).view(rows.shape[0], -1, self.size // _BLOCK, _BLOCK)
-        amax = blocks.abs().amax(-1, keepdim=True)
-        whole = divided(divided(amax.amax(), _REACH), _TARGET)
-        whole = torch.where(whole == 0, 1.0, whole)
-        scales = quantize(divided(amax, _TARGET) / whole, E4M3)
-        scales = torch.where(scales == 0, 1.0, scales)
-        scaled = blocks / (scales * whole)
-        elements = quantize(scaled, E2M1)
-        corrected = quantize(scales * self._correction(scaled, elements), E4M3, "stochastic", **noise)
-        result = (elements * (corrected * whole)).view(rows.shape[0], -1)[:, : rows.shape[1]]
-        return surrogate(x, result.reshape(x.shape).to(x.dtype))
+        return self.rounded_in(None, None, x, **noise)
 
-    def _correction(self, scaled: Tensor, elements: Tensor) -> Tensor:
-        """The factor by which a group's elements are too small on average; summed in float64, so that the order does not decide."""
-        scaled = scaled.double()
-        wanted, found = (scaled.mul(other).sum((-2, -1), keepdim=True) for other in (scaled, elements.double()))
-        return torch.where(found == 0, 1.0, wanted / found).to(elements.dtype)
+    def rounded_in(self, transform: Hadamard | None, flips: Tensor | None, x: Tensor, **noise: Any) -> Tensor:
+        """Round in the basis of a transform, if there is one, whose signs `flips` changes; and return to the tensor's own."""
+        shape, spelt, (making, scale_grid) = x.shape or (1,), _ELEMENTS.spelt, _MAKING
+        seed, stream, offset = draw(True, noise.get("seed"), noise.get("generator"), x.device)
+        given = numbers_of(_BLOCKS.tiles(shape)), () if transform is None else transform.turn(shape), making, scale_grid
+        correction = self.size, _REACH, _CORRECTION.spelt.rule
+        rounding = (seed, spelt.grid, spelt.rule, stream, offset, x.dtype, int(Restore.ALL))
+        return surrogate(x, operators(x).quantize_eden(x.detach(), flips, *given, *correction, *rounding))
 
     def extra_repr(self) -> str:
         """The size."""

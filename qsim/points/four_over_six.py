@@ -73,16 +73,16 @@ class FourOverSix(PointModule):
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Round every block with each candidate, and keep the best."""
-        return self.rounded_in(None, x, **noise)
+        return self.rounded_in(None, None, x, **noise)
 
-    def rounded_in(self, transform: Hadamard | None, x: Tensor, **noise: Any) -> Tensor:
-        """Round in the basis of a transform, if there is one, and return to the tensor's own."""
+    def rounded_in(self, transform: Hadamard | None, flips: Tensor | None, x: Tensor, **noise: Any) -> Tensor:
+        """Round in the basis of a transform, if there is one, whose signs `flips` changes; and return to the tensor's own."""
         spelt, shape = self.quantizer.spelt, x.shape or (1,)
         seed, stream, offset = draw(spelt.is_stochastic, noise.get("seed"), noise.get("generator"), x.device)
         tiles, turn = self.granularity.tiles(shape), () if transform is None else transform.turn(shape)
         choice = [float(self.error == "mse"), self.reach, *self.candidates]
         rounding = (seed, spelt.grid, spelt.rule, stream, offset, x.dtype, int(Restore.ALL))
-        values = operators(x).quantize_best(x.detach(), numbers_of(tiles), turn, *_SCALES, choice, *rounding)
+        values = operators(x).quantize_best(x.detach(), flips, numbers_of(tiles), turn, *_SCALES, choice, *rounding)
         return surrogate(x, values)
 
     def extra_repr(self) -> str:

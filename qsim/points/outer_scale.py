@@ -73,7 +73,7 @@ class OuterScale(PointModule):
         spelt, shape, scale = self.quantizer.spelt, x.shape or (1,), self.scale
         seed, stream, offset = draw(spelt.is_stochastic, noise.get("seed"), noise.get("generator"), x.device)
         groups, tiles = numbers_of(self.granularity.tiles(shape)), numbers_of(scale.tiles(shape))
-        given = groups, self.reach, tiles, () if transform is None else transform.turn(shape), *scale.spelling(spelt.format)
+        given = tiles, () if transform is None else transform.turn(shape), *scale.spelling(spelt.format), groups, self.reach
         rounding = (seed, spelt.grid, spelt.rule, stream, offset, x.dtype, int(Restore.ALL))
         return surrogate(x, operators(x).quantize_nested(x.detach(), flips, *given, *rounding))
 

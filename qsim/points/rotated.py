@@ -12,6 +12,7 @@ from qsim.formats import Int
 from qsim.functional.hadamard import Hadamard, resolve
 from qsim.functional.quantizer import Point, Quantizer
 from qsim.points.base import Gradient, PointModule, callable_of, surrogate, wide
+from qsim.points.eden import MSEden
 from qsim.points.four_over_six import FourOverSix
 from qsim.points.outer_scale import OuterScale
 from qsim.random import seeds
@@ -70,18 +71,16 @@ class Rotated(PointModule):
             signs: The random bits of the signs; drawn from torch's generator by default.
             **noise: Those of the point.
         """
-        if isinstance(self.point, FourOverSix) and not self.draws_signs:
-            return self.point.rounded_in(self.transform, x, **noise)
-        if isinstance(self.point, OuterScale) and self.point.is_nested and x.dim():
-            flips = self._flips(x, signs) if self.draws_signs else None
+        flips = self._flips(x, signs) if self.draws_signs else None
+        if isinstance(self.point, (FourOverSix, MSEden)) or (isinstance(self.point, OuterScale) and self.point.is_nested):
             return self.point.rounded_in(self.transform, flips, x, **noise)
         is_straight = self.gradient == "straight"
         values = wide(x.detach() if is_straight else x)
         values = values.view(1) if x.dim() == 0 else values
-        flips = self._along(values, self._flips(values, signs)) if self.draws_signs else None
-        turned = self.transform.wide(values if flips is None else values * flips)
+        along = None if flips is None else self._along(values, flips)
+        turned = self.transform.wide(values if along is None else values * along)
         result = self.transform.inverse(self.point(turned, **noise))
-        result = (result if flips is None else result * flips).view(x.shape).to(x.dtype)
+        result = (result if along is None else result * along).view(x.shape).to(x.dtype)
         return surrogate(x, result) if is_straight else result
 
     def _flips(self, x: Tensor, signs: Noise | None) -> Tensor:

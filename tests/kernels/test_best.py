@@ -28,7 +28,7 @@ def compare(x: Tensor, scaling: Scaling, rounding: str, choice: list[float], tur
     """Both results, which are the same."""
     spelt, seed = spelling("e2m1", rounding, "saturate"), torch.tensor(5) if rounding == "stochastic" else None
     given = numbers_of(scaling.tiles(x.shape)), turn, *SCALES, choice, seed, spelt.grid, spelt.rule, 3, offset, x.dtype, int(Restore.ALL)
-    expected, found = REFERENCE.quantize_best(x, *given), KERNELS.quantize_best(x.to(DEVICE), *given).cpu()
+    expected, found = REFERENCE.quantize_best(x, None, *given), KERNELS.quantize_best(x.to(DEVICE), None, *given).cpu()
     assert same_bits(expected[~expected.isnan()], found[~expected.isnan()])
     assert torch.equal(expected.isnan(), found.isnan())
     return expected
@@ -42,6 +42,11 @@ def blocks(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
 
 def test_gradients_in_the_basis_of_a_transform() -> None:
     x = blocks((40, 48), torch.bfloat16)
+    compare(x, PerBlock(16), "stochastic", [1.0, 256.0, 6.0, 4.0], Hadamard(16).turn(x.shape))
+
+
+def test_stored_transposed() -> None:
+    x = blocks((24, 32), torch.bfloat16).T.contiguous().T
     compare(x, PerBlock(16), "stochastic", [1.0, 256.0, 6.0, 4.0], Hadamard(16).turn(x.shape))
 
 

@@ -26,8 +26,9 @@ def compare(x: Tensor, rounding: str, rule: Any, *, flips: Tensor | None = None,
     """Both results are the same."""
     spelt, seed = spelling("e2m1", rounding, "saturate"), torch.tensor(5) if rounding == "stochastic" else None
     scaling = PerBlock(16, format="e4m3", rule=rule)
-    tiles = numbers_of((groups or PerBlock(128)).tiles(x.shape)), 6.0 * 448, numbers_of(scaling.tiles(x.shape)), turn
-    given = *tiles, *scaling.spelling(spelt.format), seed, spelt.grid, spelt.rule, 3, 8, x.dtype, int(Restore.ALL)
+    above = numbers_of((groups or PerBlock(128)).tiles(x.shape)), 6.0 * 448
+    rounding = seed, spelt.grid, spelt.rule, 3, 8, x.dtype, int(Restore.ALL)
+    given = numbers_of(scaling.tiles(x.shape)), turn, *scaling.spelling(spelt.format), *above, *rounding
     expected = REFERENCE.quantize_nested(x, flips, *given)
     found = KERNELS.quantize_nested(x.to(DEVICE), None if flips is None else flips.to(DEVICE), *given).cpu()
     assert same_bits(expected[~expected.isnan()], found[~expected.isnan()])
@@ -46,6 +47,11 @@ def groups(rows: int, least: float = -6.0) -> Tensor:
 def test_gradients_in_the_basis_of_a_transform() -> None:
     x, flips = groups(6).bfloat16(), 1.0 - 2.0 * (torch.arange(16) % 3 == 0)
     compare(x, "stochastic", "ceil", flips=flips, turn=Hadamard(16).turn(x.shape))
+
+
+def test_stored_transposed() -> None:
+    x = groups(24)[:, :128].bfloat16().T.contiguous().T
+    compare(x, "stochastic", "ceil", flips=1.0 - 2.0 * (torch.arange(16) % 3 == 0), turn=Hadamard(16).turn(x.shape))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import qsim
 from qsim import FivePoint
 from qsim.points import FourOverSix, MSEden, OuterScale, Rotated
+from qsim.random import Noise
 from qsim.scaling import PerBlock, PerRow
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
@@ -192,6 +193,24 @@ def test_ms_eden_is_unbiased_with_half_the_variance_of_stochastic_elements() -> 
     noisy = qsim.Quantizer(qsim.Block("e2m1", 16, scale="e4m3", rule="ceil", outer="PerTensor(rule='ceil')"), "stochastic")
     point = Rotated(MSEden(32), turn, "call")
     assert (point(x) - x).square().mean() < 0.6 * (noisy(x) - x).square().mean()
+
+
+NESTED = qsim.Quantizer(qsim.Block("e2m1", 16, scale="e4m3"), "stochastic")
+IN_BASIS = (FourOverSix(rounding="stochastic"), OuterScale(NESTED, qsim.scaling.PerBlock(128)), MSEden(32))
+
+
+@pytest.mark.parametrize("point", IN_BASIS, ids=str)
+def test_rounding_in_a_basis_is_that_of_the_transformed_tensor(point: qsim.points.PointModule) -> None:
+    """One operator does both, whatever the order in memory; the gradient is straight through."""
+    turn = qsim.transforms.Hadamard(32)
+    rotated, noise = Rotated(point, turn, "call"), {"signs": Noise(1), "seed": 2}
+    x = torch.randn(8, 128, generator=torch.Generator().manual_seed(4), requires_grad=True)
+    flips = rotated._flips(x, Noise(1)).repeat(4)
+    found = rotated(x, **noise)
+    assert torch.equal(found, turn.inverse(point(turn(x.detach() * flips), seed=2)) * flips)
+    assert torch.equal(rotated(x.detach().T.contiguous().T, **noise), found)
+    found.sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
 
 
 class Noted(qsim.points.PointModule):

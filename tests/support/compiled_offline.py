@@ -138,6 +138,17 @@ def _transformed_blocks(x: torch.Tensor) -> None:
         torch.ops.qsim.quantize_tiles.default(x, None, *numbers, torch.tensor(1), spelt.grid, spelt.rule, 0, 0, x.dtype, 1)
 
 
+def _in_basis(x: torch.Tensor, point: qsim.points.PointModule, size: int) -> None:
+    """Round a matrix, and one that is stored transposed."""
+    for stored in (x.bfloat16(), x.bfloat16().t()):
+        qsim.points.Rotated(point, qsim.transforms.Hadamard(size, seed=1), redraw="call")(stored, seed=1)
+
+
+def _nested() -> qsim.points.PointModule:
+    fmt = qsim.scaling.block_formats.Block("e2m1", 16, scale="e4m3", rule="ceil")
+    return qsim.points.OuterScale(qsim.Quantizer(fmt, "stochastic"), qsim.scaling.PerBlock(128))
+
+
 #: Accumulators and formats of their operands: every kernel of sums, and every way through it.
 ACCUMULATORS = (
     ("h100_fp8", "e4m3"),
@@ -190,9 +201,10 @@ def works() -> dict[str, Callable[[], object]]:
         "blocks in pairs": lambda: [qsim.quantize(x.bfloat16(), "mxfp8", rounding="stochastic", seed=1, dim=dim) for dim in (-1, 0)],
         "transformed blocks in pairs": lambda: _transformed_blocks(x.bfloat16()),
         "four over six": lambda: qsim.points.FourOverSix()(x.bfloat16()),
-        "four over six in another basis": lambda: qsim.points.Rotated(
-            qsim.points.FourOverSix(rounding="stochastic"), qsim.transforms.Hadamard(16, seed=1)
-        )(x.bfloat16(), seed=1),
+        "four over six stochastic": lambda: qsim.points.FourOverSix(rounding="stochastic")(x.bfloat16(), seed=1),
+        "four over six in another basis": lambda: _in_basis(x, qsim.points.FourOverSix(rounding="stochastic"), 16),
+        "nested scales": lambda: _in_basis(x, _nested(), 16),
+        "corrected scales": lambda: _in_basis(x, qsim.points.MSEden(), 32),
         "values and codes": lambda: _values_and_codes(x),
         "values and codes of a transposed matrix": lambda: _values_and_codes(x.t()),
         "transform": lambda: qsim.transforms.Hadamard(16, seed=1)(x.bfloat16()),

@@ -75,6 +75,35 @@ class ScaleChoice(NamedTuple):
     reach: float
 
 
+class ScaleGroups(NamedTuple):
+    """Scales above those of tiles: the largest magnitude of each group of elements, divided by a number.
+
+    Attributes:
+        tiles: The groups.
+        reach: The largest number that tiles under their scales reach.
+    """
+
+    tiles: TileSizes
+    reach: float
+
+
+class ScaleCorrection(NamedTuple):
+    """A correction of scales that makes up for the rounding of elements: MS-EDEN.
+
+    Tiles have nearest scales under one of the tensor, as in `ScaleChoice`, but in the precision of the values. Where `x` are a group's
+    values divided by those and `Q(x)` its elements, scales times `<x, x> / <x, Q(x)>` are rounded again.
+
+    Attributes:
+        size: Elements of a group, along a row.
+        reach: What the largest scale becomes under the scale of the tensor.
+        rule: How corrected scales are rounded.
+    """
+
+    size: int
+    reach: float
+    rule: Rule
+
+
 def spell_scales(scales: Scales) -> tuple[str, str]:
     """Format scales as two texts: how they are made, and their grid."""
     making, grid = spell(scales).split(BAR)

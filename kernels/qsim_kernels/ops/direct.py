@@ -22,8 +22,8 @@ from qsim_kernels.ops.backend import library
 #: The operators that can be called directly.
 _NAMES = (
     "accumulate", "accumulate_scaled", "amaxes", "checksum", "decode", "encode", "encode_transpose", "encode_with_transpose", "hadamard",
-    "matmul_rescaled", "quantize", "quantize_and_encode", "quantize_and_sum", "quantize_best", "quantize_nested", "quantize_scaled",
-    "quantize_tiles", "rescaled", "scales", "scales_of_tiles", "update_",
+    "matmul_rescaled", "quantize", "quantize_and_encode", "quantize_and_sum", "quantize_best", "quantize_eden", "quantize_nested",
+    "quantize_scaled", "quantize_tiles", "rescaled", "scales", "scales_of_tiles", "update_",
 )  # fmt: skip
 
 

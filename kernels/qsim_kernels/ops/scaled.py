@@ -12,10 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaleChoice, ScaledRounding, TileSizes, Turn, read_scales
+from qsim_kernels.numbers.scales import (
+    ElementRounding,
+    Restore,
+    ScaleChoice,
+    ScaleCorrection,
+    ScaledRounding,
+    ScaleGroups,
+    TileSizes,
+    Turn,
+    read_scales,
+)
 from qsim_kernels.ops.backend import OnBackend, library, one_by_one, read_rounding
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
+_IN_BASIS = "Tensor x, Tensor? flips, SymInt[] tiles, SymInt[] turn, str making, str scale_grid"
 for _schema in (
     "hadamard(Tensor x, SymInt[] turn) -> Tensor",
     "amaxes(Tensor x, SymInt[] tiles, SymInt[] turn, bool finite) -> Tensor",
@@ -23,9 +34,9 @@ for _schema in (
     "scales_of_tiles(Tensor x, Tensor? under, SymInt[] tiles, SymInt[] turn, bool finite, str making, str scale_grid) -> Tensor",
     f"quantize_scaled(Tensor x, Tensor scales, Tensor? under, SymInt[] tiles, SymInt[] turn, {_ROUNDING}) -> Tensor",
     f"quantize_tiles(Tensor x, Tensor? under, SymInt[] tiles, SymInt[] turn, str making, str scale_grid, {_ROUNDING}) -> (Tensor, Tensor)",
-    f"quantize_best(Tensor x, SymInt[] tiles, SymInt[] turn, str making, str scale_grid, float[] choice, {_ROUNDING}) -> Tensor",
-    "quantize_nested(Tensor x, Tensor? flips, SymInt[] groups, float reach, SymInt[] tiles, SymInt[] turn, str making, str scale_grid, "
-    f"{_ROUNDING}) -> Tensor",
+    f"quantize_best({_IN_BASIS}, float[] choice, {_ROUNDING}) -> Tensor",
+    f"quantize_nested({_IN_BASIS}, SymInt[] groups, float reach, {_ROUNDING}) -> Tensor",
+    f"quantize_eden({_IN_BASIS}, SymInt size, float reach, str correction, {_ROUNDING}) -> Tensor",
     "rescaled(Tensor product, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor",
     "matmul_rescaled(Tensor a, Tensor b, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor",
 ):
@@ -44,14 +55,26 @@ def _read_elements(grid: str, rule: str, restore: int, is_seeded: bool) -> Eleme
     return ElementRounding(*read_rounding(grid, rule, is_seeded), Restore(restore))
 
 
-def _prepared(
+def _rounding(
     x: Tensor, tiles: Sequence[int], turn: Sequence[int], seed: Tensor | None, grid: str, rule: str, *places: Any
-) -> tuple[ScaledRounding, Tensor, tuple[int, int, int]]:
-    """The rounding of a tensor under scales, an empty result, and the number of scales."""
-    stream, offset, dtype, restore = places
+) -> tuple[ScaledRounding, tuple[int, int, int]]:
+    """The rounding of a tensor under scales, and their number."""
+    stream, offset, _, restore = places
     where, turned, counts = _read_tiles(tuple(tiles), tuple(turn), x.shape)
-    rounding = ScaledRounding(where, turned, _read_elements(grid, rule, restore, seed is not None), (seed, stream, offset))
-    return rounding, torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format), counts
+    elements = _read_elements(grid, rule, restore, seed is not None)
+    return ScaledRounding(where, turned, elements, (seed, stream, offset)), counts
+
+
+def _prepared(x: Tensor, *rounding: Any) -> tuple[ScaledRounding, Tensor, tuple[int, int, int]]:
+    """The rounding of a tensor under scales, an empty result, and the number of scales."""
+    scaled, counts = _rounding(x, *rounding)
+    return scaled, torch.empty_like(x, dtype=rounding[-2], memory_format=torch.contiguous_format), counts
+
+
+def _in_place(x: Tensor, *rounding: Any) -> tuple[ScaledRounding, Tensor]:
+    """The rounding of a tensor under scales, and an empty result that is stored as the tensor is."""
+    scaled, _ = _rounding(x, *rounding)
+    return scaled, torch.empty_like(x, dtype=rounding[-2])
 
 
 class Implementation(OnBackend):
@@ -102,30 +125,59 @@ class Implementation(OnBackend):
         return out, scales
 
     def quantize_best(
-        self, x: Tensor, tiles: Sequence[int], turn: Sequence[int], making: str, scale_grid: str, choice: Sequence[float], *rounding: Any
+        self,
+        x: Tensor,
+        flips: Tensor | None,
+        tiles: Sequence[int],
+        turn: Sequence[int],
+        making: str,
+        scale_grid: str,
+        choice: Sequence[float],
+        *rounding: Any,
     ) -> Tensor:
         """Round a tensor under the better scale of each tile; the numbers of a choice are its candidates, behind the others."""
-        scaled, out, _ = _prepared(x, tiles, turn, *rounding)
         squares, reach, *candidates = choice
         chosen = ScaleChoice(tuple(candidates), squares != 0, reach)
-        self._backend.quantize_best_into(out, x, read_scales(making, scale_grid), chosen, scaled)
+        scaled, out = _in_place(x, tiles, turn, *rounding)
+        self._backend.quantize_best_into(out, x, flips, read_scales(making, scale_grid), chosen, scaled)
         return out
 
     def quantize_nested(
         self,
         x: Tensor,
         flips: Tensor | None,
-        groups: Sequence[int],
-        reach: float,
         tiles: Sequence[int],
         turn: Sequence[int],
         making: str,
         scale_grid: str,
+        groups: Sequence[int],
+        reach: float,
         *rounding: Any,
     ) -> Tensor:
         """Round a tensor under the scales of its tiles, which are under those of groups."""
-        scaled, out, _ = _prepared(x, tiles, turn, *rounding)
-        self._backend.quantize_nested_into(out, x, flips, TileSizes.of(groups), reach, read_scales(making, scale_grid), scaled)
+        scaled, out = _in_place(x, tiles, turn, *rounding)
+        above = ScaleGroups(TileSizes.of(groups), reach)
+        self._backend.quantize_nested_into(out, x, flips, read_scales(making, scale_grid), above, scaled)
+        return out
+
+    def quantize_eden(
+        self,
+        x: Tensor,
+        flips: Tensor | None,
+        tiles: Sequence[int],
+        turn: Sequence[int],
+        making: str,
+        scale_grid: str,
+        size: int,
+        reach: float,
+        correction: str,
+        seed: Tensor | None,
+        *rounding: Any,
+    ) -> Tensor:
+        """Round a tensor under scales that are corrected in groups, and rounded again by the rule `correction`."""
+        scaled, out = _in_place(x, tiles, turn, seed, *rounding)
+        corrected = ScaleCorrection(size, reach, read_rounding(scale_grid, correction, seed is not None).rule)
+        self._backend.quantize_eden_into(out, x, flips, read_scales(making, scale_grid), corrected, scaled)
         return out
 
     def rescaled(self, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -149,6 +201,8 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
+#: The operators whose results are stored as the tensor is, which may be transposed.
+_STORED_ALIKE = ("quantize_best", "quantize_nested", "quantize_eden")
 Implementation.register(
     {
         "hadamard": lambda x, turn: x.new_empty(x.shape, dtype=_wide(x)),
@@ -157,8 +211,7 @@ Implementation.register(
         "scales_of_tiles": lambda x, under, tiles, *_: _fake_scales(x, tiles),
         "quantize_scaled": lambda x, *rest: x.new_empty(x.shape, dtype=rest[-2]),
         "quantize_tiles": lambda x, under, tiles, *rest: (x.new_empty(x.shape, dtype=rest[-2]), _fake_scales(x, tiles, rest[-1])),
-        "quantize_best": lambda x, *rest: x.new_empty(x.shape, dtype=rest[-2]),
-        "quantize_nested": lambda x, *rest: x.new_empty(x.shape, dtype=rest[-2]),
+        **dict.fromkeys(_STORED_ALIKE, lambda x, *rest: torch.empty_like(x, dtype=rest[-2])),
         "rescaled": lambda product, factors, bias, dtype: torch.empty_like(product, dtype=dtype),
         "matmul_rescaled": lambda a, b, factors, bias, dtype: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
     },
@@ -167,7 +220,7 @@ Implementation.register(
     triton="qsim_kernels.triton.scaled.launch",
 )
 #: The operators that round; those that rescale products are only for layers, which are not batched.
-NAMES = ("hadamard", "amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "quantize_best", "quantize_nested")
+NAMES = ("hadamard", "amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", *_STORED_ALIKE)
 
 
 for _name in NAMES:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from qsim_kernels.numbers.grid import GridRounding
 from qsim_kernels.numbers.scales import ScaleChoice, ScaledRounding, Scales, Turn, rounding_of_scales
 from qsim_kernels.torch import quantize_into
-from qsim_kernels.torch.hadamard import hadamard, turned_back
+from qsim_kernels.torch.hadamard import from_basis, hadamard, in_basis
 
 #: The smallest scale: a normal number of float32, so that elements can be divided by it.
 SMALLEST = 2.0**-126
@@ -20,6 +20,7 @@ SMALLEST = 2.0**-126
 def quantize_best_into(
     out: Tensor,
     x: Tensor,
+    flips: Tensor | None,
     scales: Scales,
     choice: ScaleChoice,
     rounding: ScaledRounding,
@@ -31,6 +32,7 @@ def quantize_best_into(
     Args:
         out: Of `x`'s shape.
         x: Values.
+        flips: See `in_basis`.
         scales: The scales' grid, the smallest scale, and the largest value of the elements' grid.
         choice: The candidates, and how they are compared.
         rounding: How elements are rounded. Random bits of a candidate follow those of the one before, in the order of whole tiles.
@@ -40,8 +42,7 @@ def quantize_best_into(
     if not x.numel():
         return
     tiles, turn, elements, noise = rounding
-    values = x.to(torch.promote_types(x.dtype, torch.float32)) if turn is None else transform(x, turn)
-    matrices = values.reshape(-1, tiles.rows, tiles.columns)
+    matrices = in_basis(x, turn, flips, transform).view(-1, tiles.rows, tiles.columns)
     down, along = -(-tiles.rows // tiles.height), -(-tiles.columns // tiles.width)
     padded = F.pad(matrices, (0, along * tiles.width - tiles.columns, 0, down * tiles.height - tiles.rows))
     groups = padded.view(-1, down, tiles.height, along, tiles.width)
@@ -67,4 +68,4 @@ def quantize_best_into(
     for other, error in zip(products[1:], errors[1:], strict=True):
         best, least = torch.where(error < least, other, best), torch.minimum(error, least)
     best = best.reshape(padded.shape)[:, : tiles.rows, : tiles.columns].reshape(x.shape)
-    out.copy_(best if turn is None else turned_back(best, turn, transform))
+    out.copy_(from_basis(best, turn, flips, transform))

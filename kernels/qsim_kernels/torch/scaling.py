@@ -13,11 +13,22 @@ from torch.nn import functional as F
 from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
 from qsim_kernels.numbers.grid import GridRounding
-from qsim_kernels.numbers.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers, variant_of_scales
+from qsim_kernels.numbers.scales import (
+    Restore,
+    ScaledRounding,
+    ScaleGroups,
+    ScaleRule,
+    Scales,
+    TileSizes,
+    Turn,
+    scale_numbers,
+    variant_of_scales,
+)
 from qsim_kernels.numbers.sums import SINGLE_GRID
 from qsim_kernels.torch import quantize_into
 from qsim_kernels.torch.best import SMALLEST, quantize_best_into
-from qsim_kernels.torch.hadamard import hadamard, turned_back
+from qsim_kernels.torch.eden import quantize_eden_into
+from qsim_kernels.torch.hadamard import from_basis, hadamard, in_basis
 from qsim_kernels.torch.rounding import one_nan
 
 __all__ = [
@@ -25,6 +36,7 @@ __all__ = [
     "hadamard",
     "matmul_rescaled_into",
     "quantize_best_into",
+    "quantize_eden_into",
     "quantize_nested_into",
     "quantize_scaled_into",
     "quantize_tiles_into",
@@ -173,9 +185,8 @@ def quantize_nested_into(
     out: Tensor,
     x: Tensor,
     flips: Tensor | None,
-    groups: TileSizes,
-    reach: float,
     making: Scales,
+    groups: ScaleGroups,
     rounding: ScaledRounding,
     transform: Callable[[Tensor, Turn], Tensor] = hadamard,
     quantize_tiles: Callable[..., None] = quantize_tiles_into,
@@ -185,33 +196,26 @@ def quantize_nested_into(
     Args:
         out: Of `x`'s shape.
         x: Values.
-        flips: 1 or -1 for each element of a block of the transform, which changes signs before and after it.
-        groups: Which elements share a scale that is their largest magnitude divided by `reach`.
-        reach: The largest number that tiles under their scales reach.
+        flips: See `in_basis`.
         making: How the scales of tiles are made.
+        groups: The scales of groups.
         rounding: How elements are rounded.
         transform: The function that transforms, as `hadamard` does.
         quantize_tiles: The function that rounds, as `quantize_tiles_into` does.
     """
     if not x.numel():
         return
-    turn, values = rounding.turn, x.contiguous().to(torch.promote_types(x.dtype, torch.float32))
-    if turn is not None:
-        along = None if flips is None else flips.to(values.dtype).repeat(-(-turn.length // turn.size))[: turn.length]
-        values = transform(values if along is None else values * along, turn)
-    largest = values.new_empty(groups.counts(x.numel()))
-    amaxes_into(largest, values, groups, None, False)
+    turn, (tiles, reach) = rounding.turn, groups
+    values = in_basis(x, turn, flips, transform)
+    largest = values.new_empty(tiles.counts(x.numel()))
+    amaxes_into(largest, values, tiles, None, False)
     # Divided by a tensor, because a GPU would multiply by the inverse of a number.
     scale = largest / largest.new_full((), reach)
-    scale = spread(torch.where(scale == 0, 1.0, scale).clamp(min=SMALLEST), x, groups).reshape(x.shape)
+    scale = spread(torch.where(scale == 0, 1.0, scale).clamp(min=SMALLEST), x, tiles).reshape(x.shape)
     rounded = torch.empty_like(values)
     elements = rounding.elements._replace(restore=Restore.ALL)
     quantize_tiles(rounded, None, values / scale, None, making, rounding._replace(turn=None, elements=elements))
-    result = rounded * scale
-    if turn is not None:
-        result = turned_back(result, turn, transform)
-        result = result if along is None else result * along
-    out.copy_(result)
+    out.copy_(from_basis(rounded * scale, turn, flips, transform))
 
 
 def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from qsim_kernels.meanings.triton import INTERPRETED, elements
 from qsim_kernels.triton.device.blocks import as_single
-from qsim_kernels.triton.device.parts import Part, load_part
+from qsim_kernels.triton.device.parts import Part, load_part, store_part
 from qsim_kernels.triton.device.rounding import NAN
 
 nearest_even, with_nan = elements.nearest_even, elements.with_nan
@@ -49,7 +49,9 @@ class RegionShape(NamedTuple):
         flat: Whether there is only one row.
         even: Whether rows begin at multiples of 16 elements.
         aligned: Whether rows begin where random bits begin.
-        run: Number of neighbours a thread holds; 16 only of rows of 16-bit values whose number is a multiple of 16.
+        run: Number of neighbours a thread holds; 16 or 32 only of rows of 16-bit values whose number is a multiple of that.
+        transposed: Whether matrices are stored transposed. Threads then hold `run` neighbours of a row, which are in as many rows in
+            memory, and regions have whole runs.
     """
 
     height: int
@@ -60,6 +62,7 @@ class RegionShape(NamedTuple):
     even: bool
     aligned: bool
     run: int
+    transposed: bool = False
 
 
 class RegionPlace(NamedTuple):
@@ -116,10 +119,13 @@ def region_place(region, matrices, REGION: tl.constexpr):
         # 64-bit divisions take as long as everything else, and signed ones longer than others.
         along, down = matrices.regions_along.to(tl.uint32), matrices.regions_down.to(tl.uint32)
         region = region.to(tl.uint32)
-        rest = region // along
-        column = (region % along).to(tl.int64) * REGION.width
-        row = (rest % down).to(tl.int64) * REGION.height
-        matrix = (rest // down).to(tl.int64)
+        if REGION.transposed:
+            rest = region // down
+            row, column, matrix = region % down, rest % along, rest // along
+        else:
+            rest = region // along
+            row, column, matrix = rest % down, region % along, rest // down
+        row, column, matrix = row.to(tl.int64) * REGION.height, column.to(tl.int64) * REGION.width, matrix.to(tl.int64)
         first = row_starts(matrix * matrices.rows + row, matrices.columns, column, REGION.height, REGION.even)
     return RegionPlace(matrix, row, column, first)
 
@@ -183,24 +189,111 @@ def hadamard(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.const
 @triton.jit
 def load_transformed(x, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
     """Load the elements of a region as float32 and transform them; see `hadamard`."""
-    if REGION.flat and REGION.run == 16:
-        values = load_runs(x, at, matrices, REGION)
+    return hadamard(load_region(x, at, matrices, REGION), signs, TURN, REGION.height, REGION.width)
+
+
+@triton.jit
+def load_region(x, at, matrices, REGION: tl.constexpr):
+    """Load the elements of a region as float32."""
+    if REGION.transposed:
+        places, inside = places_of_runs(at, matrices, REGION)
+        values = load_columns(x, places, matrices.rows, inside, REGION.run)
+    elif REGION.flat and REGION.run >= 16:
+        values = as_single(load_runs(x, at, matrices, REGION))
     else:
-        values = load_part(x, region_part(at, matrices, REGION))
-    return hadamard(as_single(values), signs, TURN, REGION.height, REGION.width)
+        values = as_single(load_part(x, region_part(at, matrices, REGION)))
+    return values
+
+
+@triton.jit
+def store_region(out, values, at, matrices, REGION: tl.constexpr):
+    """Write float32 values of a region."""
+    if REGION.transposed:
+        places, inside = places_of_runs(at, matrices, REGION)
+        store_columns(out, values, places, matrices.rows, inside, REGION.run)
+    else:
+        store_part(out, narrowed(values, out.dtype.element_ty), region_part(at, matrices, REGION))
+
+
+@triton.jit
+def places_of_runs(at, matrices, REGION: tl.constexpr):
+    """The memory offsets of the first elements of runs in matrices that are stored transposed, and which of them exist."""
+    row, run = at.row + tl.arange(0, REGION.height), at.column + REGION.run * tl.arange(0, REGION.width // REGION.run)
+    starts = (at.matrix * matrices.columns + run) * matrices.rows
+    if REGION.even:
+        starts = tl.multiple_of(starts, [16])
+    return starts[None, :] + row[:, None], (row < matrices.rows)[:, None] & (run < matrices.columns)[None, :]
+
+
+@triton.jit
+def load_columns(x, places, step, inside, COUNT: tl.constexpr):
+    """Load `COUNT` elements, `step` apart in memory, as neighbours of a row: one load each, so that a thread holds them all."""
+    if COUNT == 1:
+        values = as_single(tl.load(x + places, mask=inside, other=0))
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        even = load_columns(x, places, 2 * step, inside, HALF)
+        values = tl.interleave(even, load_columns(x + step, places, 2 * step, inside, HALF))
+    return values
+
+
+@triton.jit
+def store_columns(out, values, places, step, inside, COUNT: tl.constexpr):
+    """Write what `load_columns` loads."""
+    if COUNT == 1:
+        tl.store(out + places, narrowed(values, out.dtype.element_ty), mask=inside)
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        even, odd = tl.split(tl.reshape(values, (values.shape[0], values.shape[1] // 2, 2)))
+        store_columns(out, even, places, 2 * step, inside, HALF)
+        store_columns(out + step, odd, places, 2 * step, inside, HALF)
+
+
+@triton.jit
+def load_in_basis(x, flips, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
+    """Load a region in the basis of a transform along rows; for the arguments see `torch.hadamard.in_basis`."""
+    values = flipped(load_region(x, at, matrices, REGION), flips, TURN, REGION)
+    return hadamard(values, signs, TURN, REGION.height, REGION.width)
+
+
+@triton.jit
+def store_from_basis(out, values, flips, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
+    """Undo a transform and write the values; `TURN` may not bound them."""
+    values = with_signs(hadamard(values, signs * 0, TURN, REGION.height, REGION.width), signs, TURN, REGION.height, REGION.width)
+    store_region(out, flipped(values, flips, TURN, REGION), at, matrices, REGION)
+
+
+@triton.jit
+def flipped(x, flips, TURN: tl.constexpr, REGION: tl.constexpr):
+    """Values times 1 or -1 for each element of a block, if they are given."""
+    if flips is not None:
+        x = x * tl.load(flips + tl.arange(0, REGION.width) % (1 << TURN.levels))[None, :]
+    return x
 
 
 @triton.jit
 def load_runs(x, at, matrices, REGION: tl.constexpr):
-    """Load a row of 16-bit values, of which a thread holds runs of 16: two loads each, because one reads at most 16 bytes.
+    """Load a row of 16-bit values, of which a thread holds runs of 16 or 32: several loads each, because one reads at most 16 bytes.
 
-    So blocks of 16 are summed or transformed within threads, which takes a tenth of the instructions of an exchange between them.
+    So blocks as long are summed or transformed within threads, which takes a tenth of the instructions of an exchange between them.
     """
-    run = tl.arange(0, REGION.width // 16)
-    inside = (run < (matrices.columns - at.column) // 16)[:, None] & (tl.arange(0, 8) < 8)[None, :]
-    places = at.column + (16 * run[:, None] + tl.arange(0, 8)[None, :])
-    first, second = tl.load(x + places, mask=inside, other=0), tl.load(x + places + 8, mask=inside, other=0)
-    return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (1, REGION.width))
+    run = tl.arange(0, REGION.width // REGION.run)
+    inside = (run < (matrices.columns - at.column) // REGION.run)[:, None] & (tl.arange(0, 8) < 8)[None, :]
+    places = at.column + (REGION.run * run[:, None] + tl.arange(0, 8)[None, :])
+    return tl.reshape(joined_loads(x, places, inside, REGION.run // 8), (1, REGION.width))
+
+
+@triton.jit
+def joined_loads(x, places, inside, COUNT: tl.constexpr):
+    """Load `COUNT` times as many neighbours as there are places in a row, as rows."""
+    if COUNT == 1:
+        values = tl.load(x + places, mask=inside, other=0)
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        first = joined_loads(x, places, inside, HALF)
+        second = joined_loads(x + places.shape[1] * HALF, places, inside, HALF)
+        values = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (places.shape[0], places.shape[1] * COUNT))
+    return values
 
 
 @triton.jit

@@ -8,34 +8,25 @@ A large layer in `four_over_six` went from 12 to 1.8 times as long as without ro
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, UsedBits
 from qsim_kernels.numbers.grid import GridRounding
-from qsim_kernels.numbers.scales import ElementRounding, ScaleChoice, ScaledRounding, Scales, TileSizes, Turn, rounding_of_scales
+from qsim_kernels.numbers.scales import ScaleChoice, Scales, rounding_of_scales
 from qsim_kernels.torch import best as reference
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import random_integers
-from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, hadamard, load_transformed, narrowed, region_part, region_place, with_signs
+from qsim_kernels.triton.device.regions import Matrices, load_in_basis, region_place, store_from_basis
 from qsim_kernels.triton.device.values import as_double, in_carrier, rounding_of
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.scaled.amaxes import amaxes_into
-from qsim_kernels.triton.scaled.partition import Cut, Reading, Regions, Types, cut_between_tiles, cut_into, reading
-from qsim_kernels.triton.scaled.tiles import largest_of_tiles, spread
-
-#: Elements of a region of rows.
-_ROW = 2048
+from qsim_kernels.triton.scaled.basis import CallInBasis, RegionsInBasis, quantize_in_basis
+from qsim_kernels.triton.scaled.tiles import largest_of_tiles, quotients_of, spread, sums_of_tiles
 
 
 class ChoiceNumbers(NamedTuple):
@@ -91,59 +82,45 @@ def best_scales(amax, candidate, least, tensor, grid, SCALE_ROUNDING: tl.constex
 
 
 @triton.jit
-def quotients_of(values, scales, REGION: tl.constexpr):
-    """Values divided by the scales of their tiles, correctly rounded."""
-    divisors = spread(scales, REGION)
-    if INTERPRETED:
-        quotients = tl.div_rn(values, divisors)
-    else:
-        inverses = spread(tl.div_rn(scales * 0 + 1, scales), REGION)
-        quotients = values * inverses
-        # The first correction leaves an error below one in the last place, and the second none.
-        quotients = tl.fma(tl.fma(-quotients, divisors, values), inverses, quotients)
-        quotients = tl.fma(tl.fma(-quotients, divisors, values), inverses, quotients)
-        # The residual of a zero is positive.
-        signs = values.to(tl.int32, bitcast=True) & -0x80000000
-        quotients = (tl.abs(quotients).to(tl.int32, bitcast=True) | signs).to(tl.float32, bitcast=True)
-    return quotients
-
-
-@triton.jit
-def sums_of_tiles(errors, REGION: tl.constexpr):
-    """The sum of each tile."""
-    if REGION.tile_width > 1:
-        errors = tl.sum(tl.reshape(errors, (REGION.height, REGION.width // REGION.tile_width, REGION.tile_width)), axis=2)
-    if REGION.tile_height > 1:
-        ALONG: tl.constexpr = REGION.width // REGION.tile_width
-        errors = tl.sum(tl.reshape(errors, (REGION.height // REGION.tile_height, REGION.tile_height, ALONG)), axis=1)
-    return errors
-
-
-@triton.jit
-def errors_of(products, values, SQUARES: tl.constexpr, REGION: tl.constexpr):
+def errors_of(difference, SQUARES: tl.constexpr, REGION: tl.constexpr):
     """The error of each tile."""
-    difference = products - values
     return sums_of_tiles(difference * difference if SQUARES else tl.abs(difference), REGION)
 
 
 @triton.jit
-def second_is_better(first, second, values, SQUARES: tl.constexpr, REGION: tl.constexpr):
-    """Whether a tile has the smaller error in the second products."""
-    one, other = errors_of(first, values, SQUARES, REGION), errors_of(second, values, SQUARES, REGION)
-    # A difference is rounded, squared, and added to others at most as often as there are elements.
-    BOUND: tl.constexpr = (REGION.tile_height * REGION.tile_width + 4) * 2.0**-23
-    is_close = (tl.abs(other - one) <= BOUND * (one + other)) & (one + other > 0)
+def fast_errors(elements, scales, values, SQUARES: tl.constexpr, REGION: tl.constexpr):
+    """The error of each tile, without the rounding of elements times scales."""
+    return errors_of(tl.fma(elements, spread(scales, REGION), -values), SQUARES, REGION)
+
+
+@triton.jit
+def exact_errors(elements, scales, values, SQUARES: tl.constexpr, REGION: tl.constexpr):
+    """The error of each tile in float64."""
+    return errors_of((elements * spread(scales, REGION)).to(tl.float64) - values.to(tl.float64), SQUARES, REGION)
+
+
+@triton.jit
+def second_is_better(first, first_scales, second, second_scales, values, amax, SQUARES: tl.constexpr, REGION: tl.constexpr):
+    """Whether a tile has the smaller error under the second scales."""
+    one = fast_errors(first, first_scales, values, SQUARES, REGION)
+    other = fast_errors(second, second_scales, values, SQUARES, REGION)
+    # A difference is rounded, squared, and added to others at most as often as there are elements. Without the rounding of a product it is
+    # off by up to 2**-24 of the largest magnitude `a`, and the sum `e` of n squares by 2**-23 * a * sqrt(n * e), which is less than
+    # 2**-18 * e + 2**-30 * n * a**2.
+    COUNT: tl.constexpr = REGION.tile_height * REGION.tile_width
+    BOUND: tl.constexpr = (COUNT + 4) * 2.0**-23 + 2.0**-17
+    SLACK: tl.constexpr = COUNT * (2.0**-29 if SQUARES else 2.0**-22)
+    is_close = (tl.abs(other - one) <= BOUND * (one + other) + SLACK * (amax * amax if SQUARES else amax)) & (one + other > 0)
     is_better = (other < one).to(tl.int32)
     if tl.max(tl.max(is_close.to(tl.int32), axis=1), axis=0) > 0:
-        exact = values.to(tl.float64)
-        exact_one = errors_of(first.to(tl.float64), exact, SQUARES, REGION)
-        is_better = (errors_of(second.to(tl.float64), exact, SQUARES, REGION) < exact_one).to(tl.int32)
+        exact = exact_errors(first, first_scales, values, SQUARES, REGION)
+        is_better = (exact_errors(second, second_scales, values, SQUARES, REGION) < exact).to(tl.int32)
     return is_better > 0
 
 
-@kernel(do_not_specialize_on_alignment=["seed_pointer"])
+@kernel(do_not_specialize_on_alignment=["flips", "seed_pointer"])
 def best_kernel(
-    x, out, largest, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
+    x, out, largest, flips, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     matrices: Matrices, signs: tl.int64, choice: ChoiceNumbers, used: UsedBits, grid: GridNumbers, scale_grid: GridNumbers,
     ROUNDING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr, REGION: tl.constexpr,
     SQUARES: tl.constexpr,
@@ -163,7 +140,7 @@ def best_kernel(
     at = region_place(tl.program_id(0), matrices, REGION)
     of_tensor = tl.load(largest)
     tensor = tensor_scale(of_tensor, as_double(choice.reach))
-    values = load_transformed(x, at, matrices, signs, TURN, REGION) * tensor.lift
+    values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION) * tensor.lift
     amax = largest_of_tiles(values, REGION).to(tl.float32, bitcast=True)
     least = as_double(choice.least)
     first_scales = best_scales(amax, as_double(choice.first), least, tensor, scales_at, SCALE_ROUNDING)
@@ -172,67 +149,31 @@ def best_kernel(
     first = rounded(quotients_of(values, first_scales, REGION), drawn, rounding.grid, ROUNDING, False)
     drawn = random_integers(rounding.noise, offset + choice.count + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
     second = rounded(quotients_of(values, second_scales, REGION), drawn, rounding.grid, ROUNDING, False)
-    products = first * spread(first_scales, REGION), second * spread(second_scales, REGION)
-    is_better = second_is_better(products[0], products[1], values, SQUARES, REGION)
+    is_better = second_is_better(first, first_scales, second, second_scales, values, amax, SQUARES, REGION)
     # Whatever the blocks, a tensor with a number that is not finite becomes NaN.
     lowered = tl.where(of_tensor < float("inf"), 1 / tensor.lift, float("nan"))
     factors = spread(tl.where(is_better, second_scales, first_scales) * lowered, REGION)
     result = tl.where(spread(is_better.to(tl.int32), REGION) > 0, second, first) * factors
-    result = with_signs(hadamard(result, signs * 0, BACK, REGION.height, REGION.width), signs, BACK, REGION.height, REGION.width)
-    store_part(out, narrowed(result, out.dtype.element_ty), region_part(at, matrices, REGION))
-
-
-def quantize_best_into(out: Tensor, x: Tensor, scales: Scales, choice: ScaleChoice, rounding: ScaledRounding) -> None:
-    """Round `x` under the better scales; see `reference.quantize_best_into`."""
-    tiles, turn, elements, (seed, stream, offset) = rounding
-    pointer, number = seed_of(seed, x)
-    launch = _prepared(x.shape, (x.dtype, out.dtype), scales, choice, tiles, turn, elements, pointer is None, offset % 8 == 0)
-    if launch is None:
-        reference.quantize_best_into(out, x, scales, choice, rounding)
-        return
-    x = x.contiguous()
-    largest = x.new_empty((1, 1, 1), dtype=torch.float32)
-    amaxes_into(largest, x, TileSizes(1, x.numel(), 1, x.numel(), False), turn, False)
-    launch(x, out, largest, pointer, number, stream, offset)
+    store_from_basis(out, result, flips, at, matrices, signs, BACK, REGION)
 
 
 @lru_cache(maxsize=4096)
-def _prepared(
-    shape: torch.Size,
-    types: Types,
-    scales: Scales,
-    choice: ScaleChoice,
-    tiles: TileSizes,
-    turn: Turn | None,
-    elements: ElementRounding,
-    unseeded: bool,
-    aligned: bool,
-) -> Launch | None:
+def _prepared(call: CallInBasis, scales: Scales, choice: ScaleChoice) -> tuple[Launch, RegionsInBasis] | None:
     """Prepare a launch for two candidates and whole tiles in regions; none where plain torch computes."""
-    count = shape.numel()
-    read = reading(count, types[0], tiles, turn) if count and torch.float64 not in types else None
-    if read is None or len(choice.candidates) != 2 or tiles.columns % tiles.width or tiles.rows % tiles.height:
+    elements, regions = call.elements, call.regions(call.tiles.width, scales)
+    if regions is None or len(choice.candidates) != 2 or call.tiles.rows % call.tiles.height:
         return None
-    regions = _regions(read, types, elements, aligned and count % 8 == 0, scales)
-    if regions is None:
-        return None
+    cut, turn, _ = regions
     variant, numbers = arguments.rounding(GridRounding(elements.grid, elements.rule), False)
     scale_variant, (_, _, *scale_grid) = arguments.rounding(GridRounding(scales.grid, rounding_of_scales(scales.rule)), False)
     variant = arguments.drawn_later(variant, elements.grid, few_bits=False)
     number = DOUBLE.pattern
     first, second = map(number, choice.candidates)
-    chosen = ChoiceNumbers(number(choice.reach * scales.largest), first, second, number(scales.least), count)
-    constants = (variant, scale_variant, read.turn, read.turn._replace(bounded=not turn), regions.shape, choice.squares)
-    # Without fused multiplications and additions, which would leave out the rounding of products that are subtracted.
-    options = regions.options | {"enable_fp_fusion": False}
-    run = launcher(best_kernel, (*types, unseeded), *numbers, *scale_grid, *constants, **options)
-    return Launch(run, regions.programs, (*regions.matrices, read.signs, *chosen))
+    chosen = ChoiceNumbers(number(choice.reach * scales.largest), first, second, number(scales.least), call.shape.numel())
+    constants = (variant, scale_variant, turn, turn._replace(bounded=True), cut.shape, choice.squares)
+    run = launcher(best_kernel, call.form, *numbers, *scale_grid, *constants, enable_fp_fusion=False, **cut.options)
+    return Launch(run, cut.programs, (*regions.numbers, *chosen)), regions
 
 
-def _regions(read: Reading, types: Types, elements: ElementRounding, aligned: bool, scales: Scales) -> Cut | None:
-    """Regions that hold whole tiles; those of rows are so small that both candidates' values stay in registers."""
-    count, tiles, turn, _ = read
-    if tiles.height > 1 or tiles.width & (tiles.width - 1) or tiles.width > _ROW or turn.down:
-        return cut_between_tiles(read, types, elements, aligned, scales)
-    cut = cut_into(count, types, aligned, Regions((1, count), (1, _ROW), (1, tiles.width), 4))
-    return cut._replace(shape=cut.shape._replace(run=16)) if count % 16 == 0 and types[0].itemsize == 2 else cut
+#: Round `x` under the better scales; see `reference.quantize_best_into`.
+quantize_best_into = partial(quantize_in_basis, _prepared, reference.quantize_best_into)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qsim_kernels.numbers.grid import GridRounding
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, Scales, TileSizes, Turn
-from qsim_kernels.torch import scaling as reference
+from qsim_kernels.torch import eden, scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device import tile_scales
 from qsim_kernels.triton.device.parts import store_part
@@ -24,8 +24,10 @@ from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
+from qsim_kernels.triton.quantize.launch import quantize_into
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
 from qsim_kernels.triton.scaled.best import quantize_best_into
+from qsim_kernels.triton.scaled.nested import quantize_nested_into
 from qsim_kernels.triton.scaled.pairs import pairs_kernel
 from qsim_kernels.triton.scaled.partition import (
     Reading,
@@ -50,6 +52,7 @@ __all__ = [
     "hadamard",
     "matmul_rescaled_into",
     "quantize_best_into",
+    "quantize_eden_into",
     "quantize_nested_into",
     "quantize_scaled_into",
     "quantize_tiles_into",
@@ -269,4 +272,5 @@ def _transform(shape: torch.Size, source: torch.dtype, turn: Turn) -> Launch | N
     return Launch(run, regions.programs, (*regions.matrices, read.signs))
 
 
-quantize_nested_into = partial(reference.quantize_nested_into, transform=hadamard, quantize_tiles=quantize_tiles_into)
+#: Round under corrected scales; plain torch on these kernels.
+quantize_eden_into = partial(eden.quantize_eden_into, quantize=quantize_into, transform=hadamard)

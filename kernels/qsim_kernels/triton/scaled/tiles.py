@@ -53,6 +53,17 @@ def largest_of_tiles(values, REGION: tl.constexpr):
 
 
 @triton.jit
+def sums_of_tiles(errors, REGION: tl.constexpr):
+    """The sum of each tile."""
+    if REGION.tile_width > 1:
+        errors = tl.sum(tl.reshape(errors, (REGION.height, REGION.width // REGION.tile_width, REGION.tile_width)), axis=2)
+    if REGION.tile_height > 1:
+        ALONG: tl.constexpr = REGION.width // REGION.tile_width
+        errors = tl.sum(tl.reshape(errors, (REGION.height // REGION.tile_height, REGION.tile_height, ALONG)), axis=1)
+    return errors
+
+
+@triton.jit
 def spread(tiles, REGION: tl.constexpr):
     """Broadcast one value per tile to each of its elements."""
     DOWN: tl.constexpr = REGION.height // REGION.tile_height
@@ -88,6 +99,34 @@ def divided(values, inverses, ROUNDING: tl.constexpr):
     if ROUNDING.mode == UP or ROUNDING.mode == DOWN or ROUNDING.mode == ODD:
         bits = kept_from_zero(quotients.to(tl.int32, bitcast=True), values.to(tl.int32, bitcast=True))
         quotients = bits.to(tl.float32, bitcast=True)
+    return quotients
+
+
+@triton.jit
+def quotients_of(values, scales, REGION: tl.constexpr):
+    """Values divided by the scales of their tiles, correctly rounded."""
+    divisors = spread(scales, REGION)
+    if INTERPRETED:
+        quotients = tl.div_rn(values, divisors)
+    else:
+        inverses = spread(tl.div_rn(scales * 0 + 1, scales), REGION)
+        quotients = values * inverses
+        # The first correction leaves an error below one in the last place, and the second none.
+        quotients = tl.fma(tl.fma(-quotients, divisors, values), inverses, quotients)
+        quotients = tl.fma(tl.fma(-quotients, divisors, values), inverses, quotients)
+        # The residual of a zero is positive.
+        signs = values.to(tl.int32, bitcast=True) & -0x80000000
+        quotients = (tl.abs(quotients).to(tl.int32, bitcast=True) | signs).to(tl.float32, bitcast=True)
+    return quotients
+
+
+@triton.jit
+def quotients_of_any(values, scales, REGION: tl.constexpr):
+    """`quotients_of` for any positive scales."""
+    quotients = quotients_of(values, scales, REGION)
+    if tl.min(tl.min(scales, axis=1), axis=0) < 8.673617379884035e-19:
+        # Where residuals could underflow.
+        quotients = tl.div_rn(values, spread(scales, REGION))
     return quotients
 
 

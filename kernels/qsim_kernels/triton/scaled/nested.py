@@ -1,0 +1,77 @@
+"""Rounding under scales of tiles that are under scales of groups, in one read: an override of `torch.scaling.quantize_nested_into`.
+
+Plain torch reads a tensor a dozen times for this. `test_nested` compares results.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+
+import triton
+import triton.language as tl
+
+from qsim_kernels.numbers.carrier import SINGLE, GridNumbers, UsedBits
+from qsim_kernels.numbers.grid import GridRounding
+from qsim_kernels.numbers.scales import ScaleGroups, Scales
+from qsim_kernels.torch import scaling as reference
+from qsim_kernels.triton.device.blocks import rounded
+from qsim_kernels.triton.device.noise import random_integers
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.regions import Matrices, load_in_basis, region_place, store_from_basis
+from qsim_kernels.triton.device.tile_scales import MakingNumbers, making_of, scale_numbers, tile_scales
+from qsim_kernels.triton.device.values import rounding_of
+from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host.launcher import Launch, launcher
+from qsim_kernels.triton.scaled.basis import CallInBasis, quantize_in_basis
+from qsim_kernels.triton.scaled.tiles import divided, largest_of_tiles, quotients_of_any, spread
+
+
+@triton.jit
+def group_scales(values, reach, GROUPS: tl.constexpr):
+    """The scales of groups."""
+    largest = largest_of_tiles(values, GROUPS).to(tl.float32, bitcast=True)
+    scales = tl.div_rn(largest, largest * 0 + reach.to(tl.int32).to(tl.float32, bitcast=True))
+    scales = tl.where(largest == float("inf"), largest, tl.where(scales == 0, 1.0, scales))
+    return tl.maximum(scales, 1.1754943508222875e-38, propagate_nan=tl.PropagateNan.ALL)
+
+
+@kernel(do_not_specialize_on_alignment=["flips", "seed_pointer"])
+def nested_kernel(
+    x, out, largest, flips, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
+    matrices: Matrices, signs: tl.int64, reach: tl.int64, used: UsedBits, grid: GridNumbers, making: MakingNumbers, scale_grid: GridNumbers,
+    ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr,
+    REGION: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Round a region; `GROUPS` is its `RegionShape` with groups for tiles."""
+    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
+    making = scale_numbers(making, scale_grid, SCALE_ROUNDING)
+    at = region_place(tl.program_id(0), matrices, REGION)
+    values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION)
+    scales = group_scales(values, reach, GROUPS)
+    quotients = quotients_of_any(values, scales, GROUPS)
+    made, inverses = tile_scales(largest_of_tiles(quotients, REGION), None, making, MAKING, SCALE_ROUNDING)
+    drawn = random_integers(rounding.noise, offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
+    result = rounded(divided(quotients, spread(inverses, REGION), ROUNDING), drawn, rounding.grid, ROUNDING, False)
+    result = result * spread(made, REGION) * spread(scales, GROUPS)
+    store_from_basis(out, result, flips, at, matrices, signs, BACK, REGION)
+
+
+@lru_cache(maxsize=4096)
+def _prepared(call: CallInBasis, making: Scales, groups: ScaleGroups) -> tuple[Launch, None] | None:
+    """Prepare a launch for groups of one row that regions hold; none where plain torch computes."""
+    elements, tiles, (above, reach) = call.elements, call.tiles, groups
+    is_row = above.height == tiles.height == 1 and above.columns == tiles.columns and above.width % tiles.width == 0
+    regions = call.regions(above.width, making) if is_row and reach < 2.0**100 else None
+    variant, numbers = arguments.rounding(GridRounding(elements.grid, elements.rule), False)
+    if regions is None or regions.cut.shape.width % above.width or variant.wide:
+        return None
+    cut, turn, _ = regions
+    variant = arguments.drawn_later(variant, elements.grid, few_bits=False)
+    making_variants, making_numbers = making_of(making, False)
+    constants = (variant, *making_variants, turn, turn._replace(bounded=True), cut.shape._replace(tile_width=tiles.width), cut.shape)
+    run = launcher(nested_kernel, call.form, *numbers, *making_numbers, *constants, enable_fp_fusion=False, **cut.options)
+    return Launch(run, cut.programs, (*regions.numbers, SINGLE.pattern(reach))), None
+
+
+#: Round `x` under scales of tiles and groups; see `reference.quantize_nested_into`.
+quantize_nested_into = partial(quantize_in_basis, _prepared, reference.quantize_nested_into)
