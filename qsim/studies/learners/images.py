@@ -18,8 +18,12 @@ from qsim.studies.learners.wide_resnet import WideResNet
 from qsim.text.files import FileError, reading
 
 DIGITS = "digits"
-#: The model that is a residual net, whatever the images.
-RESNET = "resnet"
+#: Residual nets, whatever the images: their names in reports, blocks per group and widths.
+RESIDUAL = {
+    "resnet": ("WideResNet-10-1", 1, (16, 16, 32, 64)),
+    "wide": ("WideResNet-16-4", 2, (16, 64, 128, 256)),
+    "resnet-18": ("ResNet-18", 2, (64, 64, 128, 256, 512)),
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Images:
         test_x: Test pixels.
         test_y: Their labels.
         classes: The number of classes.
-        model: `"resnet"`, or anything else for the net that suits the images.
+        model: One of `RESIDUAL`, or anything else for the net that suits the images.
     """
 
     x: Tensor
@@ -45,8 +49,9 @@ class Images:
     def net(self) -> nn.Module:
         """A net for images like these: a perceptron for digits, convolutions for grey images, a WideResNet-16-4 for coloured ones."""
         _, channels, height, _ = self.x.shape
-        if self.model == RESNET:
-            return WideResNet(self.classes, channels, blocks=1, width=1)
+        if self.model in RESIDUAL:
+            _, blocks, widths = RESIDUAL[self.model]
+            return WideResNet(self.classes, channels, blocks=blocks, widths=widths)
         if channels == 3:
             return WideResNet(self.classes)
         if height < 16:
@@ -93,8 +98,8 @@ def described(data: str, model: str = "") -> str:
         return f"A net learns {data}"
     _, channels, height, width = found.x.shape
     net = found.net()
-    if model == RESNET:
-        kind, parts = "WideResNet-10-1", ""
+    if model in RESIDUAL:
+        kind, parts = RESIDUAL[model][0], ""
     elif channels == 3:
         kind, parts = "WideResNet-16-4", ""
     elif height < 16:
@@ -114,12 +119,12 @@ def variant(data: str, model: str = "") -> str:
 
     Example:
         >>> variant("fashion-mnist"), variant("digits", "resnet"), variant("digits")
-        ('A small net on Fashion-MNIST', 'A residual net on digits', '')
+        ('A small net on Fashion-MNIST', 'WideResNet-10-1 on digits', '')
     """
     name = Path(data).name
     name = {"fashion-mnist": "Fashion-MNIST", "cifar-10": "CIFAR-10"}.get(name.lower(), name)
-    if model == RESNET:
-        return f"A residual net on {name}"
+    if model in RESIDUAL:
+        return f"{RESIDUAL[model][0]} on {name}"
     return "" if data == DIGITS else f"A small net on {name}"
 
 
