@@ -37,7 +37,7 @@ def test_batches_follow_from_the_generator(tmp_path: Path) -> None:
 
 
 def test_unreadable_text_raises_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data: must be 'library', a file or a folder; .* does not exist"):
+    with pytest.raises(ValueError, match=r"data: must be 'library', 'packages', a file or a folder; .* does not exist"):
         text(str(tmp_path / "none"), 8, CPU)
     (tmp_path / "short").write_bytes(b"short")
     with pytest.raises(ValueError, match=r"has 5 bytes; sequences of 64 need 1340"):

@@ -40,7 +40,9 @@ class Settings:
     formats: tuple[str, ...] = choice(("fp16", "bf16", "e5m3"), "formats of the weights, from fine to coarse")
     updates: tuple[str, ...] = choice((NEAREST, STOCHASTIC, KAHAN), f"updates: {', '.join(UPDATES)}")
     arithmetic: str = choice("float32", "the optimizer's arithmetic: float32, or format, in which it rounds each of its operations")
-    mixed: str = choice("bf16", "the main format, in which some layers of the own net also have Kahan updates and the others stochastic ones")
+    mixed: str = choice(
+        "bf16", "the main format, in which some layers of the own net also have Kahan updates and the others stochastic ones"
+    )
     units: tuple[str, ...] = choice(("bf16",), "formats in which everything is also computed with 32-bit weights and updates")
     rate: float = choice(0.02, "initial learning rate; it decays linearly to zero")
     momentum: float = choice(0.9, "momentum of SGD")

@@ -97,7 +97,9 @@ def _follows(found: UpdateFindings, update: str) -> Claim:
     # Half of nearest's excess, in logarithms.
     margin = nearest.value / 2
     agrees = within(behind, -margin, margin) if above(nearest) else None
-    return found.claim("follows", agrees, source=_source("Figure 4", update), update=update, times=exponential(behind), nearest=exponential(nearest))
+    return found.claim(
+        "follows", agrees, source=_source("Figure 4", update), update=update, times=exponential(behind), nearest=exponential(nearest)
+    )
 
 
 def _memory_pays(found: UpdateFindings) -> Claim:

@@ -72,7 +72,12 @@ class Written(UpdateFindings):
 
     def _mixture(self, kahan_layers: int) -> list[str]:
         accuracy, loss = (self.of(what, self.settings.mixed, STOCHASTIC, kahan_layers) for what in ("accuracy", "loss"))
-        return [str(kahan_layers) if kahan_layers < self.layers else "all", f"{self.memory(kahan_layers):.2f}", f"{proportion(accuracy):.1%}", f"{positive(loss):.2g}"]
+        return [
+            str(kahan_layers) if kahan_layers < self.layers else "all",
+            f"{self.memory(kahan_layers):.2f}",
+            f"{proportion(accuracy):.1%}",
+            f"{positive(loss):.2g}",
+        ]
 
     def _lost(self, format: str, update: str) -> str:
         return "none" if update == STOCHASTIC else f"{float(self.shares(format, update, lost=True).mean()):.1%}"
