@@ -16,7 +16,6 @@ from qsim.studies.cancelled_updates import (
     KAHAN,
     NEAREST,
     STOCHASTIC,
-    UPDATES,
     CancelledUpdatesStudy,
     Run,
     Settings,
@@ -42,7 +41,7 @@ def test_coarser_formats_cancel_more_and_kahan_carries_what_nearest_loses(findin
     fine, coarse = findings.settings.formats
     assert findings.shares(FULL, NEAREST).mean() < findings.shares(fine, NEAREST).mean() < findings.shares(coarse, NEAREST).mean()
     for name in (fine, coarse):
-        for update in UPDATES:
+        for update in findings.settings.updates:
             cancelled, lost = findings.shares(name, update), findings.shares(name, update, lost=True)
             assert cancelled.shape == (1, len(findings.steps()))
             assert (cancelled >= 0).all()

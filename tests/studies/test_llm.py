@@ -16,7 +16,7 @@ import torch
 from qsim import studies
 from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, rate_at
-from qsim.studies.llm import COST, METHODS, MORE_BITS, PERPLEXITY, LLMStudy, Settings, made, training
+from qsim.studies.llm import BITS, COST, METHODS, MORE_BITS, PERPLEXITY, LLMStudy, Settings, made, training
 from qsim.studies.llm.report import Written
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, WeightUpdater, outcome
 from qsim.studies.result import Result
@@ -228,9 +228,9 @@ def test_verdicts_can_come_out_either_way() -> None:
 
 def test_perplexity_and_cost_are_measured_together_or_apart(tmp_path: Path) -> None:
     both = made_up(SETTINGS, lambda chosen: {}).claims()
-    of_cost, of_perplexity = (replace(SETTINGS, measures=(what,)) for what in (COST, PERPLEXITY))
+    of_cost, of_perplexity = (replace(SETTINGS, measures=what) for what in ((COST,), (PERPLEXITY, BITS)))
     apart = [made_up(settings, lambda chosen: {}).claims() for settings in (of_perplexity, of_cost)]
-    assert [len(found) for found in apart] == [3, 5]
+    assert [len(found) for found in apart] == [4, 5]
     assert sorted(claim.paper for claim in both) == sorted(claim.paper for found in apart for claim in found)
     # More bits are tried for perplexity.
     assert len(LLMStudy().runs(of_perplexity)) - len(LLMStudy().runs(of_cost)) == SETTINGS.seeds * len(MORE_BITS)
@@ -274,11 +274,11 @@ def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
     ("chosen", "told"),
     [
         ({"size": "huge"}, "size: must be one of tiny, mini, small, medium; got 'huge'"),
-        ({"vocabulary": 100}, "vocabulary: must be at least 256, because a text's tokens are its bytes; got 100"),
+        ({"vocabulary": 100}, "vocabulary: must be at least 256, the number of tokens; got 100"),
         ({"micro_batches": 3}, "micro_batches: must divide the batch of 8 sequences; got 3"),
         ({"micro_batches": 0}, "micro_batches: must divide the batch of 8 sequences; got 0"),
-        ({"measures": ("cost", "time")}, "measures: must be of perplexity, cost; got cost,time"),
-        ({"measures": ()}, "measures: must be of perplexity, cost; got none"),
+        ({"measures": ("cost", "time")}, "measures: must be of perplexity, bits, cost; got cost,time"),
+        ({"measures": ()}, "measures: must be of perplexity, bits, cost; got none"),
         ({"steps": 1}, "steps: must be at least 2, because the first is not timed; got 1"),
     ],
 )

@@ -18,7 +18,7 @@ from qsim.diagnostics import cancelled_updates
 from qsim.studies.choices import choice, require, require_among
 from qsim.studies.learners.examples import OWN
 from qsim.studies.learners.images import DIGITS, RESIDUAL, Images, images
-from qsim.studies.learners.training import accuracy, full_precision, loss_on_test
+from qsim.studies.learners.training import accuracy, full_precision, mean_loss
 from qsim.studies.stagnation.least_squares import weight_dtype
 from qsim.studies.study import WrittenStudy, run_of
 
@@ -127,7 +127,7 @@ class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
         counted = cancelled_updates(optimizer, every=max(1, run.steps // run.looks), model=model)
         with full_precision(device), counted:
             curve = _train(run, model, optimizer, own)
-            told, loss = accuracy(model, own), loss_on_test(model, replace(own, test_x=own.x, test_y=own.y))
+            told, loss = accuracy(model, own), mean_loss(model, own.x, own.y)
         totals = [[entry.step, entry.updates, entry.cancelled, entry.carried] for entry in counted.totals]
         return {"accuracy": told, "loss": loss, "counts": totals, "memory": _memory(optimizer), **({"curve": curve} if run.curve else {})}
 
