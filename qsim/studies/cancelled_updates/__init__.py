@@ -162,7 +162,7 @@ def _optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
         for part, update in ((layers[:first], run.update), (layers[first:], KAHAN))
         if part
     ]
-    how = {"momentum": run.momentum, "weight_decay": run.decay, "arithmetic": run.arithmetic}
+    how: dict[str, Any] = {"momentum": run.momentum, "weight_decay": run.decay, "arithmetic": run.arithmetic}
     return qsim.optim.SGD(groups, lr=run.rate, **how, format=run.format, seed=run.seed)
 
 

@@ -117,7 +117,7 @@ class Written(UpdateFindings):
     def _curves(self) -> list[Figure]:
         drawn, (left, right) = figures.row(2)
         name = self.settings.mixed
-        ways = {FULL: (FULL, NEAREST), **{update: (name, update) for update in self.settings.updates}}
+        ways: dict[str, tuple[str, ...]] = {FULL: (FULL, NEAREST), **{update: (name, update) for update in self.settings.updates}}
         ways |= {f"{unit}, 32-bit weights": (FULL, NEAREST, unit) for unit in self.settings.units}
         for (label, way), look in zip(ways.items(), figures.LOOKS, strict=False):
             steps, losses, accuracies = self.curve(*way).mean(0).T
