@@ -109,7 +109,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def _chunks(x: Tensor, y: Tensor, examples: int = 5_000, predictions: int = 50_000) -> Iterator[tuple[Tensor, Tensor]]:
+def _chunks(x: Tensor, y: Tensor, examples: int = 1_000, predictions: int = 50_000) -> Iterator[tuple[Tensor, Tensor]]:
     size = max(1, min(examples, predictions // y[0].numel()))
     yield from zip(x.split(size), y.split(size), strict=True)
 
