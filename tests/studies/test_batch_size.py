@@ -63,6 +63,28 @@ def test_in_range_nothing_underflows(found: Found) -> None:
             assert all(loss - own < 0.1 * (math.log(10) - own) for loss, own in zip(losses, full, strict=True))
 
 
+def test_weights_are_rounded_on_request_and_full_precision_never_is() -> None:
+    chosen = replace(SETTINGS, weights="e4m2", scales=(IN_RANGE,), micro_batches=1)
+    runs = BatchSizeStudy().runs(chosen)
+    assert {(run.format, run.weights, run.loss_scale) for run in runs if not run.like} == {
+        (FULL, FULL, PLAIN), *((name, "e4m2", IN_RANGE) for name in chosen.formats)
+    }  # fmt: skip
+    rounded = next(run.points for run in runs if run.format == COARSE and not run.like)
+    assert rounded is not None
+    assert (rounded.weight, rounded.act) == (qsim.Quantizer("e4m2"), None)
+    page = BatchSizeStudy().report(chosen, [Result(run, as_in_the_paper(run) | {"loss": 1.0}, 1.0, {}) for run in runs]).markdown("here")
+    assert "here they are rounded to nearest to e4m2, in both passes" in page
+    assert "If the loss is not scaled" not in page
+
+
+def test_a_training_loss_near_zero_is_convergence() -> None:
+    def values(loss: float) -> Callable[[Run], dict[str, float]]:
+        return lambda run: as_in_the_paper(run) | {"loss": 1.0, "training_loss": loss}
+
+    assert of(values(0.01))[6:9] == [True] * 3
+    assert of(values(0.2))[6:9] == [None] * 3
+
+
 def test_a_batch_summed_up_from_parts_learns_as_well(found: Found) -> None:
     parts = of_seeds(found, "accuracy", COARSE, "stochastic", MOST, IN_RANGE, SETTINGS.micro_batches)
     assert min(parts) > 0.7

@@ -226,6 +226,29 @@ def test_verdicts_can_come_out_either_way() -> None:
     assert verdicts(as_in_the_paper, best=2e-3) == [None] * 3 + [True] * 6
 
 
+def test_rates_are_tuned_on_a_seed_that_is_not_judged() -> None:
+    chosen = replace(
+        SETTINGS, methods=(O1, STOCHASTIC, NEAREST), measures=(PERPLEXITY,), tuned=("o1=0.001", "stochastic=0.001", "nearest=0.002")
+    )
+    assert [(run.seed, run.method, run.rate) for run in LLMStudy().runs(chosen) if run.seed != 1] == [
+        *((0, method, rate) for rate in chosen.rates for method in chosen.methods),
+        *((seed, method, rate) for seed in (2, 3) for method, rate in ((O1, 1e-3), (STOCHASTIC, 1e-3), (NEAREST, 2e-3))),
+    ]
+    # The tuning seed would say the opposite. The best rate of nearest is at the edge of the grid.
+    found = made_up(chosen, lambda run: {"loss": 1.0 + (run.method != STOCHASTIC) * (0.1 + 0.001 * run.seed if run.seed else -0.5)})
+    assert [claim.agrees for claim in found.claims()] == [True, None]
+    with pytest.raises(ValueError, match=r"tuned: must name each method with one of the rates; got o1=0\.001"):
+        LLMStudy().runs(replace(chosen, tuned=("o1=0.001",)))
+
+
+def test_what_stochastic_updates_save_buys_updates_or_a_larger_batch() -> None:
+    chosen = replace(SETTINGS, methods=(O1, STOCHASTIC, NEAREST), measures=(PERPLEXITY,), batch=8, steps=100, faster=1.2, larger=1.5)
+    more = [run for run in LLMStudy().runs(chosen) if (run.steps, run.batch) != (100, 8)]
+    assert [(run.method, run.steps, run.batch) for run in more] == [(STOCHASTIC, 120, 8), (STOCHASTIC, 100, 12)] * 3
+    found = made_up(chosen, lambda run: {"loss": 1.0 - (run.steps - 100) / 1000 + (run.batch - 8) / 100 + 0.001 * run.seed})
+    assert [claim.agrees for claim in found.claims()][-2:] == [True, False]
+
+
 def test_perplexity_and_cost_are_measured_together_or_apart(tmp_path: Path) -> None:
     both = made_up(SETTINGS, lambda chosen: {}).claims()
     of_cost, of_perplexity = (replace(SETTINGS, measures=what) for what in ((COST,), (PERPLEXITY, BITS)))

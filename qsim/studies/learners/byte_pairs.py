@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: Tokens are parts of these, as GPT-2's: letters, digits or signs, each with a space in front, or white space.
-_WORDS = re.compile(rb" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s")
+WORDS = re.compile(rb" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s")
 #: The bytes at the beginning from which pairs are learnt.
 _LEARNT_FROM = 6_000_000
 
@@ -30,8 +30,8 @@ def tokenized(content: bytes, count: int) -> NDArray[np.int32]:
         >>> tokenized(b"low lower lowest", 258).tolist()
         [257, 32, 257, 101, 114, 32, 257, 101, 115, 116]
     """
-    pairs = learnt(Counter(_WORDS.findall(content[:_LEARNT_FROM])), count)
-    words = _WORDS.findall(content)
+    pairs = learnt(Counter(WORDS.findall(content[:_LEARNT_FROM])), count)
+    words = WORDS.findall(content)
     parts = {word: np.array(_split(word, pairs), dtype=np.int32) for word in set(words)}
     return np.concatenate([parts[word] for word in words])
 
