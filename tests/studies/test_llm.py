@@ -237,6 +237,8 @@ def test_rates_are_tuned_on_a_seed_that_is_not_judged() -> None:
     # The tuning seed would say the opposite. The best rate of nearest is at the edge of the grid.
     found = made_up(chosen, lambda run: {"loss": 1.0 + (run.method != STOCHASTIC) * (0.1 + 0.001 * run.seed if run.seed else -0.5)})
     assert [claim.agrees for claim in found.claims()] == [True, None]
+    with pytest.raises(ValueError, match="methods: must be all of stochastic, kahan, nearest, o1, o2 if cost is measured; got o1,o2"):
+        LLMStudy().runs(replace(SETTINGS, methods=(O1, O2)))
     with pytest.raises(ValueError, match=r"tuned: must name each method with one of the rates; got o1=0\.001"):
         LLMStudy().runs(replace(chosen, tuned=("o1=0.001",)))
 

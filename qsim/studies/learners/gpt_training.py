@@ -96,7 +96,7 @@ def described(name: str, vocabulary: int, context: int, data: str, tokens: int =
     """
     own = size(name)
     text = {LIBRARY: "the sources of Python's standard library", PACKAGES: "sources and texts of installed packages"}.get(data, data)
-    learns = "bytes" if tokens == VOCABULARY else f"{tokens:,} tokens, byte pairs that were learnt from the text,"
+    learns = "bytes" if tokens == VOCABULARY else "byte pairs"
     parts = f"{own.layers} blocks, width {own.width}, {own.heads} heads; {parameters(own, vocabulary, context):,} parameters"
     return f"A GPT ({name}: {parts}) learns {learns} of {text}"
 

@@ -154,6 +154,8 @@ def _check(settings: Settings) -> None:
     require_among(settings, "methods", [*METHODS])
     require(settings, "tokens", settings.tokens >= VOCABULARY, f"be at least {VOCABULARY}, the number of bytes")
     require(settings, "vocabulary", settings.vocabulary >= settings.tokens, f"be at least {settings.tokens}, the number of tokens")
+    compared = COST not in settings.measures or {*settings.methods} == {*METHODS}
+    require(settings, "methods", compared, f"be all of {', '.join(METHODS)} if cost is measured")
     if settings.tuned:
         named = {*settings.rate_of} == {*settings.methods} and {*settings.rate_of.values()} <= {*settings.rates}
         require(settings, "tuned", named, "name each method with one of the rates")

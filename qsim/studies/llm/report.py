@@ -40,7 +40,8 @@ class Written(LanguageFindings):
         if not self.of_perplexity:
             return [self._setting(), *costs, *cost]
         bits = [self._more_bits()] if self.of_bits else []
-        first = self.picture("perplexity", self._draw_perplexity)
+        second = "each method at its tuned rate" if self.settings.tuned else "both at the same rate"
+        first = self.picture("perplexity", self._draw_perplexity, second=second)
         last = [self.picture("more-bits", self._draw_more_bits)] if self.of_bits else []
         return [self._setting(), self._perplexities(), *costs, *bits, first, *cost, *last]
 
@@ -61,7 +62,8 @@ class Written(LanguageFindings):
     def _perplexities(self) -> Table:
         rows = []
         for method in self.settings.methods:
-            found = [f"{exponential(mean(self.tried(method, rate))):.3f}" for rate in self.settings.rates]
+            tried = [exponential(mean(self.tried(method, rate))) for rate in self.settings.rates]
+            found = [f"{each.value if self.settings.tuned else each:.3f}" for each in tried]
             if self.settings.tuned:
                 found.append(f"{exponential(mean(self.losses(method, self.best(method)))):.3f} at {self.best(method):g}")
             beside = "-" if method == O1 else excess_text(self.beside(method, O1))
