@@ -72,7 +72,7 @@ def _grows(found: UpdateFindings) -> Claim:
 
 def _source(paper: str, update: str) -> str:
     """Where a cure is claimed; the appendix only lists both cures of one weight, without numbers."""
-    return "Appendix D.3" if update == BOTH else paper
+    return "Appendix D.3, both on one weight" if update == BOTH else paper
 
 
 def _matches(found: UpdateFindings, update: str) -> Claim:

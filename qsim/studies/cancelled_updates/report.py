@@ -40,7 +40,7 @@ class Written(UpdateFindings):
             self.picture("shares", self._over_time),
             *([self.picture("curves", self._curves)] if chosen.curve else []),
             self.picture("accuracy", self._by_format),
-            self.picture("memory", self._frontier),
+            *([self.picture("memory", self._frontier)] if self.layers > 1 else []),
         ]
 
     def _learner(self) -> str:

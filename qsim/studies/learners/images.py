@@ -22,7 +22,7 @@ DIGITS = "digits"
 RESIDUAL = {
     "resnet": ("WideResNet-10-1", 1, (16, 16, 32, 64)),
     "wide": ("WideResNet-16-4", 2, (16, 64, 128, 256)),
-    "resnet-18": ("ResNet-18", 2, (64, 64, 128, 256, 512)),
+    "resnet-18": ("pre-activation ResNet-18", 2, (64, 64, 128, 256, 512)),
 }
 
 
