@@ -154,5 +154,5 @@ class Written(UpdateFindings):
         fine, coarse = (float(self.shares(which, NEAREST).mean()) for which in (name, self.coarse))
         ways = {"full": (FULL, NEAREST), "nearest": (name, NEAREST), "stochastic": (name, STOCHASTIC), "kahan": (name, KAHAN)}
         accuracies = {key: mean(self.of("accuracy", *way)).value for key, way in ways.items()}
-        beside = "" if self.coarse == name else self.text("beside", coarse=coarse, coarsest=self.coarse.upper())
-        return self.text("meaning", fine=fine, beside=beside, name=name.upper(), **accuracies)
+        coarser = "" if self.coarse == name else self.text("coarser", coarse=coarse, coarsest=self.coarse.upper())
+        return self.text("meaning", fine=fine, coarser=coarser, name=name.upper(), **accuracies)
