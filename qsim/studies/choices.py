@@ -29,12 +29,17 @@ class _Reader:
     @property
     def __name__(self) -> str:
         """The name of these values in the errors of argparse."""
-        return f"list of {type(self.like[0]).__name__}" if isinstance(self.like, tuple) else type(self.like).__name__
+        return f"list of {type(self._one).__name__}" if isinstance(self.like, tuple) else type(self.like).__name__
 
     def __call__(self, text: str) -> Any:
         if not isinstance(self.like, tuple):
             return _scalar(self.like)(text)
-        return tuple(map(_scalar(self.like[0]), words(text)))
+        return tuple(map(_scalar(self._one), words(text)))
+
+    @property
+    def _one(self) -> Any:
+        """One of several values; an empty list is one of words."""
+        return self.like[0] if self.like else ""
 
 
 def add_options(parser: argparse._ActionsContainer, settings: Any) -> None:

@@ -19,7 +19,7 @@ from qsim.studies.choices import choice, require, require_increasing
 from qsim.studies.findings import Findings
 from qsim.studies.learners.gpt_training import BETAS
 from qsim.studies.learners.images import DIGITS, Images, described, images
-from qsim.studies.learners.training import loss_on_test
+from qsim.studies.learners.training import mean_loss
 from qsim.studies.report import Claim
 from qsim.studies.statistics import Interval, above, below, difference, exponential, mean
 from qsim.studies.study import WrittenStudy, run_of
@@ -102,8 +102,8 @@ class ReplicasStudy(WrittenStudy[Settings, Run]):
                 moved.append(float((weights.mean(0) - start).norm()))
         average = found.net().to(device)
         vector_to_parameters(_weights(nets).mean(0).float(), average.parameters())
-        losses = [loss_on_test(net, own) for net in nets]
-        return {"loss": float(np.mean(losses)), "average": loss_on_test(average, found), "apart": apart, "moved": moved}
+        losses = [mean_loss(net, own.test_x, own.test_y) for net in nets]
+        return {"loss": float(np.mean(losses)), "average": mean_loss(average, found.test_x, found.test_y), "apart": apart, "moved": moved}
 
 
 def _receive_mean_gradients(nets: Sequence[nn.Module], found: Images, chosen: Tensor) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from qsim import studies
 from qsim.studies.cancelled_updates import (
+    BOTH,
     FULL,
     KAHAN,
     NEAREST,
@@ -26,6 +27,7 @@ from qsim.studies.cancelled_updates import (
 )
 from qsim.studies.cancelled_updates.report import Written
 from qsim.studies.learners.images import images
+from qsim.studies.result import Result
 from support import made_up
 
 CPU = torch.device("cpu")
@@ -42,7 +44,7 @@ def test_coarser_formats_cancel_more_and_kahan_carries_what_nearest_loses(findin
     fine, coarse = findings.settings.formats
     assert findings.shares(FULL, NEAREST).mean() < findings.shares(fine, NEAREST).mean() < findings.shares(coarse, NEAREST).mean()
     for name in (fine, coarse):
-        for update in UPDATES:
+        for update in findings.settings.updates:
             cancelled, lost = findings.shares(name, update), findings.shares(name, update, lost=True)
             assert cancelled.shape == (1, len(findings.steps()))
             assert (cancelled >= 0).all()
@@ -117,6 +119,28 @@ def test_claims_come_out_either_way() -> None:
     )
     # More updates are still cancelled in the coarser format, and nearest still loses.
     assert others == [False, True, False, True, True, True, True, False, False, False, False, False, True]
+
+
+def test_both_cures_and_curves_have_their_claims() -> None:
+    """With nearest, the loss falls behind in the second half of training only; other ways follow full precision."""
+
+    def values(run: Run) -> dict[str, Any]:
+        behind = run.format != FULL and run.update == NEAREST
+        loss = 0.5 * (1.2 if behind else 1) + 0.001 * made_up.noise(CancelledUpdatesStudy(), run)
+        curve = [[step, loss if step > 4 else 0.5, 0.9] for step in range(1, 9)]
+        entries = [[step, 100, 10 + step, 5 * (run.update in (KAHAN, BOTH))] for step in range(8)]
+        return {"accuracy": 0.8 if behind else 0.9, "loss": loss, "counts": entries, "memory": 2.0, "curve": curve}
+
+    settings = Settings(model="resnet-18", formats=("bf16",), updates=tuple(UPDATES), arithmetic="format", units=(), curve=8, seeds=3)
+    study = CancelledUpdatesStudy()
+    assert len(study.runs(settings)) == 3 * (1 + len(UPDATES))
+    report = study.report(settings, [Result(run, values(run), 1.0, {}) for run in study.runs(settings)])
+    assert [claim.source for claim in report.claims if "kahan+stochastic" in claim.paper] == ["Appendix D.3, both on one weight"] * 2
+    assert {claim.source: claim.agrees for claim in report.claims}["Figure 3, over training"] is True
+    page = report.markdown("here")
+    assert "ResNet-18 with 11,171,018 parameters" in page or "A net learns digits" in page
+    assert "left out" not in page
+    assert "The optimizer, too, rounds" in page
 
 
 def test_a_match_that_could_not_fail_decides_nothing() -> None:

@@ -161,3 +161,22 @@ def test_batches_that_are_not_pickled_arrays_raise_an_error(
     with pytest.raises(ValueError, match=rf"data: .*data_batch_2 is not a batch of CIFAR-10's Python version \(.*{told}"):
         images(str(tmp_path), CPU)
     assert capsys.readouterr().out == ""
+
+
+def test_a_resnet_18_has_its_parameters() -> None:
+    """11.17 million, as the one for CIFAR-10 with one channel: two blocks each of 64, 128, 256 and 512 channels."""
+    due = 9 * 64 + 2 * 512 + 512 * 10 + 10
+    for inputs, outputs in ((64, 64), (64, 128), (128, 256), (256, 512)):
+        due += 9 * (inputs * outputs + 3 * outputs * outputs) + 2 * (inputs + 3 * outputs) + (inputs * outputs if inputs != outputs else 0)
+    net = Images(*[torch.zeros(1, 1, 28, 28), torch.zeros(1)] * 2, model="resnet-18").net()
+    assert sum(parameter.numel() for parameter in net.parameters()) == due
+
+
+def test_a_number_behind_the_name_takes_fewer_training_images() -> None:
+    pytest.importorskip("sklearn")
+    found, whole = images("digits:100", CPU), images(DIGITS, CPU)
+    assert (len(found.y), len(found.test_y)) == (100, 899)
+    assert torch.equal(found.y, whole.y[:100])
+    for count in ("899", "1", "many"):
+        with pytest.raises(ValueError, match="from 2 to 898"):
+            images(f"digits:{count}", CPU)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from qsim.studies.learners.byte_pairs import WORDS, learnt, tokenized
 from qsim.studies.learners.gpt import GPT, SIZES, language_loss, size
 from qsim.studies.learners.text import VOCABULARY, text
 
@@ -37,7 +39,7 @@ def test_batches_follow_from_the_generator(tmp_path: Path) -> None:
 
 
 def test_unreadable_text_raises_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data: must be 'library', a file or a folder; .* does not exist"):
+    with pytest.raises(ValueError, match=r"data: must be 'library', 'packages', a file or a folder; .* does not exist"):
         text(str(tmp_path / "none"), 8, CPU)
     (tmp_path / "short").write_bytes(b"short")
     with pytest.raises(ValueError, match=r"has 5 bytes; sequences of 64 need 1340"):
@@ -66,3 +68,31 @@ def test_a_gpt_begins_by_knowing_nothing_and_never_looks_ahead() -> None:
     before, after = model(sequences[:, :16].long()), model(changed[:, :16].long())
     assert torch.equal(before[:, :10], after[:, :10])
     assert not torch.allclose(before[:, 10:], after[:, 10:])
+
+
+def test_tokens_spell_the_text() -> None:
+    content = b"the cat sat on the mat.\n\n\tThe rat: 1024 + x_2 = \xff\x00 the end  \n" * 3
+    tokens = tokenized(content, 300)
+    spelt = {token: bytes([token]) for token in range(256)}
+    for (left, right), token in learnt(Counter(WORDS.findall(content)), 300).items():
+        spelt[token] = spelt[left] + spelt[right]
+    assert b"".join(spelt[token] for token in tokens.tolist()) == content
+    assert len(tokens) < 0.6 * len(content)
+
+
+def test_the_most_frequent_pair_is_learnt_first_and_counts_follow_merges() -> None:
+    a, b, c, d = b"abcd"
+    # ab occurs seven times, bc five, and only twice outside of ab; then cd leads, and then ab with it.
+    pairs = learnt({b"abc": 3, b"ab": 4, b"bc": 2, b"cd": 4}, 300)
+    assert list(pairs.items()) == [((a, b), 256), ((c, d), 257), ((256, c), 258), ((b, c), 259)]
+    assert learnt({b"ab": 1}, 300) == {}
+    assert list(learnt({b"aaaa": 2}, 300)) == [(a, a), (256, 256)]
+
+
+def test_byte_pairs_are_learnt_from_the_text(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"to be or not to be " * 40)
+    found = text(str(tmp_path / "a"), 4, CPU, 270)
+    assert 256 < int(found.tokens.max()) < 270
+    assert len(found.tokens) < 19 * 40 / 2
+    with pytest.raises(ValueError, match=r"has \d+ tokens; sequences of 64 need 1340"):
+        text(str(tmp_path / "a"), 64, CPU, 270)

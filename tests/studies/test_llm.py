@@ -16,7 +16,7 @@ import torch
 from qsim import studies
 from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, rate_at
-from qsim.studies.llm import COST, METHODS, MORE_BITS, PERPLEXITY, LLMStudy, Settings, made, training
+from qsim.studies.llm import BITS, COST, METHODS, MORE_BITS, PERPLEXITY, LLMStudy, Settings, made, training
 from qsim.studies.llm.report import Written
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, WeightUpdater, outcome
 from qsim.studies.result import Result
@@ -226,9 +226,34 @@ def test_verdicts_can_come_out_either_way() -> None:
     assert verdicts(as_in_the_paper, best=2e-3) == [None] * 3 + [True] * 6
 
 
+def test_rates_are_tuned_on_a_seed_that_is_not_judged() -> None:
+    chosen = replace(
+        SETTINGS, methods=(O1, STOCHASTIC, NEAREST), measures=(PERPLEXITY,), tuned=("o1=0.001", "stochastic=0.001", "nearest=0.002")
+    )
+    assert [(run.seed, run.method, run.rate) for run in LLMStudy().runs(chosen) if run.seed != 1] == [
+        *((0, method, rate) for rate in chosen.rates for method in chosen.methods),
+        *((seed, method, rate) for seed in (2, 3) for method, rate in ((O1, 1e-3), (STOCHASTIC, 1e-3), (NEAREST, 2e-3))),
+    ]
+    # The tuning seed would say the opposite. The best rate of nearest is at the edge of the grid.
+    found = made_up(chosen, lambda run: {"loss": 1.0 + (run.method != STOCHASTIC) * (0.1 + 0.001 * run.seed if run.seed else -0.5)})
+    assert [claim.agrees for claim in found.claims()] == [True, None]
+    with pytest.raises(ValueError, match="methods: must be all of stochastic, kahan, nearest, o1, o2 if cost is measured; got o1,o2"):
+        LLMStudy().runs(replace(SETTINGS, methods=(O1, O2)))
+    with pytest.raises(ValueError, match=r"tuned: must name each method with one of the rates; got o1=0\.001"):
+        LLMStudy().runs(replace(chosen, tuned=("o1=0.001",)))
+
+
+def test_what_stochastic_updates_save_buys_updates_or_a_larger_batch() -> None:
+    chosen = replace(SETTINGS, methods=(O1, STOCHASTIC, NEAREST), measures=(PERPLEXITY,), batch=8, steps=100, faster=1.2, larger=1.5)
+    more = [run for run in LLMStudy().runs(chosen) if (run.steps, run.batch) != (100, 8)]
+    assert [(run.method, run.steps, run.batch) for run in more] == [(STOCHASTIC, 120, 8), (STOCHASTIC, 100, 12)] * 3
+    found = made_up(chosen, lambda run: {"loss": 1.0 - (run.steps - 100) / 1000 + (run.batch - 8) / 100 + 0.001 * run.seed})
+    assert [claim.agrees for claim in found.claims()][-2:] == [True, False]
+
+
 def test_perplexity_and_cost_are_measured_together_or_apart(tmp_path: Path) -> None:
     both = made_up(SETTINGS, lambda chosen: {}).claims()
-    of_cost, of_perplexity = (replace(SETTINGS, measures=(what,)) for what in (COST, PERPLEXITY))
+    of_cost, of_perplexity = (replace(SETTINGS, measures=what) for what in ((COST,), (PERPLEXITY, BITS)))
     apart = [made_up(settings, lambda chosen: {}).claims() for settings in (of_perplexity, of_cost)]
     assert [len(found) for found in apart] == [4, 5]
     assert sorted(claim.paper for claim in both) == sorted(claim.paper for found in apart for claim in found)
@@ -274,11 +299,11 @@ def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
     ("chosen", "told"),
     [
         ({"size": "huge"}, "size: must be one of tiny, mini, small, medium; got 'huge'"),
-        ({"vocabulary": 100}, "vocabulary: must be at least 256, because a text's tokens are its bytes; got 100"),
+        ({"vocabulary": 100}, "vocabulary: must be at least 256, the number of tokens; got 100"),
         ({"micro_batches": 3}, "micro_batches: must divide the batch of 8 sequences; got 3"),
         ({"micro_batches": 0}, "micro_batches: must divide the batch of 8 sequences; got 0"),
-        ({"measures": ("cost", "time")}, "measures: must be of perplexity, cost; got cost,time"),
-        ({"measures": ()}, "measures: must be of perplexity, cost; got none"),
+        ({"measures": ("cost", "time")}, "measures: must be of perplexity, bits, cost; got cost,time"),
+        ({"measures": ()}, "measures: must be of perplexity, bits, cost; got none"),
         ({"steps": 1}, "steps: must be at least 2, because the first is not timed; got 1"),
     ],
 )

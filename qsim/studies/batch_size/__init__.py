@@ -19,6 +19,7 @@ from qsim.studies.study import WrittenStudy, run_of
 
 FULL = "fp32"
 PLAIN, IN_RANGE = "none", "in range"
+SCALES = {PLAIN: "unscaled loss", IN_RANGE: "loss scaled into range"}
 #: What all batch sizes have in common: the number of updates, or the number of images.
 STEPS, IMAGES = "steps", "images"
 DESIGNS = (STEPS, IMAGES)
@@ -32,9 +33,11 @@ class Settings:
     """The settings of the study."""
 
     data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files; for a GPT, library or a text")
-    model: str = choice(OWN, "own (the net that suits the images), resnet, or gpt")
+    model: str = choice(OWN, f"one of {', '.join(MODELS)}; own is the net that suits the images")
     formats: tuple[str, ...] = choice(("e4m0", "e4m1"), "formats of inputs and gradients in the backward pass, from coarse to fine")
     roundings: tuple[str, ...] = choice(("stochastic", "nearest"), "roundings of both")
+    weights: str = choice(FULL, "format to which weights are rounded to nearest in products; fp32: they are not rounded")
+    scales: tuple[str, ...] = choice(tuple(SCALES), "loss scales: none, in range, or both")
     batches: tuple[int, ...] = choice((16, 64, 256), "images per update, in increasing order")
     designs: tuple[str, ...] = choice(DESIGNS, "what all batch sizes have in common: steps (the number of updates), images, or both")
     micro_batches: int = choice(4, "also accumulate the largest batch, in the coarsest format, over this many micro-batches; 1: do not")
@@ -70,11 +73,12 @@ class Run:
     # Last, with defaults, because results of earlier versions do not have them.
     model: str = OWN
     looks: int = 10
+    weights: str = FULL
 
     @property
     def points(self) -> FivePoint | None:
-        """The points of every layer: only the backward pass rounds."""
-        return None if self.format == FULL else _backward(self.format, self.rounding)
+        """The points of every layer: the backward pass rounds, and if weights are rounded, both passes do."""
+        return None if self.format == FULL else _backward(self.format, self.rounding, self.weights)
 
     @property
     def training(self) -> Training:
@@ -86,10 +90,10 @@ class Run:
         return Training(self.steps, self.batch, self.micro_batches, scale)
 
 
-def _backward(format: str, rounding: str) -> FivePoint:
-    """Points that round inputs and gradients in the backward pass, as in Figure 3 of the paper, but not weights."""
+def _backward(format: str, rounding: str, weights: str = FULL) -> FivePoint:
+    """Points that round inputs and gradients in the backward pass, as in Figure 3 of the paper, and weights if they have a format."""
     rounds = Quantizer(format, rounding)
-    return FivePoint(act_bwd=rounds, grad=rounds)
+    return FivePoint(act_bwd=rounds, grad=rounds, weight=None if weights == FULL else weights)
 
 
 class BatchSizeStudy(WrittenStudy[Settings, Run]):
@@ -118,6 +122,8 @@ class BatchSizeStudy(WrittenStudy[Settings, Run]):
         require(settings, "formats", bits and bits == sorted(bits), "be at least one, from coarse to fine")
         require(settings, "looks", settings.looks >= 1, "be at least 1")
         require_among(settings, "designs", DESIGNS)
+        require_among(settings, "scales", [*SCALES])
+        qsim.format(settings.weights)
         found = [run for seed in range(settings.seeds) for run in _runs(settings, seed)]
         # Both designs share the middle batch size.
         return list(dict.fromkeys(found))
@@ -139,13 +145,14 @@ def trained(settings: Settings, format: str, rounding: str, batch: int, scale: s
     """The run of a net that is trained. Full precision is the same with every rounding and loss scale."""
     if format == FULL:
         rounding, scale = "nearest", PLAIN
+    weights = FULL if format == FULL else settings.weights
     way = {"like": "", "format": format, "rounding": rounding, "batch": batch, "loss_scale": scale, "micro_batches": micro_batches}
-    return run_of(Run, settings, **way, steps=settings.updates(design, batch), seed=seed)
+    return run_of(Run, settings, **way, weights=weights, steps=settings.updates(design, batch), seed=seed)
 
 
 def _runs(settings: Settings, seed: int) -> list[Run]:
     ways = [(FULL, "nearest", PLAIN)]
-    ways += [(name, rounding, scale) for name in settings.formats for rounding in settings.roundings for scale in (PLAIN, IN_RANGE)]
+    ways += [(name, rounding, scale) for name in settings.formats for rounding in settings.roundings for scale in settings.scales]
     found = [
         trained(settings, name, rounding, batch, scale, design, seed)
         for design in settings.designs
@@ -155,11 +162,11 @@ def _runs(settings: Settings, seed: int) -> list[Run]:
     if settings.micro_batches > 1:
         most, design = settings.batches[-1], settings.designs[0]
         found.append(trained(settings, settings.formats[0], "stochastic", most, IN_RANGE, design, seed, settings.micro_batches))
-    shared = {"rounding": "stochastic", "batch": settings.middle, "micro_batches": 1, "looks": 10, "seed": seed}
+    shared = {"rounding": "stochastic", "batch": settings.middle, "micro_batches": 1, "looks": 10, "weights": FULL, "seed": seed}
     return found + [
         run_of(Run, settings, like=fine, format=few, loss_scale=scale, **shared)
         for few, fine in pairwise(settings.formats)
-        for scale in (PLAIN, IN_RANGE)
+        for scale in settings.scales
     ]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN
-from qsim.studies.batch_size.findings import SCALES, BatchFindings
+from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, SCALES, STEPS
+from qsim.studies.batch_size.findings import NEAR_ZERO, BatchFindings
 from qsim.studies.report import Claim
 from qsim.studies.statistics import above, below, both, difference, exponential, mean, within
 
@@ -15,15 +15,18 @@ _SAME = 0.01
 
 def claims(found: BatchFindings) -> list[Claim]:
     """All claims, in the order of the paper."""
-    designs = [(design, scale) for design in found.settings.designs for scale in SCALES]
+    designs = [(design, scale) for design in found.settings.designs for scale in found.settings.scales]
+    written = [scale for design, scale in designs if design == STEPS]
+    fails = {scale: found.learnt(scale) for scale in found.settings.scales}
     return [
         *((_gains_share(found, scale) if design == IMAGES else _gains(found, design, scale)) for design, scale in designs),
-        *(found.claim("fails", below(found.learnt(scale), 0.5), scale=SCALES[scale], learnt=found.learnt(scale)) for scale in SCALES),
+        *(found.claim("fails", below(learnt, 0.5), scale=SCALES[scale], learnt=learnt) for scale, learnt in fails.items()),
         *(_batch_for_a_bit(found, coarse, fine) for coarse, fine in pairwise(found.settings.formats)),
         *(_degradation(found, "nearest", design, scale) for design, scale in designs),
         *(_degradation(found, "stochastic", design, scale) for design, scale in designs),
+        *(_degradation(found, rounding, STEPS, scale, relative=False) for rounding in ("nearest", "stochastic") for scale in written),
         *([_accumulates(found)] if found.settings.micro_batches > 1 else []),
-        *(_outperforms(found, scale) for scale in SCALES),
+        *(_outperforms(found, scale) for scale in found.settings.scales),
     ]
 
 
@@ -41,7 +44,7 @@ def _gains_share(found: BatchFindings, scale: str) -> Claim:
 
 
 def _batch_for_a_bit(found: BatchFindings, coarse: str, fine: str) -> Claim:
-    factors = {scale: found.factor(coarse, fine, scale) for scale in SCALES}
+    factors = {scale: found.factor(coarse, fine, scale) for scale in found.settings.scales}
     # If gradients vary less in fewer bits, they were cut off; that says nothing about rounding.
     agrees = True if all(each.low >= 1 and each.high < 4 for each in factors.values()) else None
     if any(each.low > 4 for each in factors.values()):
@@ -51,17 +54,18 @@ def _batch_for_a_bit(found: BatchFindings, coarse: str, fine: str) -> Claim:
     return found.claim("a bit", agrees, coarse=coarse, fine=fine, factors=shown, detects=detects)
 
 
-def _degradation(found: BatchFindings, rounding: str, design: str, scale: str) -> Claim:
+def _degradation(found: BatchFindings, rounding: str, design: str, scale: str, *, relative: bool = True) -> Claim:
     """Whether the gradient grows with the batch with round-to-nearest, or falls with stochastic rounding."""
     nearest, how = rounding == "nearest", found.how(design, scale)
+    name = rounding if relative else f"{rounding} as written"
     if nearest and not above(found.learnt(scale)):
-        return found.claim(rounding, None, how=how, shown=found.text("untrained"), least="none: the net learns nothing")
-    slope, converges = found.slope(rounding, scale, design), found.converges(design)
-    doubt = "" if converges else "; in full precision, the norm does not follow the test loss"
+        return found.claim(name, None, how=how, shown=found.text("untrained"), least="none: the net learns nothing", zero=NEAR_ZERO)
+    slope, converges = found.slope(rounding, scale, design, relative=relative), found.converges(design)
+    doubt = "" if converges else "; in full precision, training has not converged"
     shown = found.text("gradient", slope=exponential(slope), doubt=doubt)
-    least = f"a factor of {exponential(slope).detects:.2f} per doubling{'' if converges else ', if the norm followed the loss'}"
+    least = f"a factor of {exponential(slope).detects:.2f} per doubling{'' if converges else ', if training had converged'}"
     agrees = (above if nearest else below)(slope) if converges else None
-    return found.claim(rounding, agrees, how=how, shown=shown, least=least)
+    return found.claim(name, agrees, how=how, shown=shown, least=least, zero=NEAR_ZERO)
 
 
 def _accumulates(found: BatchFindings) -> Claim:

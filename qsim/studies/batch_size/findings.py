@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, Run, Settings, trained
+from qsim.studies.batch_size import FULL, IMAGES, PLAIN, SCALES, STEPS, Run, Settings, trained
 from qsim.studies.findings import Findings
 from qsim.studies.learners.examples import unit
 from qsim.studies.report import Asked
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, difference, exponential, mean
 
-SCALES = {PLAIN: "unscaled loss", IN_RANGE: "loss scaled into range"}
+#: A training loss below this, in nats, is near zero: close to a stationary point.
+NEAR_ZERO = 0.1
 
 
 class BatchFindings(Findings[Settings, Run]):
@@ -65,15 +66,22 @@ class BatchFindings(Findings[Settings, Run]):
         own, full = (np.log(self.seeds("squared_gradient", name, rounding, batch, scale, design)) for name in (format, FULL))
         return [float(a - b) for a, b in zip(own, full, strict=True)]
 
-    def slope(self, rounding: str, scale: str, design: str) -> Interval:
-        """The factor of that excess, in the coarsest format, for every doubling of the batch: least squares for each seed."""
-        found = [self.excess(self.coarse, rounding, batch, scale, design) for batch in self.settings.batches]
+    def slope(self, rounding: str, scale: str, design: str, *, relative: bool = True) -> Interval:
+        """The factor of the norm, relative to full precision or not, for every doubling of the batch: least squares for each seed."""
+        ways = [(self.coarse, rounding, batch, scale, design) for batch in self.settings.batches]
+        found = [self.excess(*way) if relative else np.log(self.seeds("squared_gradient", *way)).tolist() for way in ways]
         slopes = np.polyfit(np.log2(self.settings.batches), found, 1)[0]
         return mean(slopes.tolist())
 
     def converges(self, design: str) -> bool:
-        """Whether the norm of the gradient shows convergence: in full precision, it changes with the batch size as the test loss does."""
+        """Whether the norm shows convergence: in full precision, training loss is near zero, or the norm follows the test loss."""
         batches = self.settings.batches
+        first = self._of[trained(self.settings, FULL, "nearest", batches[0], PLAIN, design, 0)]
+        # Results of earlier versions lack the training loss.
+        if "training_loss" in first.values and all(
+            mean(self.seeds("training_loss", FULL, "nearest", batch, PLAIN, design)).value < NEAR_ZERO for batch in batches
+        ):
+            return True
         full = {
             what: [self.seeds(what, FULL, "nearest", batch, PLAIN, design) for batch in batches] for what in ("squared_gradient", "loss")
         }

@@ -9,8 +9,8 @@ from itertools import pairwise
 from matplotlib.figure import Figure
 
 from qsim.plot import figures
-from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS
-from qsim.studies.batch_size.findings import SCALES, BatchFindings
+from qsim.studies.batch_size import FULL, IMAGES, PLAIN, SCALES, STEPS
+from qsim.studies.batch_size.findings import BatchFindings
 from qsim.studies.learners.examples import described, optimized, variant
 from qsim.studies.report import Picture, listed
 from qsim.studies.statistics import Interval, above, exponential, in_points, mean, proportion
@@ -26,7 +26,7 @@ class Written(BatchFindings):
 
     def parts(self) -> list[str | Table | Picture]:
         """Curves, the setting and tables."""
-        panels = [(design, scale) for design in self.settings.designs for scale in SCALES]
+        panels = [(design, scale) for design in self.settings.designs for scale in self.settings.scales]
         several = len(self.settings.formats) > 1
         return [
             self.picture("error", lambda: self._curves(panels, self._error, "test error in %", most=100.0)),
@@ -47,6 +47,7 @@ class Written(BatchFindings):
             "setting",
             learner=described(chosen.data, chosen.model),
             optimizer=optimized(chosen.model),
+            weights="not rounded" if chosen.weights == FULL else f"rounded to nearest to {chosen.weights}, in both passes",
             steps=" and ".join(steps[design] for design in chosen.designs),
             looks="at the end" if chosen.looks == 1 else f"{chosen.looks} times in the last quarter of the steps",
             variance=self.text("variance") + " " if len(chosen.formats) > 1 else "",
@@ -56,7 +57,7 @@ class Written(BatchFindings):
         rows = []
         for name in (FULL, *self.settings.formats):
             for rounding in self.settings.roundings if name != FULL else ("-",):
-                for scale in SCALES if name != FULL else (PLAIN,):
+                for scale in self.settings.scales if name != FULL else (PLAIN,):
                     of_all = [proportion(self.seeds("accuracy", name, rounding, batch, scale, design)) for batch in self.settings.batches]
                     rows.append([name, rounding, SCALES[scale] if name != FULL else "-", *(f"{found:.1%}" for found in of_all)])
         sizes = [f"b = {batch}, {self.settings.updates(design, batch)} steps" for batch in self.settings.batches]
@@ -105,20 +106,24 @@ class Written(BatchFindings):
 
     def _factors(self) -> Table:
         rows = [
-            [f"{fine} to {coarse}", *(f"{self.factor(coarse, fine, scale):.3f}" for scale in SCALES)]
+            [f"{fine} to {coarse}", *(f"{self.factor(coarse, fine, scale):.3f}" for scale in self.settings.scales)]
             for coarse, fine in pairwise(self.settings.formats)
         ]
-        return Table.of("Factor by which the batch must grow for gradients to vary as little", ["from, to", *SCALES.values()], rows)
+        return Table.of(
+            "Factor by which the batch must grow for gradients to vary as little",
+            ["from, to", *(SCALES[scale] for scale in self.settings.scales)],
+            rows,
+        )
 
     def meaning(self) -> str:
         """The noise that a larger batch buys back, and the accuracy."""
         names, noise = [name.upper() for name in self.settings.formats], ""
         if len(names) > 1:
-            factor = self.factor(self.coarse, self.settings.formats[1], IN_RANGE)
+            factor = self.factor(self.coarse, self.settings.formats[1], self.settings.scales[-1])
             noise = self.text("noise", factor=factor, name=names[0], finer=names[1]) + " "
-        beyond = {design: self.beyond("stochastic", IN_RANGE, design) for design in self.settings.designs}
+        beyond = {design: self.beyond("stochastic", self.settings.scales[-1], design) for design in self.settings.designs}
         accuracies = {
-            key: mean(self.seeds("accuracy", which, how, self.most, PLAIN)).value
+            key: mean(self.seeds("accuracy", which, how, self.most, self.settings.scales[0])).value
             for key, which, how in (
                 ("nearest", self.coarse, "nearest"), ("stochastic", self.coarse, "stochastic"), ("full", FULL, "nearest")
             )
@@ -126,6 +131,7 @@ class Written(BatchFindings):
         return self.text(
             "meaning",
             noise=noise,
+            pushed=self.text("pushed") if PLAIN in self.settings.scales else "If gradients are in range:",
             name=names[0],
             gains=listed([f"{in_points(gain)} points with {self.equal[design]}" for design, gain in beyond.items()]),
             shown=": no difference shows" if all(above(gain) is None for gain in beyond.values()) else "",

@@ -15,15 +15,18 @@ from torch.nn import functional as F
 
 import qsim
 from qsim.diagnostics import cancelled_updates
-from qsim.studies.choices import choice, require
-from qsim.studies.learners.images import DIGITS, Images, images
-from qsim.studies.learners.training import accuracy, full_precision, loss_on_test
+from qsim.studies.choices import choice, require, require_among
+from qsim.studies.learners.examples import OWN
+from qsim.studies.learners.images import DIGITS, RESIDUAL, Images, images
+from qsim.studies.learners.training import accuracy, full_precision, mean_loss
 from qsim.studies.stagnation.least_squares import weight_dtype
 from qsim.studies.study import WrittenStudy, run_of
 
 FULL = "fp32"
 NEAREST, STOCHASTIC, KAHAN = "nearest", "stochastic", "kahan"
-UPDATES = (NEAREST, STOCHASTIC, KAHAN)
+#: Kahan summation whose weights are rounded stochastically.
+BOTH = "kahan+stochastic"
+UPDATES = {NEAREST: NEAREST, STOCHASTIC: STOCHASTIC, KAHAN: KAHAN, BOTH: qsim.optim.Kahan("stochastic")}
 #: The number of hidden layers of the perceptron for digits, and their width.
 _HIDDEN, _WIDTH = 4, 48
 
@@ -33,14 +36,21 @@ class Settings:
     """The settings of the study."""
 
     data: str = choice(DIGITS, "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
+    model: str = choice(OWN, f"own (the net that suits the images), {', '.join(RESIDUAL)}")
     formats: tuple[str, ...] = choice(("fp16", "bf16", "e5m3"), "formats of the weights, from fine to coarse")
-    mixed: str = choice("bf16", "the format for nets in which some layers have Kahan updates and the others stochastic ones")
+    updates: tuple[str, ...] = choice((NEAREST, STOCHASTIC, KAHAN), f"updates: {', '.join(UPDATES)}")
+    arithmetic: str = choice("float32", "the optimizer's arithmetic: float32, or format, in which it rounds each of its operations")
+    mixed: str = choice(
+        "bf16", "the main format, in which some layers of the own net also have Kahan updates and the others stochastic ones"
+    )
     units: tuple[str, ...] = choice(("bf16",), "formats in which everything is also computed with 32-bit weights and updates")
     rate: float = choice(0.02, "initial learning rate; it decays linearly to zero")
     momentum: float = choice(0.9, "momentum of SGD")
+    decay: float = choice(0.0, "weight decay")
     steps: int = choice(400, "number of updates")
     batch: int = choice(64, "images per update")
     looks: int = choice(20, "number of steps whose updates are counted")
+    curve: int = choice(0, "number of times at which loss and accuracy are measured during training")
     seeds: int = choice(6, "number of seeds")
 
 
@@ -58,8 +68,12 @@ class Run:
     batch: int
     looks: int
     seed: int
-    # Last, with a default, because results of earlier versions do not have it.
+    # Last, with defaults, because results of earlier versions do not have them.
     unit: str = ""
+    model: str = OWN
+    arithmetic: str = "float32"
+    decay: float = 0.0
+    curve: int = 0
 
 
 class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
@@ -82,14 +96,16 @@ class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every format and update; full precision, also in units; and in one format all mixtures of stochastic and Kahan updates."""
         require(settings, "mixed", settings.mixed in settings.formats, f"be one of the formats {', '.join(settings.formats)}")
-        require(settings, "formats", len(settings.formats) > 1, "be at least two, from fine to coarse")
+        require(settings, "model", settings.model in (OWN, *RESIDUAL), f"be one of {', '.join((OWN, *RESIDUAL))}")
+        require_among(settings, "updates", [*UPDATES])
+        require(settings, "updates", settings.updates[:3] == (NEAREST, STOCHASTIC, KAHAN), "begin with nearest, stochastic, kahan")
         enough = 4 <= settings.looks <= settings.steps
         require(settings, "looks", enough, f"be at least 4, one per quarter, and at most the {settings.steps} steps")
-        layers = len(layers_of(net(images(settings.data, torch.device("cpu")))))
+        layers = len(layers_of(net(images(settings.data, torch.device("cpu"))))) if settings.model == OWN else 1
         found = []
         for seed in range(settings.seeds):
             found += [made(settings, FULL, NEAREST, 0, seed, unit) for unit in ("", *settings.units)]
-            found += [made(settings, name, update, 0, seed) for name in settings.formats for update in UPDATES]
+            found += [made(settings, name, update, 0, seed) for name in settings.formats for update in settings.updates]
             found += [made(settings, settings.mixed, STOCHASTIC, count, seed) for count in range(1, layers)]
         return found
 
@@ -99,7 +115,7 @@ class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train and count."""
-        found = images(run.data, device)
+        found = replace(images(run.data, device), model=run.model)
         torch.manual_seed(run.seed)
         dtype = torch.float32 if run.format == FULL else weight_dtype(run.format)
         own = replace(found, x=found.x.to(dtype), test_x=found.test_x.to(dtype))
@@ -110,10 +126,10 @@ class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
         optimizer = _optimizer(run, model)
         counted = cancelled_updates(optimizer, every=max(1, run.steps // run.looks), model=model)
         with full_precision(device), counted:
-            _train(run, model, optimizer, own)
-            told, loss = accuracy(model, own), loss_on_test(model, replace(own, test_x=own.x, test_y=own.y))
+            curve = _train(run, model, optimizer, own)
+            told, loss = accuracy(model, own), mean_loss(model, own.x, own.y)
         totals = [[entry.step, entry.updates, entry.cancelled, entry.carried] for entry in counted.totals]
-        return {"accuracy": told, "loss": loss, "counts": totals, "memory": _memory(optimizer)}
+        return {"accuracy": told, "loss": loss, "counts": totals, "memory": _memory(optimizer), **({"curve": curve} if run.curve else {})}
 
 
 def made(settings: Settings, format: str, update: str, kahan_layers: int, seed: int, unit: str = "") -> Run:
@@ -124,7 +140,7 @@ def made(settings: Settings, format: str, update: str, kahan_layers: int, seed: 
 def net(found: Images) -> nn.Module:
     """The net for images: for digits a perceptron that is deeper than in other studies, because its layers are treated one by one."""
     height = found.x.shape[2]
-    if height >= 16:
+    if height >= 16 or found.model in RESIDUAL:
         return found.net()
     widths = [height * height, *[_WIDTH] * _HIDDEN]
     layers: list[nn.Module] = [nn.Flatten()]
@@ -142,16 +158,23 @@ def _optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
     layers = layers_of(model)
     first = len(layers) - run.kahan_layers
     groups = [
-        {"params": [weight for layer in part for weight in layer], "update": update}
+        {"params": [weight for layer in part for weight in layer], "update": UPDATES[update]}
         for part, update in ((layers[:first], run.update), (layers[first:], KAHAN))
         if part
     ]
-    return qsim.optim.SGD(groups, lr=run.rate, momentum=run.momentum, format=run.format, seed=run.seed)
+    how: dict[str, Any] = {"momentum": run.momentum, "weight_decay": run.decay, "arithmetic": run.arithmetic}
+    return qsim.optim.SGD(groups, lr=run.rate, **how, format=run.format, seed=run.seed)
 
 
-def _train(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, found: Images) -> None:
-    """Train without a CUDA graph, whose updates could not be counted."""
+def _train(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, found: Images) -> list[tuple[int, float, float]]:
+    """Train without a CUDA graph, whose updates could not be counted.
+
+    Returns:
+        Steps done, the mean loss of the batches since the last entry, and the test accuracy then.
+    """
     order = torch.Generator().manual_seed(run.seed)
+    curve: list[tuple[int, float, float]] = []
+    losses: list[Tensor] = []
     for step in range(run.steps):
         for group in optimizer.param_groups:
             group["lr"] = run.rate * (1 - step / run.steps)
@@ -159,8 +182,14 @@ def _train(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, found: 
         optimizer.zero_grad()
         with qsim.fpu(run.unit) if run.unit else nullcontext():
             weights = {name: _read(run, weight) for name, weight in model.named_parameters()}
-            F.cross_entropy(functional_call(model, weights, (_read(run, found.x[chosen]),)), found.y[chosen]).backward()
+            loss = F.cross_entropy(functional_call(model, weights, (_read(run, found.x[chosen]),)), found.y[chosen])
+            loss.backward()
         optimizer.step()
+        losses.append(loss.detach().float())
+        if run.curve and (step + 1) * run.curve // run.steps > len(curve):
+            curve.append((step + 1, float(torch.stack(losses).mean()), accuracy(model, found)))
+            losses.clear()
+    return curve
 
 
 def _read(run: Run, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC
+from qsim.studies.cancelled_updates import BOTH, FULL, KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.cancelled_updates.findings import UpdateFindings
 from qsim.studies.report import Claim
 from qsim.studies.statistics import Interval, above, both, difference, exponential, mean, within
@@ -20,14 +20,16 @@ def claims(found: UpdateFindings) -> list[Claim]:
     names = dict.fromkeys((found.settings.mixed, found.coarse))
     lost = {name: _lost(found, name) for name in names}
     behind = {name: _behind(found, name, NEAREST) for name in names}
+    cures = found.settings.updates[1:]
     return [
         _late(found),
-        _coarser(found),
+        *([_coarser(found)] if len(found.settings.formats) > 1 else []),
         _carried(found),
         *(found.claim("loses accuracy", above(lost[name]), name=name, lost=lost[name]) for name in names),
         *(found.claim("falls behind", above(behind[name]), name=name, times=exponential(behind[name])) for name in names),
-        *(_matches(found, update) for update in (STOCHASTIC, KAHAN)),
-        *(_follows(found, update) for update in (STOCHASTIC, KAHAN)),
+        *([_grows(found)] if found.settings.curve else []),
+        *(_matches(found, update) for update in cures),
+        *(_follows(found, update) for update in cures),
         _memory_pays(found),
         *(_computes(found, unit) for unit in found.settings.units),
     ]
@@ -60,9 +62,22 @@ def _behind(found: UpdateFindings, name: str, update: str) -> Interval:
     return difference(*(np.log(found.of("loss", *which)).tolist() for which in ((name, update), (FULL, NEAREST))))
 
 
+def _grows(found: UpdateFindings) -> Claim:
+    nearest, full = (np.log(found.curve(name, NEAREST)[:, :, 1]) for name in (found.settings.mixed, FULL))
+    quarter = nearest.shape[1] // 4
+    early, late = ((nearest - full)[:, part].mean(1).tolist() for part in (slice(quarter), slice(-quarter, None)))
+    growth = difference(late, early)
+    return found.claim("grows", above(growth), early=exponential(mean(early)), late=exponential(mean(late)), growth=exponential(growth))
+
+
+def _source(paper: str, update: str) -> str:
+    """Where a cure is claimed; the appendix only lists both cures of one weight, without numbers."""
+    return "Appendix D.3, both on one weight" if update == BOTH else paper
+
+
 def _matches(found: UpdateFindings, update: str) -> Claim:
     ahead = difference(found.of("accuracy", found.settings.mixed, update), found.of("accuracy", FULL, NEAREST))
-    return found.claim("matches", _same(found, ahead), update=update, ahead=ahead, same=100 * _SAME)
+    return found.claim("matches", _same(found, ahead), source=_source("Table 4", update), update=update, ahead=ahead, same=100 * _SAME)
 
 
 def _computes(found: UpdateFindings, unit: str) -> Claim:
@@ -82,7 +97,9 @@ def _follows(found: UpdateFindings, update: str) -> Claim:
     # Half of nearest's excess, in logarithms.
     margin = nearest.value / 2
     agrees = within(behind, -margin, margin) if above(nearest) else None
-    return found.claim("follows", agrees, update=update, times=exponential(behind), nearest=exponential(nearest))
+    return found.claim(
+        "follows", agrees, source=_source("Figure 4", update), update=update, times=exponential(behind), nearest=exponential(nearest)
+    )
 
 
 def _memory_pays(found: UpdateFindings) -> Claim:

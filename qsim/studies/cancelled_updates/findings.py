@@ -56,6 +56,11 @@ class UpdateFindings(Findings[Settings, Run]):
         """The share in the first or the last quarter of training, for each seed."""
         return [float(part.mean()) for part in np.array_split(self.shares(format, update), 4, axis=1)[which]]
 
+    def curve(self, format: str, update: str, unit: str = "") -> NDArray[np.float64]:
+        """Steps done, the mean loss of batches until then, and the test accuracy: seeds × points × 3."""
+        runs = [made(self.settings, format, update, 0, seed, unit) for seed in range(self.settings.seeds)]
+        return np.array([self._of[run]["curve"] for run in runs], dtype=np.float64)
+
     def loss(self, format: str, update: str, kahan_layers: int = 0) -> Interval:
         """The training loss at the end, a geometric mean."""
         return exponential(mean(np.log(self.of("loss", format, update, kahan_layers)).tolist()), most=10.0)

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 import qsim
 from qsim.plot import figures
-from qsim.studies.cancelled_updates import _HIDDEN, _WIDTH, FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, net
+from qsim.studies.cancelled_updates import _HIDDEN, _WIDTH, BOTH, FULL, KAHAN, NEAREST, STOCHASTIC, net
 from qsim.studies.cancelled_updates.findings import UpdateFindings
+from qsim.studies.learners.examples import OWN
 from qsim.studies.learners.images import DIGITS, described, images, variant
 from qsim.studies.report import Picture, listed
 from qsim.studies.statistics import mean, positive, proportion
@@ -21,24 +22,31 @@ class Written(UpdateFindings):
 
     def title(self) -> str:
         """The question, and the data if they are other ones."""
-        return f"{self.study.question} {variant(self.settings.data)}".rstrip()
+        return f"{self.study.question} {variant(self.settings.data, self.settings.model)}".rstrip()
 
     def parts(self) -> list[str | Table | Picture]:
         """The setting, tables and figures."""
-        computed = " " + self.text("computed", units=listed(self.settings.units)) if self.settings.units else ""
+        chosen = self.settings
+        said = [
+            *(["left out"] if BOTH not in chosen.updates else []),
+            *(["computed"] if chosen.units else []),
+            *(["arithmetic"] if chosen.arithmetic == "format" else []),
+        ]
+        remarks = "".join(f" {self.text(name, units=listed(chosen.units))}" for name in said)
         carriers = ", ".join(f"{name} ({qsim.format(name).bits} bits)" for name in self.settings.formats)
         return [
-            self.text("setting", learner=self._learner(), carriers=carriers, computed=computed),
+            self.text("setting", learner=self._learner(), carriers=carriers, remarks=remarks),
             *self._tables(),
             self.picture("shares", self._over_time),
+            *([self.picture("curves", self._curves)] if chosen.curve else []),
             self.picture("accuracy", self._by_format),
-            self.picture("memory", self._frontier),
+            *([self.picture("memory", self._frontier)] if self.layers > 1 else []),
         ]
 
     def _learner(self) -> str:
         """The net and the data."""
-        if self.settings.data != DIGITS:
-            return described(self.settings.data)
+        if self.settings.data != DIGITS or self.settings.model != OWN:
+            return described(self.settings.data, self.settings.model)
         data = images(DIGITS, torch.device("cpu"))
         size = sum(weight.numel() for weight in net(data).parameters())
         return self.text("learner", hidden=_HIDDEN, width=_WIDTH, size=size, train=len(data.y), test=len(data.test_y))
@@ -49,7 +57,7 @@ class Written(UpdateFindings):
              f"{proportion(self.quarter(name, update, -1)):.1%}", self._lost(name, update),
              f"{proportion(self.of('accuracy', name, update)):.1%}",
              f"{positive(self.of('loss', name, update)):.2g}"]
-            for name in (FULL, *self.settings.formats) for update in (UPDATES if name != FULL else (NEAREST,))
+            for name in (FULL, *self.settings.formats) for update in (self.settings.updates if name != FULL else (NEAREST,))
         ]  # fmt: skip
         header = ["weights", "update", "cancelled, first quarter", "last quarter", "lost on average", "test accuracy", "training loss"]
         mixed = [self._mixture(count) for count in range(self.layers + 1)]
@@ -64,20 +72,25 @@ class Written(UpdateFindings):
 
     def _mixture(self, kahan_layers: int) -> list[str]:
         accuracy, loss = (self.of(what, self.settings.mixed, STOCHASTIC, kahan_layers) for what in ("accuracy", "loss"))
-        return [str(kahan_layers), f"{self.memory(kahan_layers):.2f}", f"{proportion(accuracy):.1%}", f"{positive(loss):.2g}"]
+        return [
+            str(kahan_layers) if kahan_layers < self.layers else "all",
+            f"{self.memory(kahan_layers):.2f}",
+            f"{proportion(accuracy):.1%}",
+            f"{positive(loss):.2g}",
+        ]
 
     def _lost(self, format: str, update: str) -> str:
         return "none" if update == STOCHASTIC else f"{float(self.shares(format, update, lost=True).mean()):.1%}"
 
     def _over_time(self) -> list[Figure]:
-        drawn, axes = figures.row(len(UPDATES), width=3.2, height=2.6)
+        drawn, axes = figures.row(len(self.settings.updates), width=3.2, height=2.6)
         steps = self.steps()
-        for panel, update in zip(axes, UPDATES, strict=True):
+        for panel, update in zip(axes, self.settings.updates, strict=True):
             for name, look in zip(self.settings.formats, figures.LOOKS, strict=False):
                 shares = 100 * self.shares(name, update)
                 panel.plot(steps, shares.mean(0), label=name.upper(), markevery=5, **look())
                 panel.fill_between(steps, shares.min(0), shares.max(0), color=look.color, alpha=0.18, linewidth=0)
-                if update == KAHAN:
+                if update in (KAHAN, BOTH):
                     panel.plot(steps, 100 * self.shares(name, update, lost=True).mean(0), **figures.Look(look.color, "").dashed()())
             panel.set(title=update, xlabel="step", ylim=(0, 103), ylabel="cancelled in % of updates")
             figures.label_ends(panel)
@@ -86,7 +99,7 @@ class Written(UpdateFindings):
     def _by_format(self) -> list[Figure]:
         drawn, (left, right) = figures.row(2)
         place = np.arange(len(self.settings.formats))
-        for shift, (update, look) in enumerate(zip(UPDATES, figures.LOOKS, strict=False)):
+        for shift, (update, look) in enumerate(zip(self.settings.updates, figures.LOOKS, strict=False)):
             beside = place + 0.08 * (shift - 1)
             wrong = [proportion([1 - value for value in self.of("accuracy", name, update)]) * 100
                      for name in self.settings.formats]  # fmt: skip
@@ -97,6 +110,21 @@ class Written(UpdateFindings):
         for panel, label in ((left, "test error in %"), (right, "training loss")):
             panel.set_xticks(place, [name.upper() for name in self.settings.formats])
             panel.set(xlabel="format of the weights", ylabel=label, yscale="log")
+            figures.plain_numbers(panel.yaxis)
+        figures.legends(drawn, (left, right), columns=2)
+        return drawn
+
+    def _curves(self) -> list[Figure]:
+        drawn, (left, right) = figures.row(2)
+        name = self.settings.mixed
+        ways: dict[str, tuple[str, ...]] = {FULL: (FULL, NEAREST), **{update: (name, update) for update in self.settings.updates}}
+        ways |= {f"{unit}, 32-bit weights": (FULL, NEAREST, unit) for unit in self.settings.units}
+        for (label, way), look in zip(ways.items(), figures.LOOKS, strict=False):
+            steps, losses, accuracies = self.curve(*way).mean(0).T
+            left.plot(steps, losses, label=label, **look())
+            right.plot(steps, 100 * (1 - accuracies), label=label, **look())
+        for panel, label in ((left, "loss of training batches"), (right, "test error in %")):
+            panel.set(xlabel="step", ylabel=label, yscale="log")
             figures.plain_numbers(panel.yaxis)
         figures.legends(drawn, (left, right), columns=2)
         return drawn
@@ -126,4 +154,5 @@ class Written(UpdateFindings):
         fine, coarse = (float(self.shares(which, NEAREST).mean()) for which in (name, self.coarse))
         ways = {"full": (FULL, NEAREST), "nearest": (name, NEAREST), "stochastic": (name, STOCHASTIC), "kahan": (name, KAHAN)}
         accuracies = {key: mean(self.of("accuracy", *way)).value for key, way in ways.items()}
-        return self.text("meaning", fine=fine, coarse=coarse, name=name.upper(), coarsest=self.coarse.upper(), **accuracies)
+        coarser = "" if self.coarse == name else self.text("coarser", coarse=coarse, coarsest=self.coarse.upper())
+        return self.text("meaning", fine=fine, coarser=coarser, name=name.upper(), **accuracies)

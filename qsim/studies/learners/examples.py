@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from qsim.studies.learners import gpt_training
 from qsim.studies.learners.gpt import GPT, size
-from qsim.studies.learners.images import RESNET, described as described_images, images, variant as variant_of_images
+from qsim.studies.learners.images import RESIDUAL, described as described_images, images, variant as variant_of_images
 from qsim.studies.learners.text import LIBRARY, VOCABULARY, text
 
 #: The model that suits the data, a residual net for images, or a GPT for text.
 OWN, GPT_TINY = "own", "gpt"
-MODELS = (OWN, RESNET, GPT_TINY)
+MODELS = (OWN, *RESIDUAL, GPT_TINY)
 #: Bytes per sequence, and the largest numbers of sequences for training and for testing.
 CONTEXT, _TRAINING, _TEST = 64, 4096, 512
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim.studies.learners.gpt import GPT, language_loss, parameters, size
-from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text
+from qsim.studies.learners.text import LIBRARY, PACKAGES, VOCABULARY, Text
 
 #: Everything in bfloat16, named by the update of weights; or float32 weights and updates, with products in bfloat16.
 STOCHASTIC, KAHAN, NEAREST = "stochastic", "kahan", "nearest"
@@ -87,7 +87,7 @@ def begin(how: GPTTraining, device: torch.device) -> tuple[GPT, torch.optim.Opti
     return model, qsim.optim.AdamW(groups, lr=how.rate, betas=BETAS, update=how.method, seed=how.seed)
 
 
-def described(name: str, vocabulary: int, context: int, data: str) -> str:
+def described(name: str, vocabulary: int, context: int, data: str, tokens: int = VOCABULARY) -> str:
     """A GPT and its text, with its number of parameters.
 
     Example:
@@ -95,9 +95,10 @@ def described(name: str, vocabulary: int, context: int, data: str) -> str:
         "A GPT (tiny: 2 blocks, width 64, 2 heads; 120,576 parameters) learns bytes of the sources of Python's standard library"
     """
     own = size(name)
-    text = "the sources of Python's standard library" if data == LIBRARY else data
+    text = {LIBRARY: "the sources of Python's standard library", PACKAGES: "sources and texts of installed packages"}.get(data, data)
+    learns = "bytes" if tokens == VOCABULARY else "byte pairs"
     parts = f"{own.layers} blocks, width {own.width}, {own.heads} heads; {parameters(own, vocabulary, context):,} parameters"
-    return f"A GPT ({name}: {parts}) learns bytes of {text}"
+    return f"A GPT ({name}: {parts}) learns {learns} of {text}"
 
 
 def variant(name: str, vocabulary: int, context: int) -> str:

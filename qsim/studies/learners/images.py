@@ -18,8 +18,12 @@ from qsim.studies.learners.wide_resnet import WideResNet
 from qsim.text.files import FileError, reading
 
 DIGITS = "digits"
-#: The model that is a residual net, whatever the images.
-RESNET = "resnet"
+#: Residual nets, whatever the images: their names in reports, blocks per group and widths.
+RESIDUAL = {
+    "resnet": ("WideResNet-10-1", 1, (16, 16, 32, 64)),
+    "wide": ("WideResNet-16-4", 2, (16, 64, 128, 256)),
+    "resnet-18": ("pre-activation ResNet-18", 2, (64, 64, 128, 256, 512)),
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Images:
         test_x: Test pixels.
         test_y: Their labels.
         classes: The number of classes.
-        model: `"resnet"`, or anything else for the net that suits the images.
+        model: One of `RESIDUAL`, or anything else for the net that suits the images.
     """
 
     x: Tensor
@@ -45,8 +49,9 @@ class Images:
     def net(self) -> nn.Module:
         """A net for images like these: a perceptron for digits, convolutions for grey images, a WideResNet-16-4 for coloured ones."""
         _, channels, height, _ = self.x.shape
-        if self.model == RESNET:
-            return WideResNet(self.classes, channels, blocks=1, width=1)
+        if self.model in RESIDUAL:
+            _, blocks, widths = RESIDUAL[self.model]
+            return WideResNet(self.classes, channels, blocks=blocks, widths=widths)
         if channels == 3:
             return WideResNet(self.classes)
         if height < 16:
@@ -66,16 +71,22 @@ def images(data: str, device: torch.device) -> Images:
     """The images that the option `--data` names.
 
     Args:
-        data: `"digits"`, or a folder with the files of MNIST's kind (idx, also gzipped) or of CIFAR-10 (its Python version).
+        data: `"digits"`, or a folder with the files of MNIST's kind (idx, also gzipped) or of CIFAR-10 (its Python version). With a number
+            behind a colon, as in `"fashion-mnist:1024"`, only so many training images.
         device: The device to keep them on.
 
     Raises:
         FileError: If a file is malformed, or the files do not fit each other.
         ValueError: If the folder does not exist or contains neither.
     """
-    parts = _digits() if data == DIGITS else _from_files(Path(data))
-    _check_parts(data, *parts)
+    source, _, count = data.partition(":")
+    parts = _digits() if source == DIGITS else _from_files(Path(source))
+    _check_parts(source, *parts)
     x, y, test_x, test_y = parts
+    if count:
+        if not (count.isdecimal() and 1 < int(count) <= len(y)):
+            raise ValueError(f"data: behind the colon must be a number of training images from 2 to {len(y)}; got {data!r}")
+        x, y = x[: int(count)], y[: int(count)]
     mean, spread = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
     return Images((x - mean).div(spread).to(device), y.to(device), (test_x - mean).div(spread).to(device), test_y.to(device))
 
@@ -93,8 +104,8 @@ def described(data: str, model: str = "") -> str:
         return f"A net learns {data}"
     _, channels, height, width = found.x.shape
     net = found.net()
-    if model == RESNET:
-        kind, parts = "WideResNet-10-1", ""
+    if model in RESIDUAL:
+        kind, parts = RESIDUAL[model][0], ""
     elif channels == 3:
         kind, parts = "WideResNet-16-4", ""
     elif height < 16:
@@ -103,8 +114,9 @@ def described(data: str, model: str = "") -> str:
         kind, parts = "net of two convolutions and two linear layers", " (16 and 32 channels, 128 hidden units)"
     size = sum(weight.numel() for weight in net.parameters())
     colours = " in colour" if channels == 3 else ""
+    name = Path(data).name.partition(":")[0]
     return (
-        f"A {kind} with {size:,} parameters{parts} learns {Path(data).name}: {len(found.y):,} training and {len(found.test_y):,} test "
+        f"A {kind} with {size:,} parameters{parts} learns {name}: {len(found.y):,} training and {len(found.test_y):,} test "
         f"images of {height} × {width} pixels{colours} in {found.classes} classes"
     )
 
@@ -114,12 +126,13 @@ def variant(data: str, model: str = "") -> str:
 
     Example:
         >>> variant("fashion-mnist"), variant("digits", "resnet"), variant("digits")
-        ('A small net on Fashion-MNIST', 'A residual net on digits', '')
+        ('A small net on Fashion-MNIST', 'WideResNet-10-1 on digits', '')
     """
-    name = Path(data).name
+    name, _, count = Path(data).name.partition(":")
     name = {"fashion-mnist": "Fashion-MNIST", "cifar-10": "CIFAR-10"}.get(name.lower(), name)
-    if model == RESNET:
-        return f"A residual net on {name}"
+    name = f"{int(count):,} images of {name}" if count else name
+    if model in RESIDUAL:
+        return f"{RESIDUAL[model][0]} on {name}"
     return "" if data == DIGITS else f"A small net on {name}"
 
 

@@ -13,7 +13,7 @@ import qsim
 from qsim import FivePoint
 from qsim.diagnostics.gradients.batches import measured_factors
 from qsim.studies.learners.examples import OWN, examples, optimizer
-from qsim.studies.learners.training import Training, accuracy, full_precision, loss_on_test, squared_gradient, train
+from qsim.studies.learners.training import Training, accuracy, full_precision, mean_loss, squared_gradient, train
 
 #: Loss scale per image: gradients of outputs are below it, well inside the range of formats with four exponent bits.
 _IN_RANGE = 64.0
@@ -54,7 +54,8 @@ def outcome(
 
     Returns:
         For the final weights, evaluated in full precision: `accuracy` and `loss` on the test data; with looks, `squared_gradient`
-        over all training data, averaged over the measurements. For the rounding net: `own_accuracy` and `own_loss` on the test data.
+        over all training data, averaged over the measurements, and `training_loss` at the end. For the rounding net: `own_accuracy` and
+        `own_loss` on the test data.
         And `guessing`, the share of the most frequent target in the test data.
     """
     found = examples(data, model, device)
@@ -75,11 +76,11 @@ def outcome(
         judge.load_state_dict(net.state_dict())
         return {
             "accuracy": accuracy(judge, found),
-            "loss": loss_on_test(judge, found),
+            "loss": mean_loss(judge, found.test_x, found.test_y),
             "own_accuracy": accuracy(net, found),
-            "own_loss": loss_on_test(net, found),
+            "own_loss": mean_loss(net, found.test_x, found.test_y),
             "guessing": float((found.test_y == found.test_y.flatten().mode().values).double().mean()),
-            **({"squared_gradient": sum(norms) / len(norms)} if looks else {}),
+            **({"squared_gradient": sum(norms) / len(norms), "training_loss": mean_loss(judge, found.x, found.y)} if looks else {}),
         }
 
 

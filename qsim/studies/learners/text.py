@@ -1,10 +1,12 @@
-"""Text as bytes, each of which is a token: the sources of Python's standard library, which every machine has, or other files."""
+"""Text in tokens, bytes or pairs of them: the sources of Python's standard library, which every machine has, or other files."""
 
 from __future__ import annotations
 
 import os
 import random
+import sys
 import sysconfig
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,9 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-LIBRARY = "library"
+from qsim.studies.learners.byte_pairs import tokenized
+
+LIBRARY, PACKAGES = "library", "packages"
 VOCABULARY = 256
 _HELD_OUT = 0.05
+#: Files of packages that are read, and the number of bytes after which no further file is.
+_READABLE, _ENOUGH = (".py", ".md", ".rst", ".txt"), 24_000_000
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,7 @@ class Text:
     """A text whose end is held out.
 
     Attributes:
-        tokens: The whole text, as bytes.
+        tokens: The whole text.
         held_out: The index at which the held-out end begins.
     """
 
@@ -38,7 +44,7 @@ class Text:
             generator: A torch generator on the CPU, which draws the positions.
 
         Returns:
-            Bytes: `count` × (`context` + 1).
+            Tokens: `count` × (`context` + 1).
         """
         return self._windows(torch.randint(self.held_out - context, (count,), generator=generator), context)
 
@@ -56,13 +62,15 @@ class Text:
 
 
 @lru_cache(maxsize=2)
-def text(data: str, context: int, device: torch.device) -> Text:
+def text(data: str, context: int, device: torch.device, tokens: int = VOCABULARY) -> Text:
     """The text that the option `--data` names.
 
     Args:
-        data: `"library"`, a file, or a folder, whose files are all read.
+        data: `"library"`, `"packages"` (sources and texts of installed packages, as many as suffice), a file, or a folder, whose files
+            are all read.
         context: The length of sequences; the held-out end is longer.
         device: The device to keep it on.
+        tokens: The number of different tokens: 256 for bytes, more for pairs that are learnt from the text.
 
     Raises:
         ValueError: If the file does not exist or is too short.
@@ -73,14 +81,26 @@ def text(data: str, context: int, device: torch.device) -> Text:
         >>> found.validation(3, 64).shape
         torch.Size([3, 65])
     """
-    paths = _library() if data == LIBRARY else _files(Path(data))
+    paths = {LIBRARY: _library, PACKAGES: _packages}.get(data, lambda: _files(Path(data)))()
     # In alphabetical order, the held-out end would be about different things than the rest.
     random.Random(0).shuffle(paths)
-    content = bytearray(b"\0".join(path.read_bytes() for path in paths))
-    held_out = int(len(content) * (1 - _HELD_OUT))
-    if len(content) - held_out <= context + 1:
-        raise ValueError(f"data: {data} has {len(content)} bytes; sequences of {context} need {int((context + 3) / _HELD_OUT)}")
-    return Text(torch.frombuffer(content, dtype=torch.uint8).to(device), held_out)
+    content = bytearray(b"\0".join(_contents(paths, _ENOUGH if data == PACKAGES else sys.maxsize)))
+    found = torch.frombuffer(content, dtype=torch.uint8) if tokens == VOCABULARY else torch.from_numpy(tokenized(bytes(content), tokens))
+    held_out = int(len(found) * (1 - _HELD_OUT))
+    if len(found) - held_out <= context + 1:
+        name = "bytes" if tokens == VOCABULARY else "tokens"
+        raise ValueError(f"data: {data} has {len(found)} {name}; sequences of {context} need {int((context + 3) / _HELD_OUT)}")
+    return Text(found.to(device), held_out)
+
+
+def _contents(paths: Sequence[Path], enough: int) -> Iterator[bytes]:
+    """The contents of files, until they are enough."""
+    read = 0
+    for path in paths:
+        if read < enough:
+            content = path.read_bytes()
+            read += len(content)
+            yield content
 
 
 def _library() -> list[Path]:
@@ -92,7 +112,12 @@ def _library() -> list[Path]:
     return sorted(found)
 
 
+def _packages() -> list[Path]:
+    found = Path(sysconfig.get_paths()["purelib"]).rglob("*")
+    return sorted(path for path in found if path.suffix in _READABLE and path.is_file())
+
+
 def _files(path: Path) -> list[Path]:
     if not path.exists():
-        raise ValueError(f"data: must be {LIBRARY!r}, a file or a folder; {str(path)!r} does not exist")
+        raise ValueError(f"data: must be {LIBRARY!r}, {PACKAGES!r}, a file or a folder; {str(path)!r} does not exist")
     return sorted(inner for inner in path.rglob("*") if inner.is_file()) if path.is_dir() else [path]

@@ -1,4 +1,4 @@
-"""Wide residual nets: WideResNet-16-4, the net of the papers' experiments on CIFAR-10, and smaller ones."""
+"""Residual nets: WideResNet-16-4 and ResNet-18, the nets of the papers' experiments on CIFAR-10, and a smaller one."""
 
 from __future__ import annotations
 
@@ -28,18 +28,17 @@ class _ResidualBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """A wide residual net (Zagoruyko and Komodakis, 2016), by default WideResNet-16-4: three groups of blocks.
+    """A residual net whose blocks normalize what they read (Zagoruyko and Komodakis, 2016), by default WideResNet-16-4.
 
     Args:
         classes: The number of classes.
         channels: The number of channels of an image.
-        blocks: The number of blocks per group; the name has `6 blocks + 4` layers.
-        width: How many times as wide as a ResNet.
+        blocks: The number of blocks per group.
+        widths: The channels behind the first convolution and behind each group of blocks, of which all but the first halve the image.
     """
 
-    def __init__(self, classes: int, channels: int = 3, *, blocks: int = 2, width: int = 4) -> None:
+    def __init__(self, classes: int, channels: int = 3, *, blocks: int = 2, widths: tuple[int, ...] = (16, 64, 128, 256)) -> None:
         super().__init__()
-        widths = [16, 16 * width, 32 * width, 64 * width]
         self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         stack = []
         for group, (inputs, outputs) in enumerate(pairwise(widths)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,8 +24,10 @@ METHODS = {
     O2: "mixed, O2",
 }
 #: What is measured of a training.
-PERPLEXITY, COST = "perplexity", "cost"
-MEASURES = (PERPLEXITY, COST)
+PERPLEXITY, BITS, COST = "perplexity", "bits", "cost"
+MEASURES = (PERPLEXITY, BITS, COST)
+#: What stochastic updates also get more of, as much as they save relative to O1: updates in equal time, sequences in equal memory.
+TIME, MEMORY = "time", "memory"
 #: Dtypes with more bits for states and gradients, under stochastic updates.
 MORE_BITS = ((BF16, FP32), (FP32, BF16), (FP32, FP32))
 
@@ -34,21 +36,42 @@ MORE_BITS = ((BF16, FP32), (FP32, BF16), (FP32, FP32))
 class Settings:
     """The settings of the study."""
 
-    data: str = choice("library", "library (the sources of Python's standard library), a text file, or a folder of text files")
+    data: str = choice(
+        "library", "library (the sources of Python's standard library), packages (installed ones), a text file, or a folder of text files"
+    )
     size: str = choice("tiny", "size of the GPT: tiny, mini, or GPT-2's small or medium")
-    vocabulary: int = choice(VOCABULARY, "vocabulary of the model; text needs 256 tokens, its bytes, and more only make costs realistic")
-    context: int = choice(64, "length of sequences in bytes")
+    vocabulary: int = choice(VOCABULARY, "vocabulary of the model; more than the text's tokens only make costs realistic")
+    tokens: int = choice(VOCABULARY, "tokens of the text: 256 are its bytes, more are pairs learnt from it")
+    context: int = choice(64, "length of sequences in tokens")
     batch: int = choice(8, "sequences per update")
     micro_batches: int = choice(2, "number of parts over which gradients are accumulated")
     steps: int = choice(150, "number of updates")
     rates: tuple[float, ...] = choice((1e-3, 2e-3, 4e-3), "peak learning rates, in increasing order; more bits are tried at the middle one")
-    seeds: int = choice(3, "number of seeds")
-    measures: tuple[str, ...] = choice(MEASURES, "perplexity; cost, which is speed and memory, in runs that must not share a GPU; or both")
+    methods: tuple[str, ...] = choice(tuple(METHODS), f"methods: {', '.join(METHODS)}")
+    tuned: tuple[str, ...] = choice((), "method=rate for each method: only the first seed then has all rates, and is not judged")
+    faster: float = choice(1.0, "also give stochastic updates this many times the updates, for equal time")
+    larger: float = choice(1.0, "also give stochastic updates this many times the batch, for equal memory")
+    seeds: int = choice(3, "number of judged seeds")
+    measures: tuple[str, ...] = choice(
+        MEASURES,
+        "perplexity; bits, more of them for moments and gradients; cost, which is speed and memory, in runs that must not share a GPU",
+    )
+
+    @property
+    def rate_of(self) -> dict[str, float]:
+        """The tuned rate of each method, if rates were tuned before."""
+        return {method: float(rate) for method, _, rate in (each.partition("=") for each in self.tuned)}
+
+    @property
+    def judged(self) -> range:
+        """The seeds that are judged: not that on which rates were tuned."""
+        first = 1 if self.tuned else 0
+        return range(first, first + self.seeds)
 
     @property
     def middle(self) -> float:
         """The rate at which more bits are tried."""
-        return self.rates[len(self.rates) // 2]
+        return self.rate_of.get(STOCHASTIC, self.rates[len(self.rates) // 2])
 
 
 class LLMStudy(WrittenStudy[Settings, Run]):
@@ -84,13 +107,17 @@ class LLMStudy(WrittenStudy[Settings, Run]):
         _check(settings)
         found = []
         # Methods take turns, so that a GPU that slows down affects all of them.
-        for seed in range(settings.seeds):
+        tuned = settings.rate_of
+        for seed in range(settings.judged.stop):
+            judged = seed in settings.judged
             for rate in settings.rates:
-                for method in METHODS:
+                for method in settings.methods:
                     bits = FP32 if method in (O1, O2) else BF16
-                    found.append(made(settings, method, rate, seed, bits, bits))
-            if PERPLEXITY in settings.measures:
+                    if not judged or rate == tuned.get(method, rate):
+                        found.append(made(settings, method, rate, seed, bits, bits))
+            if BITS in settings.measures and judged:
                 found += [made(settings, STOCHASTIC, settings.middle, seed, *bits) for bits in MORE_BITS]
+            found += [equal(settings, what, seed) for what in (TIME, MEMORY) if judged and saves(settings, what) != 1]
         return found
 
     def work(self, run: Run) -> float:
@@ -108,11 +135,30 @@ def made(settings: Settings, method: str, rate: float, seed: int, states: str, g
     return run_of(Run, settings, **own, timed=COST in settings.measures)
 
 
+def saves(settings: Settings, what: str) -> float:
+    """By how much stochastic updates are cheaper than O1."""
+    return settings.faster if what == TIME else settings.larger
+
+
+def equal(settings: Settings, what: str, seed: int) -> Run:
+    """The run of stochastic updates that gets more of what they save."""
+    run, more = made(settings, STOCHASTIC, settings.middle, seed, BF16, BF16), saves(settings, what)
+    if what == TIME:
+        return replace(run, steps=round(run.steps * more))
+    return replace(run, batch=round(run.batch * more), micro_batches=1)
+
+
 def _check(settings: Settings) -> None:
     size(settings.size)
     require_among(settings, "measures", MEASURES)
-    least = f"be at least {VOCABULARY}, because a text's tokens are its bytes"
-    require(settings, "vocabulary", settings.vocabulary >= VOCABULARY, least)
+    require_among(settings, "methods", [*METHODS])
+    require(settings, "tokens", settings.tokens >= VOCABULARY, f"be at least {VOCABULARY}, the number of bytes")
+    require(settings, "vocabulary", settings.vocabulary >= settings.tokens, f"be at least {settings.tokens}, the number of tokens")
+    compared = COST not in settings.measures or {*settings.methods} == {*METHODS}
+    require(settings, "methods", compared, f"be all of {', '.join(METHODS)} if cost is measured")
+    if settings.tuned:
+        named = {*settings.rate_of} == {*settings.methods} and {*settings.rate_of.values()} <= {*settings.rates}
+        require(settings, "tuned", named, "name each method with one of the rates")
     divides = settings.micro_batches >= 1 and settings.batch % settings.micro_batches == 0
     require(settings, "micro_batches", divides, f"divide the batch of {settings.batch} sequences")
     require(settings, "steps", settings.steps >= 2, "be at least 2, because the first is not timed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
-from qsim.studies.llm import METHODS, MORE_BITS
+from qsim.studies.llm import MEMORY, METHODS, MORE_BITS, TIME, saves
 from qsim.studies.llm.findings import SAME, LanguageFindings, excess_text
 from qsim.studies.llm.training import O1, O2
 from qsim.studies.report import Claim
@@ -20,22 +20,33 @@ def claims(found: LanguageFindings) -> list[Claim]:
     costs = [*_speeds(found), *_memories(found)] if found.of_cost else []
     if not found.of_perplexity:
         return costs
-    stochastic, nearest, kahan = (found.beside(*pair) for pair in ((STOCHASTIC, O1), (NEAREST, STOCHASTIC), (KAHAN, O1)))
+    stochastic, nearest = (found.beside(*pair) for pair in ((STOCHASTIC, O1), (NEAREST, STOCHASTIC)))
     outperforms = below(stochastic, 1.0) if found.inside(STOCHASTIC, O1) else None
     worse = above(nearest, 1.0) if found.inside(NEAREST, STOCHASTIC) else None
-    matches = _same([kahan], SAME) if found.inside(KAHAN, O1) else None
     return [
         found.claim("as good", outperforms, shown=_compared(found, STOCHASTIC, O1), least=_by(stochastic)),
         found.claim("nearest worse", worse, shown=_compared(found, NEAREST, STOCHASTIC), least=_by(nearest)),
-        found.claim("kahan", matches, shown=excess_text(kahan), least=_by(kahan), same=SAME),
+        *([_kahan(found)] if KAHAN in found.settings.methods else []),
+        *(_equal(found, what) for what in (TIME, MEMORY) if saves(found.settings, what) != 1),
         *costs,
-        _no_difference(found),
+        *([_no_difference(found)] if found.of_bits else []),
     ]
+
+
+def _kahan(found: LanguageFindings) -> Claim:
+    kahan = found.beside(KAHAN, O1)
+    matches = _same([kahan], SAME) if found.inside(KAHAN, O1) else None
+    return found.claim("kahan", matches, shown=excess_text(kahan), least=_by(kahan), same=SAME)
+
+
+def _equal(found: LanguageFindings, what: str) -> Claim:
+    ratio, more = found.equal(what), saves(found.settings, what)
+    return found.claim(f"equal {what}", below(ratio, 1.0), shown=excess_text(ratio), more=more, least=_by(ratio))
 
 
 def _compared(found: LanguageFindings, method: str, other: str) -> str:
     """One method relative to another: each at its best rate, which decides, and both at the same rate."""
-    rates = found.settings.rates if len(found.settings.rates) > 1 else ()
+    rates = found.settings.rates if len(found.settings.rates) > 1 and not found.settings.tuned else ()
     same = "".join(f"; both at {rate:g}: {excess_text(found.beside_at(rate, method, other))}" for rate in rates)
     return f"relative to {METHODS[other]}, each at its best rate: {excess_text(found.beside(method, other))}{same}"
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from qsim.studies.findings import Findings
 from qsim.studies.learners.gpt_training import STOCHASTIC
-from qsim.studies.llm import MEASURES, Settings, made
+from qsim.studies.learners.text import VOCABULARY
+from qsim.studies.llm import BITS, COST, PERPLEXITY, Settings, equal, made
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run
 from qsim.studies.report import Asked
 from qsim.studies.result import Result
@@ -22,23 +23,36 @@ class LanguageFindings(Findings[Settings, Run]):
 
     def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
         super().__init__(study, settings, results)
-        self.of_perplexity, self.of_cost = (what in settings.measures for what in MEASURES)
+        self.of_perplexity, self.of_bits, self.of_cost = (what in settings.measures for what in (PERPLEXITY, BITS, COST))
+        self.unit = "byte" if settings.tokens == VOCABULARY else "token"
         self.on_gpu = self.of_cost and all(result["peak_mib"] is not None for result in results)
         self.tokens = settings.steps * settings.batch * settings.context
 
-    def results(self, method: str, rate: float, states: str = "", gradients: str = "") -> list[Result[Run]]:
-        """The results of a method at a rate, one per seed; with its own states and gradients, unless others are named."""
+    def results(
+        self, method: str, rate: float, states: str = "", gradients: str = "", seeds: Sequence[int] | None = None
+    ) -> list[Result[Run]]:
+        """The results of a method at a rate, one per judged seed; with its own states and gradients, unless others are named."""
         own = FP32 if method in (O1, O2) else BF16
-        runs = [made(self.settings, method, rate, seed, states or own, gradients or own) for seed in range(self.settings.seeds)]
-        return [self._of[run] for run in runs]
+        chosen = self.settings.judged if seeds is None else seeds
+        return [self._of[made(self.settings, method, rate, seed, states or own, gradients or own)] for seed in chosen]
+
+    def rates(self, method: str) -> Sequence[float]:
+        """The rates at which a method was judged."""
+        tuned = self.settings.rate_of
+        return [tuned[method]] if tuned else self.settings.rates
+
+    def tried(self, method: str, rate: float) -> list[float]:
+        """The losses of a method at a rate with the seeds that all rates have."""
+        seeds = range(1) if self.settings.tuned else None
+        return [float(result["loss"]) for result in self.results(method, rate, seeds=seeds)]
 
     def losses(self, method: str, rate: float, states: str = "", gradients: str = "") -> list[float]:
-        """Nats per byte of held-out text, one per seed."""
+        """Nats per token of held-out text, one per seed."""
         return [float(result["loss"]) for result in self.results(method, rate, states, gradients)]
 
     def best(self, method: str) -> float:
         """The rate at which a method does best; the paper also tunes the rate of each method."""
-        means = {rate: mean(self.losses(method, rate)).value for rate in self.settings.rates}
+        means = {rate: mean(self.losses(method, rate)).value for rate in self.rates(method)}
         return min(means, key=lambda rate: means[rate] if math.isfinite(means[rate]) else math.inf)
 
     def inside(self, *methods: str) -> bool:
@@ -58,9 +72,14 @@ class LanguageFindings(Findings[Settings, Run]):
         rate = self.settings.middle
         return exponential(difference(self.losses(STOCHASTIC, rate, states, gradients), self.losses(STOCHASTIC, rate)))
 
+    def equal(self, what: str) -> Interval:
+        """The ratio of perplexities with stochastic updates: with more updates or larger batches, relative to as many as O1 has."""
+        more = self.values("loss", [equal(self.settings, what, seed) for seed in self.settings.judged])
+        return exponential(difference(more, self.losses(STOCHASTIC, self.settings.middle)))
+
     def cost(self, method: str, what: str) -> list[float]:
         """Tokens per second, or memory, of every run."""
-        return [float(result[what]) for rate in self.settings.rates for result in self.results(method, rate)]
+        return [float(result[what]) for rate in self.rates(method) for result in self.results(method, rate)]
 
     def ratio(self, method: str, other: str, what: str) -> Interval:
         """The ratio of two methods' speed or memory, run by run."""

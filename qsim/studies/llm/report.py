@@ -39,37 +39,52 @@ class Written(LanguageFindings):
         cost = [self.picture("cost", self._draw_cost)] if self.on_gpu else []
         if not self.of_perplexity:
             return [self._setting(), *costs, *cost]
-        first, last = self.picture("perplexity", self._draw_perplexity), self.picture("more-bits", self._draw_more_bits)
-        return [self._setting(), self._perplexities(), *costs, self._more_bits(), first, *cost, last]
+        bits = [self._more_bits()] if self.of_bits else []
+        second = "each method at its tuned rate" if self.settings.tuned else "both at the same rate"
+        first = self.picture("perplexity", self._draw_perplexity, second=second)
+        last = [self.picture("more-bits", self._draw_more_bits)] if self.of_bits else []
+        return [self._setting(), self._perplexities(), *costs, *bits, first, *cost, *last]
 
     def _setting(self) -> str:
         chosen = self.settings
         said = [
             *(["perplexity"] if self.of_perplexity else []),
+            *(["tuned"] if chosen.tuned else []),
             *(["cost", "peak" if self.on_gpu else "processor"] if self.of_cost else ["no cost"]),
         ]
         return self.text(
             "setting",
-            learner=described(chosen.size, chosen.vocabulary, chosen.context, chosen.data),
+            learner=described(chosen.size, chosen.vocabulary, chosen.context, chosen.data, chosen.tokens),
             measured="".join(f"{self.text(name)} " for name in said),
             over="over seeds; for speed and memory, over seeds and rates" if self.of_cost else "over seeds",
         )
 
     def _perplexities(self) -> Table:
         rows = []
-        for method, label in METHODS.items():
-            found = [f"{exponential(mean(self.losses(method, rate))):.3f}" for rate in self.settings.rates]
-            rows.append([label, _KEPT[method], *found, "-" if method == O1 else excess_text(self.beside(method, O1))])
-        header = ["method", "stored in", *(f"rate {rate:g}" for rate in self.settings.rates), "relative to O1, each at its best rate"]
-        return Table.of("Validation perplexity per byte", header, rows)
+        for method in self.settings.methods:
+            tried = [exponential(mean(self.tried(method, rate))) for rate in self.settings.rates]
+            found = [f"{each.value if self.settings.tuned else each:.3f}" for each in tried]
+            if self.settings.tuned:
+                found.append(f"{exponential(mean(self.losses(method, self.best(method)))):.3f} at {self.best(method):g}")
+            beside = "-" if method == O1 else excess_text(self.beside(method, O1))
+            rows.append([METHODS[method], _KEPT[method], *found, beside])
+        columns = [f"rate {rate:g}{', tuning seed' if self.settings.tuned else ''}" for rate in self.settings.rates]
+        header = [
+            "method",
+            "stored in",
+            *columns,
+            *(["judged seeds"] if self.settings.tuned else []),
+            "relative to O1, each at its best rate",
+        ]
+        return Table.of(f"Validation perplexity per {self.unit}", header, rows)
 
     def _costs(self) -> Table:
         columns = {"tokens_per_second": ("tokens per second", "times O1's speed", ".0f")}
         if self.on_gpu:
             columns["peak_mib"] = ("peak memory in MiB", "times O1's memory", ".0f")
         rows = []
-        for method, label in METHODS.items():
-            cells = [label]
+        for method in self.settings.methods:
+            cells = [METHODS[method]]
             for what, (*_, spec) in columns.items():
                 times = "-" if method == O1 else f"{self.ratio(method, O1, what):.3f}"
                 cells += [format(mean(self.cost(method, what)).value, spec), times]
@@ -92,13 +107,17 @@ class Written(LanguageFindings):
     def _draw_perplexity(self) -> list[Figure]:
         drawn_panels, (over, end) = figures.row(2)
         drawn: list[Interval] = []
-        others = [(look, method) for look, method in zip(figures.LOOKS, METHODS, strict=False) if method != O1]
+        tuned = self.settings.tuned
+        labels = ["the tuned one of each"] if tuned else [f"{rate:g}" for rate in self.settings.rates]
+        others = [
+            (look, method) for look, method in zip(figures.LOOKS, METHODS, strict=False) if method in self.settings.methods and method != O1
+        ]
         for place, (look, method) in enumerate(others):
             steps, ratios = self._over_training(method)
             tokens = [(count + 0.01 * (place - 1.5) * steps[-1]) * self.tokens / self.settings.steps / 1e3 for count in steps]
             figures.band(over, tokens, ratios, look, METHODS[method])
-            at = [number + 0.15 * (place - 1.5) for number in range(len(self.settings.rates))]
-            ends = [excess_percent(self.beside_at(rate, method, O1)) for rate in self.settings.rates]
+            at = [number + 0.15 * (place - 1.5) for number in range(len(labels))]
+            ends = [excess_percent(self.beside_at(rate, method, O1)) for rate in self.settings.rates] if not tuned else ratios[-1:]
             figures.band(end, at, ends, look.alone(), METHODS[method])
             drawn += ratios + ends
         for panel in (over, end):
@@ -111,8 +130,8 @@ class Written(LanguageFindings):
         aside = 0.75 * max(1.0, max(values) - min(values))
         for panel in (over, end):
             panel.set_ylim(min(values) - aside, max(values) + aside)
-        end.set_xticks(range(len(self.settings.rates)), [f"{rate:g}" for rate in self.settings.rates])
-        end.set(xlim=(-0.5, len(self.settings.rates) - 0.5), xlabel="peak learning rate of both")
+        end.set_xticks(range(len(labels)), labels)
+        end.set(xlim=(-0.5, len(labels) - 0.5), xlabel=f"peak learning rate{'' if tuned else ' of both'}")
         figures.legends(drawn_panels, (over, end), columns=2)
         return drawn_panels
 
@@ -131,12 +150,12 @@ class Written(LanguageFindings):
         )
         style = {"capsize": 2, "elinewidth": 0.9, "ecolor": matplotlib.rcParams["text.color"]}
         for panel, (what, label, unit) in zip(axes, wanted, strict=True):
-            for place, (look, method) in enumerate(zip(figures.LOOKS, METHODS, strict=False)):
+            for place, (look, method) in enumerate(zip(figures.LOOKS, self.settings.methods, strict=False)):
                 found = mean([unit(value) for value in self.cost(method, what)])
                 error = [[found.value - found.low], [found.high - found.value]]
                 panel.barh(place, found.value, 0.65, xerr=error, color=look.color, error_kw=style)
             panel.set_xlabel(label)
-            panel.set_yticks(range(len(METHODS)), list(METHODS.values()))
+            panel.set_yticks(range(len(self.settings.methods)), [METHODS[method] for method in self.settings.methods])
             panel.invert_yaxis()
         return drawn
 
@@ -162,12 +181,13 @@ class Written(LanguageFindings):
         return self.text("saved", speed=speed, memory=memory)
 
     def _learnt(self) -> str:
-        edges, rate = [METHODS[method] for method in METHODS if not self.inside(method)], self.settings.rates[0]
+        edges, rate = [METHODS[method] for method in self.settings.methods if not self.inside(method)], self.settings.rates[0]
+        same = edges and not self.settings.tuned
         against = {
-            key: excess_text(self.beside_at(rate, STOCHASTIC, other) if edges else self.beside(STOCHASTIC, other))
+            key: excess_text(self.beside_at(rate, STOCHASTIC, other) if same else self.beside(STOCHASTIC, other))
             for key, other in (("o1", O1), ("nearest", NEAREST))
         }
-        where = f"at a learning rate of {rate:g}" if edges else "with each method at its best learning rate"
+        where = f"at a learning rate of {rate:g}" if same else "with each method at its best learning rate"
         found = self.text("learnt", where=where, **against)
-        which = "every method" if len(edges) == len(METHODS) else listed(edges)
+        which = "every method" if len(edges) == len(self.settings.methods) else listed(edges)
         return f"{found} {self.text('at the edge', which=which)}" if edges else found

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import qsim
 from qsim.studies.learners.gpt import GPT, language_loss, size
 from qsim.studies.learners.gpt_training import BETAS, parameter_groups, rate_at, warmup
-from qsim.studies.learners.text import Text, text
+from qsim.studies.learners.text import VOCABULARY, Text, text
 
 #: Weights in FP32 with products in BF16 by autocast; weights in BF16 with updates of an FP32 copy. Other methods are all in BF16.
 O1, O2 = "o1", "o2"
@@ -44,8 +44,9 @@ class Run:
     steps: int
     rate: float
     seed: int
-    # Last, with a default, because results of earlier versions do not have it.
+    # Last, with defaults, because results of earlier versions do not have them.
     timed: bool = True
+    tokens: int = VOCABULARY
 
 
 def outcome(run: Run, device: torch.device) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def outcome(run: Run, device: torch.device) -> dict[str, Any]:
         If it is timed, `tokens_per_second`: in training, without warm-up and validation; and `peak_mib`: the most memory that torch
         had allocated at one time, beyond what was allocated before; None without a GPU.
     """
-    found = text(run.data, run.context, device)
+    found = text(run.data, run.context, device, run.tokens)
     held_out = found.validation(_VALIDATION, run.context)
     before = _allocated(device)
     torch.manual_seed(run.seed)

@@ -13,7 +13,7 @@ from qsim import FivePoint, Quantizer, Stochastic
 from qsim.studies.choices import choice, require
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import images
-from qsim.studies.learners.training import Training, accuracy, full_precision, loss_on_test, train
+from qsim.studies.learners.training import Training, accuracy, full_precision, mean_loss, train
 from qsim.studies.study import WrittenStudy
 
 #: What a run measures: the bias of the rounding itself, or a net whose backward pass or whose weight updates round.
@@ -130,7 +130,7 @@ def _of_updates(run: Run, device: torch.device) -> dict[str, Any]:
     optimizer = qsim.optim.SGD(model.parameters(), lr=run.rate, format=run.format, update=run.rounding, seed=run.seed)
     with full_precision(device):
         train(model, found, optimizer, Training(run.steps, run.batch), run.seed)
-        return {"accuracy": accuracy(model, found), "loss": loss_on_test(model, found)}
+        return {"accuracy": accuracy(model, found), "loss": mean_loss(model, found.test_x, found.test_y)}
 
 
 def _bias(run: Run, device: torch.device) -> float:
