@@ -311,6 +311,7 @@ def test_no_words_give_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: qsim" in run(capsys)
 
 
+@pytest.mark.slow
 def test_as_a_process() -> None:
     # tests/project/installed.py runs a command that succeeds.
     bad = subprocess.run([sys.executable, "-m", "qsim", "formats", "fp9"], capture_output=True, text=True, check=False)

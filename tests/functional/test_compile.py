@@ -16,7 +16,7 @@ from qsim.formats import Float
 from qsim.random import Noise
 from support.calls import CALLS, noisy, points, same
 
-BACKENDS = ["aot_eager", "inductor"]
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def x(device: torch.device) -> Tensor:
     return points(device)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["inductor", pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_gives_the_same_bits(x: Tensor, backend: str) -> None:
     # One graph of all calls compiles in the time of a few.
     def call(x: Tensor, transposed: Tensor) -> dict[str, Tensor]:
@@ -139,6 +139,7 @@ def test_sizes_do_not_recompile(device: torch.device) -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 def test_dynamic_sizes_give_the_same_bits(device: torch.device) -> None:
     call = CALLS["stochastic"]
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="inductor")

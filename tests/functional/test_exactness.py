@@ -65,7 +65,7 @@ def test_no_double_rounding_of_float64(fmt: Format) -> None:
     check(inputs.double_rounding(fmt, 2**12), fmt)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("exponent", range(1, 9))
 def test_sweep(exponent: int, dtype: torch.dtype) -> None:

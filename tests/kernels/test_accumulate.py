@@ -244,7 +244,13 @@ def test_stochastic_sums_are_unbiased() -> None:
     assert found.std() > 1
 
 
-@pytest.mark.parametrize("name", ["stochastic", "pairwise, stochastic", "promoted, stochastic", "h100_fp8_promoted"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "promoted, stochastic",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("stochastic", "pairwise, stochastic", "h100_fp8_promoted")),
+    ],
+)
 def test_results_do_not_depend_on_layout_or_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     accumulator = (ROUNDED | ALIGNED)[name]
     a, b = operand(6, 34, E4M3, 1.0, 1).view(2, 3, 34), operand(68, 2, E4M3, 1.0, 2).view(2, 34, 2)

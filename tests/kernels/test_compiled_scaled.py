@@ -25,7 +25,7 @@ LOOPS, CPU = Implementation("qsim_kernels.numba.scaling"), torch.device("cpu")
 SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], ["fit", "ceil", "floor", "even", "ceil_log2"]
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(number=st.integers(0, 2**32))
 def test_loops_do_what_the_reference_does(number: int) -> None:
     check(LOOPS, CPU, setting(number, LARGE))

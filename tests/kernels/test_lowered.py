@@ -87,6 +87,7 @@ def test_layers_under_scales_hold_few_nodes() -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_is_read_for_a_scale_and_to_be_rounded_is_computed_once(device: torch.device) -> None:
     layer = qsim.convert(nn.Linear(512, 512, device=device), "fp8_hybrid").requires_grad_(False)
     _, (source,) = run_and_get_code(torch.compile(lambda x: layer(x.ceil())), torch.randn(64, 512, device=device))
@@ -104,6 +105,7 @@ def test_other_compilers_get_plain_operators(device: torch.device) -> None:
     assert holds_plain_operators(device, compilers.another)
 
 
+@pytest.mark.slow
 def test_other_releases_of_torch_get_plain_operators(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(lowered.inductor.TESTED, device.type, ("1.0.",))
     assert holds_plain_operators(device)

@@ -183,7 +183,7 @@ def test_converting_a_compiled_model_takes_effect() -> None:
     assert same_bits(compiled(x), before)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("points", ["e4m3", "fp32", Quantizer("e4m3", scale="tensor")], ids=["e4m3", "fp32", "scaled"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_results_may_be_changed_in_place(points: Any, compiled: bool) -> None:

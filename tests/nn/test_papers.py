@@ -216,7 +216,9 @@ def test_lemma_3_mantissa() -> None:
             assert 3.6 < narrow / wide < 4.4
 
 
-@pytest.mark.parametrize("fmt", [NARROW, qsim.format("e4m3"), Fixed(8, 4)], ids=repr)
+@pytest.mark.parametrize(
+    "fmt", [NARROW, *(pytest.param(fmt, marks=pytest.mark.slow) for fmt in (qsim.format("e4m3"), Fixed(8, 4)))], ids=repr
+)
 def test_lemma_3_value(fmt: Format) -> None:
     """The variance is not only proportional to the paper's expression but equal to it: Equations 30 and 31, element by element.
 

@@ -173,6 +173,7 @@ def test_under_other_scales_the_mean_is_that_of_the_product(name: str) -> None:
 LARGEST = (E4M3, E2M1, Int(8, symmetric=True))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("element", LARGEST, ids=repr)
 def test_how_far_float32_scales_saturate(element: Format) -> None:
     """Float32 scales with "fit" and "ceil" map the largest element to the largest value, or one unit in the last place next to it.

@@ -309,7 +309,8 @@ def test_functional_calls_round_with_the_weights_of_other_modules(calls: Any) ->
     assert same_bits(torch.func.functional_call(model, others, (x,)), rounded(x, others["table.weight"]))
 
 
-@pytest.mark.parametrize("calls", [pytest.param("parameters", marks=pytest.mark.slow), "all"])
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", ["parameters", "all"])
 def test_compiled_functional_calls_round_with_the_weights_of_other_modules(calls: Any) -> None:
     model = qsim.convert(
         Calls(lambda m, x: m.part(x) @ m.table.weight.T, table=nn.Embedding(6, 4), part=nn.Linear(4, 4)), NEAREST, calls=calls

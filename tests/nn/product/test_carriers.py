@@ -172,7 +172,7 @@ def test_threads_take_turns_with_the_settings() -> None:
         setting.fp32_precision = before
 
 
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("transposed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_operators_of_exact_products_pass_opcheck(device: torch.device, transposed: bool) -> None:
     a, w = torch.randn(2, 4, 8, device=device), torch.randn(4, 4, 3, device=device)
     numbers = ([1], [1], [1], transposed, [0], 1)

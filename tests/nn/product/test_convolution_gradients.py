@@ -175,7 +175,8 @@ def test_one_call_gives_both_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("needs_both", "expected"), [(True, "aten.convolution_backward.default"), (False, "qsim.convolution_gradient.default")]
+    ("needs_both", "expected"),
+    [(False, "qsim.convolution_gradient.default"), pytest.param(True, "aten.convolution_backward.default", marks=pytest.mark.slow)],
 )
 def test_a_compiler_sees_one_operator(needs_both: bool, expected: str) -> None:
     torch._dynamo.reset()

@@ -79,7 +79,7 @@ def test_checkpointing_replays_the_same_noise(device: torch.device, points: str,
     assert all(map(same_bits, found, expected))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", ["linear", "matmul, one right", "conv2d", "transposed 2d"])
 @pytest.mark.parametrize("points", ["nearest", "clipped at zero"])
 def test_compiled_code_gives_the_same_bits(device: torch.device, case: str, points: str) -> None:

@@ -74,7 +74,7 @@ def calls(x: Tensor, dtype: torch.dtype) -> list[tuple[Any, tuple[Any, ...]]]:
     return found + [(OPERATORS.quantize_and_sum.default, summed(x, name, dtype)) for name in SUMMED]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("view", INPUTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_opcheck(x: Tensor, view: str, dtype: torch.dtype) -> None:
@@ -99,7 +99,7 @@ def test_fake_tensors_know_dtype_shape_and_strides(x: Tensor, view: str) -> None
         assert facts[0] == facts[1]
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_code_gives_the_same_bits(x: Tensor, backend: str) -> None:
     def call(x: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
         values, codes = OPERATORS.quantize_and_encode(*encoded(x, "one grid", torch.bfloat16, seed))
