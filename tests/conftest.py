@@ -129,6 +129,12 @@ def plain_arithmetic() -> Iterator[None]:
     torch.set_num_threads(before[1])
 
 
+@pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports have empty files as figures: drawing one takes longer than most tests' studies."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, file, **options: Path(file).write_text("<svg/>"))
+
+
 @pytest.fixture(scope="session")
 def quick_study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """Run the quick form of a study with given settings, and return its plan.

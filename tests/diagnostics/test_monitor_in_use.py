@@ -204,6 +204,7 @@ def test_compiled_graphs_do_not_know_of_monitors() -> None:
     assert count.frame_count == graphs == 1
 
 
+@pytest.mark.slow
 def test_a_watched_model_inside_of_compiled_code_is_not_seen() -> None:
     count = CompileCounter()
     torch._dynamo.reset()

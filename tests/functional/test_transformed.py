@@ -93,6 +93,7 @@ class TestCompiled:
         # Again if there is only one block, or if all blocks are full.
         assert counter.frame_count <= 3
 
+    @pytest.mark.slow
     def test_gradients(self) -> None:
         x = torch.randn(4, 64, requires_grad=True)
         weights = torch.randn(4, 64)

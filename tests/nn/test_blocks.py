@@ -21,6 +21,7 @@ WIDTH, BLOCKS = 32, 2
 
 RECIPES: dict[str, Any] = {
     "native": None,
+    "e4m3": "e4m3",
     "fp8_hybrid": "fp8_hybrid",
     "mxfp8": "mxfp8",
     "mxfp4": "mxfp4",
@@ -68,7 +69,7 @@ def step(model: nn.Module, device: torch.device | str = "cpu") -> list[Tensor]:
     return [y.detach(), *(parameter.grad for parameter in (x, *model.parameters()) if parameter.grad is not None)]
 
 
-@pytest.mark.parametrize("name", [name if name == "fp8_hybrid" else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES])
+@pytest.mark.parametrize("name", [name if name == "e4m3" else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES])
 def test_equal_blocks_share_one_graph(name: str, device: torch.device) -> None:
     eager, model = net(RECIPES[name]).to(device), net(RECIPES[name]).to(device)
     counter = CompileCounterWithBackend("aot_eager")

@@ -133,6 +133,7 @@ def test_a_weight_draws_per_step_or_per_call(kind: str) -> None:
         assert torch.equal(run(x, model[0]), first)  # either follows torch's seed
 
 
+@pytest.mark.slow
 def test_a_compiled_weight_draws_per_call() -> None:
     layer = qsim.nn.Linear(16, 16, points=FivePoint(weight=Quantizer("e2m1", "stochastic", redraw="call")))
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

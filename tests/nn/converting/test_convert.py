@@ -414,6 +414,7 @@ def test_a_model_that_only_multiplies_by_its_embedding_is_converted_in_silence(r
     assert not recwarn.list
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_is_reverted() -> None:
     layer, x = qsim.convert(nn.Linear(2, 2), NEAREST), torch.randn(3, 2)
     compiled = torch.compile(layer, backend="aot_eager")
