@@ -66,6 +66,7 @@ def test_numbers_are_objects_of_their_own() -> None:
         assert (number.wl, repr(other)) == (8, "FixedPoint(wl=6, fl=4, clamp=True, symmetric=True)")
 
 
+@pytest.mark.slow
 def test_compiled_code_sees_changed_numbers() -> None:
     number, x = FixedPoint(8, 4), torch.randn(7, 9) * 10
     quant = quantizer(number, forward_rounding="nearest")

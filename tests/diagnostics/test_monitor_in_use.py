@@ -20,6 +20,7 @@ from support.points import in_order
 from support.watched import NOISY, POINTS, net
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("points", ["plain", "scaled", "delayed", "nvfp4"])
 def test_training_gives_the_same_bits(points: str) -> None:
     recipes: dict[str, Any] = {

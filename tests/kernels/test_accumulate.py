@@ -150,6 +150,7 @@ def test_any_operands(data: st.DataObject) -> None:
     check(accumulator, left.view(1, length), right.view(length, 1), pair)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("accumulator", [*ROUNDED.values(), *ALIGNED.values()], ids=[*ROUNDED, *(f"unit {name}" for name in ALIGNED)])
 def test_special_operands(accumulator: Accumulator) -> None:

@@ -60,6 +60,7 @@ def test_every_pair_of_dtypes(source: torch.dtype, target: torch.dtype) -> None:
         assert equal(x, own, others)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", [(1, 2**19), (700, 800), (3, 2**18 + 5), (2**18, 3)])
 def test_large_tensors_in_threads(shape: tuple[int, int]) -> None:
     before = torch.get_num_threads()

@@ -70,6 +70,7 @@ def test_graphs_hold_one_node_per_rounding(device: torch.device) -> None:
     assert "qsim.quantize.default" in operators(lambda x: qsim.quantize(x, "e4m3", "stochastic", seed=1), x)
 
 
+@pytest.mark.slow
 def test_layers_hold_one_node_per_rounding() -> None:
     points = qsim.FivePoint("e4m3", "e4m3", act_bwd="e3m2", weight_bwd="e3m2", grad="e5m2")
     found = operators(qsim.convert(nn.Linear(4, 3), points), torch.randn(2, 4, requires_grad=True))

@@ -67,6 +67,7 @@ def test_any_shape(rows: int, columns: int) -> None:
         check(x, E4M3, rule("stochastic", "saturate"))
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("columns", [8, 264])
 def test_many_rows(columns: int, dtype: torch.dtype) -> None:

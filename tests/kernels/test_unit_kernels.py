@@ -159,6 +159,7 @@ def test_sums_with_scales(name: str, spread: float, special: float, batch: tuple
     compare(a, b, how, given)
 
 
+@pytest.mark.slow
 def test_many_matrices_have_their_own_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches are cut where a grid has no room for more matrices."""
     monkeypatch.setattr(kernels, "_MOST_BATCHES", 2)

@@ -299,6 +299,7 @@ def test_derived_classes_and_the_function_round_alike(options: Any, mask: str, n
             assert all(map(same_bits, attended(kind, points, options, mask, need_weights), own)), kind
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recipe", ["fp8_hybrid", "fp8_blockwise", "hfp8", "mxfp8", "mxfp6", "int8 nearest", "act only"])
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_a_class_and_its_subclass_give_the_same_bits(recipe: str, need_weights: bool) -> None:

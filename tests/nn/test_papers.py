@@ -302,6 +302,7 @@ def test_lemma_1_is_sharp() -> None:
     assert share.max() == pytest.approx(0.75)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("degrees", [2, 10, 64, 200])
 def test_the_bound_of_means_bounds(degrees: int) -> None:
     # Compared with Student's density, summed up.

@@ -104,6 +104,7 @@ def test_transforms_of_functions() -> None:
     assert torch.equal(gradients, qsim.quantize(2 * qsim.quantize(x, "e2m1") / 3, "e4m3"))
 
 
+@pytest.mark.slow
 def test_compiled_code_gives_the_same_bits() -> None:
     module = qsim.nn.Quantize("e2m1", "e4m3")
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=True)

@@ -133,6 +133,7 @@ def test_coverage_of_a_multiply_add() -> None:
     assert str(coverage(vectors(BlockCircuit("mxfp4"), count=10))).endswith("reach 16 of 16 codes")
 
 
+@pytest.mark.slow
 def test_golden_vectors_find_faults_in_modules_with_several_inputs() -> None:
     outcome = mutations.survey(12, 2, mutations.SEVERAL_INPUTS[:2])
     assert outcome.harmful > 3

@@ -40,6 +40,7 @@ def expected(circuit: Circuit, x: Tensor, random: Tensor) -> Tensor:
     return results(circuit, x & (1 << circuit.input.bits) - 1, random & (1 << circuit.random_bits) - 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("compiler", ["gcc", "clang", "g++"])
 def test_c_gives_golden_results(compiler: str, tmp_path: Path) -> None:
     x, random = drawn_inputs(1500)

@@ -94,6 +94,7 @@ def test_compiled_code_gives_the_same_bits(device: torch.device, case: str, poin
     assert all(map(same_bits, [y, *torch.autograd.grad(y, given, gradient(y))], expected))
 
 
+@pytest.mark.slow
 def test_compiled_code_draws_again(device: torch.device) -> None:
     a, w = operands(linear(64, 32, bias=None), torch.float32, device)
     setting = ProductSetting(POINTS["recipe"], LinearProduct())

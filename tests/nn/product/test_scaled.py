@@ -204,6 +204,7 @@ def test_products_of_exact_numbers_are_exact(case: Case, kind: str, name: str) -
         assert torch.equal(found.double(), expected), (found - expected).abs().max()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["tensor", "blocks", "tiles"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_other_scales_come_out_within_the_error_of_the_sum(case: Case, kind: str) -> None:
