@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,10 +12,9 @@ from torch.autograd import DeviceType
 
 import qsim
 from qsim.cli import main
-from qsim.cli.bench import _launches, _optim_steps, _optim_work
-from qsim.cli.bench._optim_work import GPTS, WORK, ParameterSet, gpt, one
+from qsim.cli.bench import _launches
+from qsim.cli.bench._optim_work import GPTS, WORK, gpt
 from qsim.cli.bench._settings import BenchSettings
-from qsim.cli.bench._timing import Call, Clock
 
 TINY = ("--device", "cpu", "--elements", "2^6", "--repeats", "2")
 CPU = BenchSettings(torch.device("cpu"), 64, {}, {}, (), 2)
@@ -44,14 +41,6 @@ def bench(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert main(["bench", "optim", *TINY, "--json", *words]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
@@ -93,19 +82,6 @@ def test_the_gpt_is_gpt_2_medium_without_its_embeddings() -> None:
     assert found.shapes == [*attention, *mlp] * 24
 
 
-def test_parameters_are_bfloat16_and_have_gradients_of_their_own() -> None:
-    tensors = gpt("tiny")
-    parameters = tensors.parameters(CPU)
-    assert [tuple(p.shape) for p in parameters] == tensors.shapes
-    for p in parameters:
-        assert p.grad is not None
-        assert p.dtype == p.grad.dtype == torch.bfloat16
-        assert p.is_contiguous()
-        assert p.grad.is_contiguous()
-        assert not torch.equal(p, p.grad)
-        assert 0.5 < p.float().std().item() < 2
-
-
 @pytest.mark.parametrize(
     ("name", "number", "kind", "options", "states"),
     [
@@ -133,18 +109,6 @@ def test_optimizers_are_what_their_rows_say(name: str, number: int, kind: str, o
         assert all(torch.equal(p, qsim.quantize(p.detach(), "e4m3")) for p in group["params"])
 
 
-def test_the_copy_goes_over_every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Any, ...]] = []
-
-    def copy(target: torch.Tensor, source: torch.Tensor) -> None:
-        seen.append((tuple(target.shape), target.dtype, tuple(source.shape), source.dtype))
-
-    call, _ = WORK["copy"][0].prepare(gpt("tiny"), CPU)
-    monkeypatch.setattr(qsim.optim, "copy_fp32_to_bf16_stochastic_", copy)
-    call()
-    assert seen == [(shape, torch.bfloat16, shape, torch.float32) for shape in gpt("tiny").shapes]
-
-
 def test_options_choose_the_tensors_and_the_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
     rows = bench(capsys, "--tensors", "one", "--algorithms", "copy,sgd", "--elements", "100")["rows"]
     assert [(row["tensors"], row["algorithm"]) for row in rows] == [("1 of 100", "fp32→bf16 copy"), ("1 of 100", "SGD, momentum")]
@@ -152,51 +116,7 @@ def test_options_choose_the_tensors_and_the_algorithms(capsys: pytest.CaptureFix
     assert [row["tensors"] for row in rows] == ["12 of a tiny GPT"]
 
 
-def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "optim", *TINY, "--tensors", "one", "--algorithms", "sgd,adamw-e4m3"]) == 0
-    heading, titles, *rows = capsys.readouterr().out.splitlines()
-    assert heading.startswith(f"CPU, 1 threads; torch {torch.__version__}, triton ")
-    assert heading.endswith("2^6 elements")
-    assert titles.endswith("  ratio")
-    assert [row.split("  ")[:2] for row in rows] == [["1 of 2^6", "SGD, momentum"], ["1 of 2^6", "AdamW, E4M3 weights"]]
-    assert all(row.count("not measured") == 2 for row in rows)
-
-
 # launches and the host's time
-
-
-def test_on_a_gpu_launches_are_counted_after_everything_has_been_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    works = []
-    for number, name in enumerate(("a", "b"), start=1):
-
-        def call(number: int = number) -> int:
-            return number
-
-        def prepare(tensors: ParameterSet, settings: BenchSettings, call: Call = call, number: int = number) -> tuple[Call, int]:
-            return call, 100 * number
-
-        works.append(_optim_work.OptimizerWork(name, "stochastic", "bf16", prepare))
-
-    def beside_copy(call: Call, moved: int, settings: BenchSettings) -> dict[str, float]:
-        events.append("timed")
-        return {"bytes": moved, "seconds": 0.5}
-
-    def host_time(calls: list[Call], clock: Clock, repeats: int, batch: int) -> list[float]:
-        return [call() * 1e-3 for call in calls]  # type: ignore[operator]
-
-    def launches(call: Call) -> object:
-        events.append("counted")
-        return call()
-
-    monkeypatch.setattr(_optim_steps, "beside_copy", beside_copy)
-    monkeypatch.setattr(_optim_steps, "host_time", host_time)
-    monkeypatch.setattr(_optim_steps, "launches", launches)
-    rows = _optim_steps.steps(dataclasses.replace(CPU, device=torch.device("cuda")), [one(8), one(16)], works)
-    found = [(row["algorithm"], row["elements"], row["bytes"], row["launches"], row["host_microseconds"]) for row in rows]
-    numbers = {"a": 1, "b": 2}
-    assert found == [(name, size, 100 * n, n, pytest.approx(1000 * n)) for size in (8, 16) for name, n in numbers.items()]
-    assert events == ["timed"] * 4 + ["counted"] * 4
 
 
 def test_work_of_the_device_counts_and_what_only_describes_it_does_not() -> None:
@@ -207,34 +127,6 @@ def test_work_of_the_device_counts_and_what_only_describes_it_does_not() -> None
     spans = [event(DeviceType.CUDA, True), event(DeviceType.CPU, True)]
     assert _launches._work_on_device([call, kernel, *spans, call, copy]) == 2
     assert _launches._work_on_device([call, *spans]) == 0
-
-
-# errors
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--tensors", "two"], "--tensors: 'two' is not one of one, gpt"),
-        (["--tensors", " , "], "--tensors needs at least one word"),
-        (["--elements", "2^x"], "--elements: '2^x' is not a count: write 4096 or 2^28"),
-        (["--size", "huge"], "--size: 'huge' is not one of medium, tiny"),
-        (["--algorithms", "lion"], "--algorithms: 'lion' is not one of adamw, adamw-moments, adamw-e4m3, sgd, copy"),
-        (["--repeats", "0"], "--repeats: '0' is not a count"),
-        (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
-    ],
-)
-def test_unknown_words_are_refused_before_anything_runs(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    assert main(["bench", "optim", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"qsim: {message}")
-    assert err.count("\n") == 1
-
-
-def test_the_measurement_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench"]) == 0
-    assert "optim" in capsys.readouterr().out.split()
 
 
 # on a GPU
