@@ -94,7 +94,7 @@ def session_seed(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--seed"))
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Every device for tests: each has its own implementation of the operators."""
     return torch.device(request.param)

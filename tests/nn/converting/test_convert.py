@@ -414,15 +414,6 @@ def test_a_model_that_only_multiplies_by_its_embedding_is_converted_in_silence(r
     assert not recwarn.list
 
 
-@pytest.mark.slow
-def test_a_compiled_layer_is_reverted() -> None:
-    layer, x = qsim.convert(nn.Linear(2, 2), NEAREST), torch.randn(3, 2)
-    compiled = torch.compile(layer, backend="aot_eager")
-    assert same_bits(compiled(x), layer(x))
-    qsim.revert(layer)
-    assert same_bits(compiled(x), layer(x))
-
-
 def test_a_model_in_which_nothing_can_round_raises_an_error() -> None:
     with pytest.warns(UserWarning, match="convert: the model has no layer that could round"):
         qsim.convert(nn.Sequential(nn.BatchNorm1d(2), nn.ReLU()), NEAREST)
