@@ -19,8 +19,6 @@ from qsim.nn import functional
 from qsim.scaling import Delayed, Given
 from support.points import in_order
 
-E4M3_MAX = 448.0
-
 
 def spec(history: int = 4, fmt: str = "e4m3", **how: object) -> Quantizer:
     return Quantizer(fmt, scale=Delayed(history, **how))  # type: ignore[arg-type]

@@ -16,7 +16,6 @@ from qsim.formats import E2M1, E4M3, FP16, Float, Format, Int
 from qsim.random import places, seeds
 from qsim_kernels.numbers.grid import spell
 from support.calls import same
-from support.comparing import same_bits
 
 OPERATORS = torch.ops.qsim
 View = Callable[[Tensor], Tensor]
@@ -121,20 +120,6 @@ def test_compiled_code_asks_for_the_shared_seed_at_every_call(x: Tensor) -> None
         found.append(int(compiled(x)))
         assert found[-1] == int(seeds.weight_seed(x, 3))
     assert found[0] == found[2] != found[1]
-
-
-def test_noise_depends_on_seed_and_stream(x: Tensor) -> None:
-    ties = torch.full_like(x, 1.0625)
-
-    def values(number: int, stream: int) -> tuple[Tensor, Tensor, Tensor]:
-        seed, how, grid = torch.tensor(number, device=x.device), rule("stochastic"), spell(E4M3.grid)
-        coded = OPERATORS.quantize_and_encode(ties, seed, grid, how, stream, ties.dtype, grid, how, spell(E4M3.coding), stream + 1)
-        return coded[0], coded[1], OPERATORS.quantize_and_sum(ties, seed, grid, how, stream, ties.dtype)[0]
-
-    first = values(5, 1)
-    assert all(same_bits(a, b) for a, b in zip(first, values(5, 1), strict=True))
-    for other in (values(6, 1), values(5, 3)):
-        assert all(not same_bits(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize(("how", "code_how"), [("stochastic", "nearest"), ("nearest", "stochastic")])

@@ -316,23 +316,6 @@ def test_gradients_are_rounded_once_per_product_if_scales_have_directions() -> N
         assert torch.equal(grad_x, grad_w.t()) == alike, scale
 
 
-@pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4", "e4m3"])
-def test_attention_and_modules(fmt: str) -> None:
-    point = Quantizer(fmt) if fmt != "e4m3" else Quantizer(fmt, scale=PerTensor())
-    points = in_order(*[point] * 5)
-    layer = qsim.nn.MultiheadAttention(32, 2, batch_first=True, points=points)
-    plain = torch.nn.MultiheadAttention(32, 2, batch_first=True)
-    plain.load_state_dict(layer.state_dict())
-    x = torch.randn(2, 9, 32)
-    y, wanted = layer(x, x, x)[0], plain(x, x, x)[0]
-    assert 0 < (y - wanted).norm() / wanted.norm() < 0.4
-    y.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
-    q = torch.randn(2, 3, 8, 16)
-    mixed = functional.scaled_dot_product_attention(q, q, q, points=points)
-    assert 0 < (mixed - F.scaled_dot_product_attention(q, q, q)).norm() < 0.4 * mixed.norm()
-
-
 def test_a_table_is_scaled_along_its_rows() -> None:
     table, index = torch.randn(7, 40).exp().requires_grad_(), torch.tensor([[1, 3], [3, 6]])
     points = FivePoint(weight="mxfp4", grad=Quantizer("e4m3", scale=PerRow()), weight_bwd=None)
