@@ -92,7 +92,7 @@ def test_codes_and_values(fmt: Posit | Takum) -> None:
     check_values(fmt, exact(fmt))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("fmt", [fmt for fmt in TAPERED if fmt.bits in (3, 5) or fmt in (Posit(8, 2), Takum(8))], ids=str)
 def test_roundings(fmt: Posit | Takum) -> None:
     table = exact(fmt)

@@ -122,6 +122,7 @@ def test_agrees_with_torch_casts(dtype: torch.dtype) -> None:
         assert torch.equal(qsim.quantize(whole, fmt, overflow="nonfinite").view(torch.int32), whole.to(dtype).float().view(torch.int32))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
 @pytest.mark.parametrize("rounding", [*oracle.DETERMINISTIC, "stochastic"])
@@ -142,6 +143,7 @@ def test_infinity_saturates_or_stays(rounding: str) -> None:
     assert qsim.quantize(x, E4M3, rounding=rounding, seed=seed, overflow="nonfinite").isnan().all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
 @pytest.mark.parametrize("rounding", [*oracle.DETERMINISTIC, "stochastic"])
 def test_negative_zero_is_zero(rounding: str, overflow: str, device: torch.device) -> None:

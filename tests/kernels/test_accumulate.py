@@ -280,6 +280,7 @@ def test_empty_operands(shape: tuple[int, ...]) -> None:
         assert not found.signbit().any()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["stochastic", "h100_bf16", "fixed, wide"])
 def test_the_operator_is_one_for_torch(name: str) -> None:
     how = (ROUNDED | ALIGNED)[name].spelled(BF16, BF16)

@@ -33,7 +33,7 @@ def written_out(a: Tensor, b: Tensor, ends: Sequence[int], factors: Sequence[Ten
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("ends", ENDS)
 def test_products_of_rows(ends: tuple[int, ...], dtype: torch.dtype) -> None:

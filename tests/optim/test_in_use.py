@@ -184,7 +184,7 @@ def test_a_scale_that_is_not_a_power_of_two() -> None:
 # Compiled code.
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @every_maker
 @pytest.mark.parametrize("update", ["kahan", "stochastic"])
 def test_a_compiled_training_step(make: Any, update: str) -> None:

@@ -67,6 +67,7 @@ def in_blocks(x: Tensor, size: int, largest: float) -> Tensor:
     return (blocks * torch.linspace(-30, 30, len(lines)).round()[:, None].exp2()).flatten()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("name", ROUNDED_UP)
 def test_rounded_up_scales_are_unbiased(name: str, dim: int) -> None:

@@ -160,7 +160,7 @@ def test_synthesis_has_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Yosys has not synthesized qsim_dot1_rounded_e4m3_e4m3 in 0.01 seconds: give it more, or fewer products" in error
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("words", "name"),
     [

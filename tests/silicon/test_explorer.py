@@ -153,7 +153,7 @@ def test_codes_and_values_are_the_librarys(tmp_path: Path) -> None:
         assert [code for _, code in rows if code is not None] == codes[~values.isnan()].tolist(), name
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("scale", "rule"), [("e8m0", "floor"), ("e8m0", "ceil"), ("e8m0", "even"), ("e4m3", "fit"), ("fp32", "fit"), ("fp32", "ceil")]
 )

@@ -150,6 +150,7 @@ def test_codes_agree_with_gfloat(fmt: Format) -> None:
         assert same(ours, gfloat.decode_float(GFLOAT[fmt], code).fval), code
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_codes_agree_with_fractions(fmt: Format) -> None:
     x = points(fmt, 200)

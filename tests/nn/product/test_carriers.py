@@ -36,6 +36,7 @@ def test_the_formats_of_few_bits_are_the_ones_meant() -> None:
     assert not {"fp16", "tf32", "fp32"} & set(FEW_BITS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fmt", FEW_BITS.values(), ids=FEW_BITS)
 @pytest.mark.parametrize("case", ["linear", "matmul", "conv"])
 def test_products_of_few_bits_are_exact(device: torch.device, fmt: Format, case: str) -> None:

@@ -79,5 +79,3 @@ def test_a_weights_seed_changes_when_the_weight_does_and_only_then(device: torch
         assert seed != weight_seed(w)
     torch.manual_seed(torch.initial_seed() + 1)
     assert weight_seed(w) != seed
-
-

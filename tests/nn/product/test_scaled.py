@@ -195,7 +195,7 @@ def singles() -> list[tuple[Case, str, str]]:
     return [(case, kinds[(i + j) % len(kinds)], name) for i, case in enumerate(CASES) for j, name in enumerate(POINTS)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("case", "kind", "name"), [*singles(), *((case, kind, "all") for case in CASES for kind in SCALES)], ids=str)
 def test_products_of_exact_numbers_are_exact(case: Case, kind: str, name: str) -> None:
     points = single(name, Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil")))

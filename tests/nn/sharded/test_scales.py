@@ -141,5 +141,3 @@ def test_tables_of_shares_have_the_scales_of_the_whole(two: Ranks, places: tuple
     point = Quantizer("e2m1", scale=SCALES[kind])
     for found, expected in two(_lookup, FivePoint(weight=point, grad=point, weight_bwd=None), places):
         assert all(map(torch.equal, found, expected))  # except for the sign of zeros, to which others are added
-
-
