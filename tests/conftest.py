@@ -130,6 +130,14 @@ def plain_arithmetic() -> Iterator[None]:
 
 
 @pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Let Dynamo forget what it has compiled: after a graph break inside a loop it skips `nn.Sequential` for the rest of the process."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports have empty files as figures: drawing one takes longer than most tests' studies."""
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, file, **options: Path(file).write_text("<svg/>"))

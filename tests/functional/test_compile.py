@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +15,9 @@ from qsim.formats import Float
 from qsim.random import Noise
 from support.calls import CALLS, noisy, points, same
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

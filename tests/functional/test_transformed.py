@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,14 +46,9 @@ def parts(result: Any) -> tuple[Tensor, ...]:
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 class TestCompiled:
     """The same bits and gradients, also for later sizes."""
-
-    @pytest.fixture(autouse=True)
-    def _fresh_compiler(self) -> Iterator[None]:
-        torch._dynamo.reset()
-        yield
-        torch._dynamo.reset()
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", [name for name in CALLS if name not in OF_ANY_SIZE])

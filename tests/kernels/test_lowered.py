@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count, islice
 from typing import Any
 
@@ -20,15 +20,10 @@ from support.catalogue import NAMED, VARIETY
 from support.comparing import same_bits
 from support.covering import dealt
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 FORMATS = [*NAMED, *VARIETY]
 SETTINGS = [(rounding, overflow) for rounding in oracle.DETERMINISTIC for overflow in oracle.OVERFLOWS]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def operators(call: Callable[..., Any], *given: Tensor, compiler: Callable[..., Any] = compilers.inductor) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +14,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import qsim
 from qsim import FivePoint, Quantizer
 from support.points import in_order
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 #: A second block is enough to be compiled again, which is an error.
 WIDTH, BLOCKS = 32, 2
@@ -50,13 +51,6 @@ def net(recipe: Any, kind: type[Block] = Block, blocks: int = BLOCKS) -> nn.Sequ
     torch.manual_seed(0)
     model = nn.Sequential(*[kind() for _ in range(blocks)], nn.Linear(WIDTH, 4))
     return model if recipe is None else qsim.convert(model, recipe, exclude=[str(blocks)])
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def step(model: nn.Module, device: torch.device | str = "cpu") -> list[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -285,14 +285,6 @@ def test_compiled_code_says_what_it_cannot_do() -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match="delayed scales"):
         torch.compile(layer, fullgraph=True)(torch.randn(2, 8))
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    """Let Dynamo forget what it has compiled: after a graph break inside a loop it skips `nn.Sequential` for the rest of the process."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.slow

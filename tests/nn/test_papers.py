@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -17,15 +17,6 @@ from qsim.formats import Format
 from qsim.nn.product.tensors import WEIGHT
 from qsim.random import Noise, seeds
 from support.bounds import check_means, surprise_of_mean
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small do not benefit from a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def noisy(fmt: str | Format) -> Quantizer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +16,8 @@ from qsim.formats import E2M1, E4M3, FP16, Float, Format, Int
 from qsim.random import places, seeds
 from qsim_kernels.numbers.grid import spell
 from support.calls import same
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 OPERATORS = torch.ops.qsim
 View = Callable[[Tensor], Tensor]
@@ -45,13 +47,6 @@ INPUTS: dict[str, View] = {
 def x(device: torch.device) -> Tensor:
     """Sixteen rows of eight values, some of them too large for a format; no NaN, which opcheck does not consider equal to itself."""
     return torch.linspace(-500, 500, 128, device=device).view(16, 8)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def encoded(x: Tensor, name: str, dtype: torch.dtype, seed: Tensor | None = None) -> tuple[Any, ...]:
