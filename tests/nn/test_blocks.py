@@ -94,7 +94,6 @@ def test_blocks_that_share_a_graph_draw_independent_noise() -> None:
     assert not any(torch.equal(results[i], results[j]) for i in range(3) for j in range(i))
 
 
-@pytest.mark.slow
 def test_compiled_weights_are_those_of_eager_code() -> None:
     points = FivePoint(weight=Quantizer("e2m1", "stochastic"), weight_bwd=None)
     eager = qsim.convert(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)]), points)

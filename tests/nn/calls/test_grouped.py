@@ -227,7 +227,6 @@ def test_the_host_does_not_wait_for_the_ends_of_groups(recipe: str) -> None:
         torch.testing.assert_close(a, b, rtol=0.02, atol=0.02 * float(b.abs().max()))
 
 
-@pytest.mark.slow
 def test_compiled_code_rounds_grouped_products() -> None:
     """Compilers ask function modes about documented functions only, of which these are none."""
     offs, x = torch.tensor([3, 7], dtype=torch.int32), inputs(7, 16).bfloat16()

@@ -108,7 +108,6 @@ def test_an_input_is_kept_in_one_byte_per_element(on_codes: torch.device) -> Non
     assert any(t.data_ptr() == w.data_ptr() for t in kept), "the weight itself is kept"
 
 
-@pytest.mark.slow
 def test_compiled_checkpointed_and_autocast_layers(on_codes: torch.device) -> None:
     layer = qsim.convert(nn.Linear(64, 32).to(on_codes), POINTS["the same"])
     x, g = torch.randn(16, 64, device=on_codes), torch.randn(16, 32, device=on_codes)
