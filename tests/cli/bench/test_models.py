@@ -91,7 +91,6 @@ def test_growth_is_what_a_step_needs_beyond_what_was_there() -> None:
     assert peak_growth(lambda: (there + 1).sum()) >= 2**22
 
 
-@pytest.mark.slow
 def test_a_training_step_with_a_monitor_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "train", "--device", "cpu", "--models", "conv", "--seconds", "0.01", "--monitor", "1", "--json"]) == 0
     native, points, monitored = json.loads(capsys.readouterr().out)["rows"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import types
 from typing import Any
@@ -12,9 +13,10 @@ from torch.autograd import DeviceType
 
 import qsim
 from qsim.cli import main
-from qsim.cli.bench import _launches
-from qsim.cli.bench._optim_work import GPTS, WORK, gpt
+from qsim.cli.bench import _launches, _optim_steps, _optim_work
+from qsim.cli.bench._optim_work import GPTS, WORK, ParameterSet, gpt, one
 from qsim.cli.bench._settings import BenchSettings
+from qsim.cli.bench._timing import Call, Clock
 
 TINY = ("--device", "cpu", "--elements", "2^6", "--repeats", "2")
 CPU = BenchSettings(torch.device("cpu"), 64, {}, {}, (), 2)
@@ -109,6 +111,18 @@ def test_optimizers_are_what_their_rows_say(name: str, number: int, kind: str, o
         assert all(torch.equal(p, qsim.quantize(p.detach(), "e4m3")) for p in group["params"])
 
 
+def test_the_copy_goes_over_every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+        seen.append((tuple(target.shape), target.dtype, tuple(source.shape), source.dtype))
+
+    call, _ = WORK["copy"][0].prepare(gpt("tiny"), CPU)
+    monkeypatch.setattr(qsim.optim, "copy_fp32_to_bf16_stochastic_", copy)
+    call()
+    assert seen == [(shape, torch.bfloat16, shape, torch.float32) for shape in gpt("tiny").shapes]
+
+
 def test_options_choose_the_tensors_and_the_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
     rows = bench(capsys, "--tensors", "one", "--algorithms", "copy,sgd", "--elements", "100")["rows"]
     assert [(row["tensors"], row["algorithm"]) for row in rows] == [("1 of 100", "fp32→bf16 copy"), ("1 of 100", "SGD, momentum")]
@@ -117,6 +131,40 @@ def test_options_choose_the_tensors_and_the_algorithms(capsys: pytest.CaptureFix
 
 
 # launches and the host's time
+
+
+def test_on_a_gpu_launches_are_counted_after_everything_has_been_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    works = []
+    for number, name in enumerate(("a", "b"), start=1):
+
+        def call(number: int = number) -> int:
+            return number
+
+        def prepare(tensors: ParameterSet, settings: BenchSettings, call: Call = call, number: int = number) -> tuple[Call, int]:
+            return call, 100 * number
+
+        works.append(_optim_work.OptimizerWork(name, "stochastic", "bf16", prepare))
+
+    def beside_copy(call: Call, moved: int, settings: BenchSettings) -> dict[str, float]:
+        events.append("timed")
+        return {"bytes": moved, "seconds": 0.5}
+
+    def host_time(calls: list[Call], clock: Clock, repeats: int, batch: int) -> list[float]:
+        return [call() * 1e-3 for call in calls]  # type: ignore[operator]
+
+    def launches(call: Call) -> object:
+        events.append("counted")
+        return call()
+
+    monkeypatch.setattr(_optim_steps, "beside_copy", beside_copy)
+    monkeypatch.setattr(_optim_steps, "host_time", host_time)
+    monkeypatch.setattr(_optim_steps, "launches", launches)
+    rows = _optim_steps.steps(dataclasses.replace(CPU, device=torch.device("cuda")), [one(8), one(16)], works)
+    found = [(row["algorithm"], row["elements"], row["bytes"], row["launches"], row["host_microseconds"]) for row in rows]
+    numbers = {"a": 1, "b": 2}
+    assert found == [(name, size, 100 * n, n, pytest.approx(1000 * n)) for size in (8, 16) for name, n in numbers.items()]
+    assert events == ["timed"] * 4 + ["counted"] * 4
 
 
 def test_work_of_the_device_counts_and_what_only_describes_it_does_not() -> None:
