@@ -38,6 +38,7 @@ extensions = [
     "listed_studies",
     "mathml",
     "members",
+    "navigation",
     "notebooks",
     "printed",
     "questions",

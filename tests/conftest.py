@@ -94,7 +94,7 @@ def session_seed(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--seed"))
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Every device for tests: each has its own implementation of the operators."""
     return torch.device(request.param)
@@ -127,6 +127,20 @@ def plain_arithmetic() -> Iterator[None]:
     yield
     torch.backends.cudnn.allow_tf32 = before[0]
     torch.set_num_threads(before[1])
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Let Dynamo forget what it has compiled: after a graph break inside a loop it skips `nn.Sequential` for the rest of the process."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports have empty files as figures: drawing one takes longer than most tests' studies."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, file, **options: Path(file).write_text("<svg/>"))
 
 
 @pytest.fixture(scope="session")

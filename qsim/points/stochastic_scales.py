@@ -37,7 +37,7 @@ class StochasticScales(PointModule):
         >>> import torch, qsim
         >>> x = torch.tensor([0.3, -1.1, 2.3, 0.7] * 4)
         >>> point = qsim.points.StochasticScales(qsim.Quantizer("nvfp4", "stochastic"))
-        >>> mean = torch.stack([point(x, seed=seed) for seed in range(4000)]).mean(0)
+        >>> mean = point(x.expand(4000, 16), seed=0).mean(0)  # each row draws its own scale
         >>> bool((mean - x).abs().max() < 0.05)
         True
     """

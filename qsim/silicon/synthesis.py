@@ -91,10 +91,9 @@ def cost(circuit: AnyCircuit, stages: int = 0, generator: bool = False, limit: f
         TimeoutError: If it takes longer than `limit`.
 
     Example:
-        >>> import shutil
         >>> from qsim.silicon import Circuit, cost
-        >>> shutil.which("yosys") is None or cost(Circuit("int4", "decode")).fpga.luts < 100
-        True
+        >>> cost(Circuit("int4", "decode"))  # doctest: +SKIP
+        Cost(fpga=Fpga(luts=36, carries=6, registers=0, depth=10), gates=Gates(gates=36, depth=8))
     """
     source = systemverilog.module(routine(circuit), stages, generator)
     return Cost(fpga(source, circuit.name, limit), gates(source, circuit.name, limit))

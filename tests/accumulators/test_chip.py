@@ -140,6 +140,7 @@ def test_a_product_is_compared_once_and_then_computed_by_the_chip(accumulator: s
     assert len(library.calls) == (12 if dtype.itemsize == 1 else 16), "other settings may choose another kernel in 16 bits"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("accumulator", "dtype"), UNITS)
 @pytest.mark.parametrize(("parts", "whole", "result"), [(2, 0, torch.bfloat16), (4, 112, torch.float32)])
 def test_sums_that_the_library_splits_are_noticed(

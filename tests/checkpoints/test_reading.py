@@ -24,6 +24,7 @@ def plain(model: nn.Sequential) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(model[0].normalized_shape), *layers)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ["compressed-tensors", "torchao"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_loaded_weights_are_those_of_the_forward_pass(kind: str, layout: str, tmp_path: Path) -> None:

@@ -154,14 +154,6 @@ def test_modules_whose_calls_were_rounded_must_exist(tmp_path: Path) -> None:
     assert type(qsim.load(Scored("scores"), tmp_path / "saved").mix) is qsim.nn.Linear
 
 
-def test_copies_of_a_loaded_model_draw_noise_of_their_own(tmp_path: Path) -> None:
-    model = qsim.convert(nn.Linear(8, 8), FivePoint(weight=NOISY, weight_bwd=None))
-    qsim.save(model, tmp_path / "saved")
-    loaded = qsim.load(nn.Linear(8, 8), tmp_path / "saved")
-    assert loaded.stream == model.stream
-    assert isinstance(loaded.stream_source, tuple)
-
-
 def test_a_folder_holds_no_pickle_and_says_what_it_is(tmp_path: Path) -> None:
     model = qsim.convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), "nvfp4")
     qsim.save(model, tmp_path / "saved")

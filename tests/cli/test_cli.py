@@ -109,6 +109,7 @@ def test_roundings_are_those_of_the_library(capsys: pytest.CaptureFixture[str], 
             assert entry["code"] == int(entry["binary"].replace("|", ""), 2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("value", ["0.3", "-0.3", "1.2", "-5.1", "0.1"])
 @pytest.mark.parametrize("bits", [1, 3, 6])
 def test_probabilities_are_those_that_the_library_reaches(capsys: pytest.CaptureFixture[str], value: str, bits: int) -> None:
@@ -311,6 +312,7 @@ def test_no_words_give_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: qsim" in run(capsys)
 
 
+@pytest.mark.slow
 def test_as_a_process() -> None:
     # tests/project/installed.py runs a command that succeeds.
     bad = subprocess.run([sys.executable, "-m", "qsim", "formats", "fp9"], capture_output=True, text=True, check=False)

@@ -45,6 +45,7 @@ def test_a_study_is_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert "- 2 runs on" in page
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_plan_lists_what_is_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ("coins", "--out", str(tmp_path), "--workers", "1", "--weight", "0.25")
     lines = said(capsys, *words, "--dry-run").splitlines()

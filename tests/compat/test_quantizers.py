@@ -7,7 +7,6 @@ import pickle
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from qsim.compat.qtorch import BlockFloatingPoint, FixedPoint, FloatingPoint, Number
 from qsim.compat.qtorch.quant import Quantizer, quantizer
@@ -42,14 +41,6 @@ def test_empty_tensors(shape: tuple[int, ...], number: Number) -> None:
     assert x.grad.shape == shape
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_functions_pass_gradients_straight_through(number: Number) -> None:
-    x = (torch.randn(100) * 100).requires_grad_()
-    number.round(x).backward(torch.arange(100.0))
-    assert x.grad is not None
-    assert torch.equal(x.grad, torch.arange(100.0))
-
-
 def test_clamping_grad_zero_and_hooks_whatever_else_there_is() -> None:
     x = torch.tensor([0.3, 9.0, -9.0], requires_grad=True)
     quantizer(FixedPoint(4, 2), clamping_grad_zero=True)(x).sum().backward()
@@ -82,17 +73,6 @@ def test_quantizers_are_copied_and_pickled() -> None:
         a = quant(x)
         torch.manual_seed(3)
         assert torch.equal(a, other(x))
-
-
-def test_checkpoints_replay_the_noise() -> None:
-    quant = quantizer(FloatingPoint(4, 1), FloatingPoint(4, 1))
-    gradients = []
-    for run in (lambda x: quant(x) ** 2, lambda x: checkpoint(lambda x: quant(x) ** 2, x, use_reentrant=False)):
-        torch.manual_seed(0)
-        x = torch.linspace(-3, 3, 1000, requires_grad=True)
-        run(x).sum().backward()  # type: ignore[union-attr]
-        gradients.append(x.grad)
-    assert torch.equal(*gradients)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from support.points import in_order
 from support.watched import NOISY, POINTS, net
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("points", ["plain", "scaled", "delayed", "nvfp4"])
 def test_training_gives_the_same_bits(points: str) -> None:
     recipes: dict[str, Any] = {
@@ -204,6 +205,7 @@ def test_compiled_graphs_do_not_know_of_monitors() -> None:
     assert count.frame_count == graphs == 1
 
 
+@pytest.mark.slow
 def test_a_watched_model_inside_of_compiled_code_is_not_seen() -> None:
     count = CompileCounter()
     torch._dynamo.reset()

@@ -143,9 +143,8 @@ def test_figures(tmp_path: Path) -> None:
     _, monitor = sampled()
     exponents, shares = monitor.plot_exponents("2"), monitor.plot_shares("2")
     for name, figure in (("exponents", exponents), ("shares", shares)):
-        for kind in ("png", "svg"):
-            figure.savefig(tmp_path / f"{name}.{kind}")
-            assert (tmp_path / f"{name}.{kind}").stat().st_size > 5000
+        figure.savefig(tmp_path / f"{name}.svg")
+        assert (tmp_path / f"{name}.svg").stat().st_size > 5000
     assert len(exponents.axes) == 5
     heights = sum(patch.get_height() for container in exponents.axes[0].containers for patch in container)
     assert heights == pytest.approx(100.0)

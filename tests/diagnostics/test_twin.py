@@ -102,6 +102,7 @@ FINE: dict[str, Any] = {"weights": "fp16", "inputs": "fp16", "cache": "fp16", "r
 PLANTED = {"weights": COARSE, "inputs": COARSE, "cache": COARSE, "router": "e5m0", "dtype": torch.bfloat16}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("component", PLANTED)
 def test_the_cause_is_the_component_that_is_coarse(component: str, mixtral: Any) -> None:
     given = ({} if component == "dtype" else FINE) | {component: PLANTED[component]}

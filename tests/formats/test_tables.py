@@ -192,6 +192,7 @@ def test_stochastic_rounding_has_no_bias(fmt: Format) -> None:
         assert ((found == high).double().mean() - share).abs() <= bound
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fmt", [NF4, Posit(8), Takum(8), Log(4, 3), TABLES["without zero"]], ids=str)
 def test_values_stay_whatever_the_rounding(fmt: Format) -> None:
     values = torch.tensor(fmt.values())

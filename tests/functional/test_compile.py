@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +15,9 @@ from qsim.formats import Float
 from qsim.random import Noise
 from support.calls import CALLS, noisy, points, same
 
-BACKENDS = ["aot_eager", "inductor"]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 
 
 @pytest.fixture
@@ -32,7 +26,7 @@ def x(device: torch.device) -> Tensor:
     return points(device)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["inductor", pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_gives_the_same_bits(x: Tensor, backend: str) -> None:
     # One graph of all calls compiles in the time of a few.
     def call(x: Tensor, transposed: Tensor) -> dict[str, Tensor]:
@@ -139,6 +133,7 @@ def test_sizes_do_not_recompile(device: torch.device) -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 def test_dynamic_sizes_give_the_same_bits(device: torch.device) -> None:
     call = CALLS["stochastic"]
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="inductor")

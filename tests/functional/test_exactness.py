@@ -65,7 +65,7 @@ def test_no_double_rounding_of_float64(fmt: Format) -> None:
     check(inputs.double_rounding(fmt, 2**12), fmt)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("exponent", range(1, 9))
 def test_sweep(exponent: int, dtype: torch.dtype) -> None:
@@ -122,6 +122,7 @@ def test_agrees_with_torch_casts(dtype: torch.dtype) -> None:
         assert torch.equal(qsim.quantize(whole, fmt, overflow="nonfinite").view(torch.int32), whole.to(dtype).float().view(torch.int32))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
 @pytest.mark.parametrize("rounding", [*oracle.DETERMINISTIC, "stochastic"])
@@ -142,6 +143,7 @@ def test_infinity_saturates_or_stays(rounding: str) -> None:
     assert qsim.quantize(x, E4M3, rounding=rounding, seed=seed, overflow="nonfinite").isnan().all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
 @pytest.mark.parametrize("rounding", [*oracle.DETERMINISTIC, "stochastic"])
 def test_negative_zero_is_zero(rounding: str, overflow: str, device: torch.device) -> None:

@@ -60,6 +60,7 @@ def test_block_formats(name: str, dtype: torch.dtype, rounding: Any) -> None:
         check(x, name, rounding=rounding, overflow="nonfinite")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
 @pytest.mark.parametrize("element", [E2M1, E4M3, E5M2, Int(8)], ids=repr)

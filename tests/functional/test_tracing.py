@@ -107,6 +107,7 @@ def test_quantize_layers() -> None:
         torch.fx.symbolic_trace(module)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["a layer", "a converted model", "a convolution", "a lookup"])
 def test_the_ways_that_the_errors_name(name: str) -> None:
     module, x = LAYERS[name]()
@@ -124,6 +125,7 @@ def test_layers_without_points_can_be_traced() -> None:
         assert torch.equal(torch.fx.symbolic_trace(module)(x), module(x))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("recipe", ["fp8_hybrid()", "nvfp4()", "fp8_hybrid.with_(accumulate='h100_fp8')"])
 def test_exported_layers_with_scales_or_sums_add_their_bias(recipe: str, dtype: torch.dtype) -> None:

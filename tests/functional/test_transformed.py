@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,14 +46,9 @@ def parts(result: Any) -> tuple[Tensor, ...]:
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 class TestCompiled:
     """The same bits and gradients, also for later sizes."""
-
-    @pytest.fixture(autouse=True)
-    def _fresh_compiler(self) -> Iterator[None]:
-        torch._dynamo.reset()
-        yield
-        torch._dynamo.reset()
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", [name for name in CALLS if name not in OF_ANY_SIZE])
@@ -93,6 +88,7 @@ class TestCompiled:
         # Again if there is only one block, or if all blocks are full.
         assert counter.frame_count <= 3
 
+    @pytest.mark.slow
     def test_gradients(self) -> None:
         x = torch.randn(4, 64, requires_grad=True)
         weights = torch.randn(4, 64)

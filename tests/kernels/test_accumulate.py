@@ -150,6 +150,7 @@ def test_any_operands(data: st.DataObject) -> None:
     check(accumulator, left.view(1, length), right.view(length, 1), pair)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("accumulator", [*ROUNDED.values(), *ALIGNED.values()], ids=[*ROUNDED, *(f"unit {name}" for name in ALIGNED)])
 def test_special_operands(accumulator: Accumulator) -> None:
@@ -244,7 +245,13 @@ def test_stochastic_sums_are_unbiased() -> None:
     assert found.std() > 1
 
 
-@pytest.mark.parametrize("name", ["stochastic", "pairwise, stochastic", "promoted, stochastic", "h100_fp8_promoted"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "promoted, stochastic",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("stochastic", "pairwise, stochastic", "h100_fp8_promoted")),
+    ],
+)
 def test_results_do_not_depend_on_layout_or_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     accumulator = (ROUNDED | ALIGNED)[name]
     a, b = operand(6, 34, E4M3, 1.0, 1).view(2, 3, 34), operand(68, 2, E4M3, 1.0, 2).view(2, 34, 2)
@@ -273,6 +280,7 @@ def test_empty_operands(shape: tuple[int, ...]) -> None:
         assert not found.signbit().any()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["stochastic", "h100_bf16", "fixed, wide"])
 def test_the_operator_is_one_for_torch(name: str) -> None:
     how = (ROUNDED | ALIGNED)[name].spelled(BF16, BF16)

@@ -22,6 +22,8 @@ from qsim_kernels.torch.hadamard import bounded, hadamard, signs_of
 from support import catalogue, inputs
 from support.comparing import same_bits
 
+#: Compiled kernels take a GPU's tensors, and Triton's interpreter a CPU's.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ALL_16_BITS = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
 MAGNITUDES = ALL_16_BITS[: 1 << 15]
 FORMATS = [*catalogue.NAMED, *catalogue.VARIETY]
@@ -82,18 +84,16 @@ def test_loops_make_the_scales_of_the_definition(whole: float | None) -> None:
 
 
 @pytest.mark.parametrize("whole", [None, 0.37, 3e-30, 1e25])
-def test_faster_kernels_make_the_scales_of_the_definition(
-    whole: float | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faster_kernels_make_the_scales_of_the_definition(whole: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Powers of two without a division, ratios in float32, and all others."""
     kernels = pytest.importorskip("qsim_kernels.triton.device.tile_scales")
-    if device.type == "cpu":
+    if DEVICE.type == "cpu":
         # Triton's interpreter is faster with a few large blocks.
         monkeypatch.setattr(kernels, "_BLOCK", 1 << 15)
     kernels._prepared.cache_clear()
     for scales in SETTINGS:
-        found = torch.empty_like(MAGNITUDES, device=device)
-        kernels.scales_into(found, MAGNITUDES.to(device), None if whole is None else torch.tensor(whole, device=device), scales)
+        found = torch.empty_like(MAGNITUDES, device=DEVICE)
+        kernels.scales_into(found, MAGNITUDES.to(DEVICE), None if whole is None else torch.tensor(whole, device=DEVICE), scales)
         assert same_bits(found.cpu(), defined(MAGNITUDES, scales, whole)), scales
     kernels._prepared.cache_clear()
 
@@ -174,23 +174,23 @@ def test_pythons_integers_encode_and_decode_as_the_operators_do() -> None:
 
 
 @pytest.mark.parametrize("name", ["e4m3", "e5m2", "e2m1", "int8", "uint4", "e4m3fnuz", "e3m0"])
-def test_faster_kernels_encode_and_decode_as_the_definition(name: str, device: torch.device) -> None:
+def test_faster_kernels_encode_and_decode_as_the_definition(name: str) -> None:
     """Multiplications by powers of two, in place of shifts by different numbers of bits."""
     kernels = pytest.importorskip("qsim_kernels.triton.quantize.launch")
     spelling = qsim.format(name).spelling
     grid, coding = read(Grid, spelling[0]), read(Coding, spelling[1])
     rule = read(Rule, qsim.rounding.resolve("nearest").spelling["saturate"])
-    found, expected = (torch.empty(ALL_16_BITS.shape, dtype=torch.uint8, device=place) for place in (device, "cpu"))
+    found, expected = (torch.empty(ALL_16_BITS.shape, dtype=torch.uint8, device=place) for place in (DEVICE, "cpu"))
     # Triton's interpreter is faster with few large blocks.
-    block = 1 << 15 if device.type == "cpu" else None
+    block = 1 << 15 if DEVICE.type == "cpu" else None
     x = ALL_16_BITS[~ALL_16_BITS.isnan()] if coding.nan < 0 else ALL_16_BITS
     found, expected = found[: len(x)], expected[: len(x)]
-    kernels.encode_into(found, x.to(device), Encoding(grid, rule, coding), (None, 0, 0), False, block)
+    kernels.encode_into(found, x.to(DEVICE), Encoding(grid, rule, coding), (None, 0, 0), False, block)
     reference.encode_into(expected, x, Encoding(grid, rule, coding), (None, 0, 0), False)
     assert torch.equal(found.cpu(), expected)
     codes = torch.arange(1 << coding.bits).to(torch.uint8)
-    values, values_expected = torch.empty(codes.shape, device=device), torch.empty(codes.shape)
-    kernels.decode_into(values, codes.to(device), grid, coding)
+    values, values_expected = torch.empty(codes.shape, device=DEVICE), torch.empty(codes.shape)
+    kernels.decode_into(values, codes.to(DEVICE), grid, coding)
     reference.decode_into(values_expected, codes, grid, coding)
     assert same_bits(values.cpu(), values_expected)
 

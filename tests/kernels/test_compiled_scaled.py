@@ -25,7 +25,7 @@ LOOPS, CPU = Implementation("qsim_kernels.numba.scaling"), torch.device("cpu")
 SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], ["fit", "ceil", "floor", "even", "ceil_log2"]
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(number=st.integers(0, 2**32))
 def test_loops_do_what_the_reference_does(number: int) -> None:
     check(LOOPS, CPU, setting(number, LARGE))
@@ -60,6 +60,7 @@ def test_every_pair_of_dtypes(source: torch.dtype, target: torch.dtype) -> None:
         assert equal(x, own, others)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", [(1, 2**19), (700, 800), (3, 2**18 + 5), (2**18, 3)])
 def test_large_tensors_in_threads(shape: tuple[int, int]) -> None:
     before = torch.get_num_threads()

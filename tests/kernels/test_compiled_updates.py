@@ -13,6 +13,7 @@ compiled = pytest.importorskip("qsim_kernels.numba.updates", reason="needs numba
 LARGE = ((300, 900), (7,))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", [*CASES, *(UpdateCase(name, sizes=LARGE) for name in ("AdamW", "AMSGrad"))], ids=str)
 def test_loops_do_what_the_reference_does(case: UpdateCase) -> None:
     due, found = (run(update, case, torch.device("cpu")) for update in (reference.update, compiled.update))

@@ -18,6 +18,7 @@ _CASES = cases()
 _PARTS = 8
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.filterwarnings("ignore:betas")
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_no_bit_has_changed_since_it_was_recorded(part: int, device: torch.device) -> None:

@@ -33,7 +33,7 @@ def written_out(a: Tensor, b: Tensor, ends: Sequence[int], factors: Sequence[Ten
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("ends", ENDS)
 def test_products_of_rows(ends: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -47,6 +47,7 @@ def test_products_of_rows(ends: tuple[int, ...], dtype: torch.dtype) -> None:
             assert torch.equal(out, written_out(a, b, ends, factors, torch.float32))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ends", ENDS)
 def test_products_of_columns_with_rows(ends: tuple[int, ...]) -> None:
     """A group without rows has zeros, and rows of other groups do not matter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count, islice
 from typing import Any
 
@@ -20,15 +20,10 @@ from support.catalogue import NAMED, VARIETY
 from support.comparing import same_bits
 from support.covering import dealt
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 FORMATS = [*NAMED, *VARIETY]
 SETTINGS = [(rounding, overflow) for rounding in oracle.DETERMINISTIC for overflow in oracle.OVERFLOWS]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def operators(call: Callable[..., Any], *given: Tensor, compiler: Callable[..., Any] = compilers.inductor) -> list[str]:
@@ -70,6 +65,7 @@ def test_graphs_hold_one_node_per_rounding(device: torch.device) -> None:
     assert "qsim.quantize.default" in operators(lambda x: qsim.quantize(x, "e4m3", "stochastic", seed=1), x)
 
 
+@pytest.mark.slow
 def test_layers_hold_one_node_per_rounding() -> None:
     points = qsim.FivePoint("e4m3", "e4m3", act_bwd="e3m2", weight_bwd="e3m2", grad="e5m2")
     found = operators(qsim.convert(nn.Linear(4, 3), points), torch.randn(2, 4, requires_grad=True))
@@ -87,6 +83,7 @@ def test_layers_under_scales_hold_few_nodes() -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_is_read_for_a_scale_and_to_be_rounded_is_computed_once(device: torch.device) -> None:
     layer = qsim.convert(nn.Linear(512, 512, device=device), "fp8_hybrid").requires_grad_(False)
     _, (source,) = run_and_get_code(torch.compile(lambda x: layer(x.ceil())), torch.randn(64, 512, device=device))
@@ -104,6 +101,7 @@ def test_other_compilers_get_plain_operators(device: torch.device) -> None:
     assert holds_plain_operators(device, compilers.another)
 
 
+@pytest.mark.slow
 def test_other_releases_of_torch_get_plain_operators(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(lowered.inductor.TESTED, device.type, ("1.0.",))
     assert holds_plain_operators(device)

@@ -64,7 +64,7 @@ class TestOpcheck:
         fmt, how, seed, stream, offset = arguments
         return fmt, None if seed is None else torch.tensor(seed, device=device), how, (stream, offset)
 
-    @pytest.mark.sampled(6)
+    @pytest.mark.sampled(24)
     def test_quantize(self, given: Tensor, numbers: Any) -> None:
         fmt, seed, how, noise = numbers
         for dtype in {given.dtype, torch.float64}:
@@ -75,6 +75,7 @@ class TestOpcheck:
         fmt, seed, how, noise = numbers
         torch.library.opcheck(OPERATORS.quantize_.default, (given.clone(), seed, spell(fmt.grid), how, *noise))
 
+    @pytest.mark.sampled(6)
     def test_quantize_out(self, given: Tensor, numbers: Any) -> None:
         fmt, seed, how, noise = numbers
         out = torch.empty_like(given, dtype=torch.float32)

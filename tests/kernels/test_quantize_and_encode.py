@@ -104,6 +104,7 @@ def test_triton_and_reference_agree(formats: tuple[Format, Format], source: torc
         check(x, formats, rules_of(given, source), target)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("source", inputs.DTYPES)
 @pytest.mark.parametrize("target", inputs.DTYPES)
 def test_any_carrier(source: torch.dtype, target: torch.dtype) -> None:

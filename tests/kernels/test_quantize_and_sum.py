@@ -67,6 +67,7 @@ def test_any_shape(rows: int, columns: int) -> None:
         check(x, E4M3, rule("stochastic", "saturate"))
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("columns", [8, 264])
 def test_many_rows(columns: int, dtype: torch.dtype) -> None:
@@ -75,6 +76,7 @@ def test_many_rows(columns: int, dtype: torch.dtype) -> None:
     check(torch.randn(rows, columns, device=DEVICE).to(dtype), Float(4, 0), rule("nearest", "saturate"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("warps", [1, 3])
 def test_how_many_rows_a_program_takes_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, warps: int) -> None:
     # All 40; or 14, of which the last program has fewer.

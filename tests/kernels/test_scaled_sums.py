@@ -38,6 +38,7 @@ def operands(rows: int, length: int, every: int, spread: float, seed: int) -> tu
     return x, torch.rand(rows, chains, generator=draw) * torch.exp2(exponents)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spread", [0.0, 8.0, 60.0])
 @pytest.mark.parametrize("name", SUMS)
 def test_scaled_sums_are_those_of_exact_arithmetic(name: str, spread: float) -> None:

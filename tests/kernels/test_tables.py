@@ -83,6 +83,7 @@ def test_kernels(fmt: Format) -> None:
     ("name", "way"),
     [("nf4", "compared_"), ("posit8", "bisected_1_"), ("takum8", "bisected_1_"), ("posit12", "bisected_")],
 )
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bits", [None, 9])
 def test_positions_in_float32_give_way_to_exact_ones(name: str, way: str, bits: int | None) -> None:
     """So many numbers that some strips hold one whose position float32 does not decide, and some whose distances float32 lacks."""

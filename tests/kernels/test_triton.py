@@ -93,7 +93,7 @@ def test_into_another_dtype(fmt: Format, source: torch.dtype, target: torch.dtyp
         assert not first_difference(x, a, b), f"{rounding}, {overflow}: {first_difference(x, a, b)}"
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize(("fmt", "dtype"), CASES)
 def test_encode(fmt: Format, dtype: torch.dtype) -> None:
     x = difficult(fmt, dtype)
@@ -164,7 +164,7 @@ def test_zero_where_there_is_none(overflow: str) -> None:
         assert same_bits(a, b), rounding
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 def test_every_nan_comes_out_the_same(dtype: torch.dtype) -> None:
     x = inputs.nans(dtype).repeat(3).to(DEVICE)

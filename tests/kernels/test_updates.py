@@ -44,6 +44,7 @@ def unaligned(x: Tensor) -> Tensor:
     return torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arrange", [strided, unaligned])
 @pytest.mark.parametrize("update", ["kahan", "stochastic"])
 def test_memory_layouts_do_not_matter(update: str, arrange: Callable[[Tensor], Tensor]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,6 @@ from qsim import FivePoint, Quantizer
 from qsim.nn import functional
 from qsim.scaling import Delayed, Given
 from support.points import in_order
-
-E4M3_MAX = 448.0
 
 
 def spec(history: int = 4, fmt: str = "e4m3", **how: object) -> Quantizer:
@@ -287,14 +285,6 @@ def test_compiled_code_says_what_it_cannot_do() -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match="delayed scales"):
         torch.compile(layer, fullgraph=True)(torch.randn(2, 8))
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    """Let Dynamo forget what it has compiled: after a graph break inside a loop it skips `nn.Sequential` for the rest of the process."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.slow

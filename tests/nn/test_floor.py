@@ -57,6 +57,7 @@ def descend(batch: int, start: float, rounds_weights: bool) -> Found:
     return Found(squares, bound)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("start", [0.0, 2.0])
 @pytest.mark.parametrize("rounds_weights", [False, True])
 def test_theorem_1(start: float, rounds_weights: bool) -> None:

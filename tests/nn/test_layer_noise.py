@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import qsim
 from qsim import FivePoint, Quantizer
@@ -84,42 +83,6 @@ def test_layers_seeded_alike_draw_independent_noise(kind: str, noisy: str) -> No
         assert not alike(outcome(model[0], run, seed=1), first)
 
 
-def test_members_of_an_ensemble_seeded_alike_draw_independent_noise() -> None:
-    members = [qsim.convert(nn.Sequential(nn.Linear(16, 16)), POINTS["input"]) for _ in range(4)]
-    for member in members:
-        member.load_state_dict(members[0].state_dict())
-    results = [outcome(member, called)[0] for member in members]
-    assert len({tuple(result.flatten().tolist()) for result in results}) == 4
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpoints_recompute_the_same_noise(use_reentrant: bool) -> None:
-    layer = qsim.convert(
-        nn.Sequential(nn.Linear(16, 16), nn.Tanh()), FivePoint(NOISY, NOISY, act_bwd=NOISY, weight_bwd=NOISY, grad=GRADIENT)
-    )
-
-    def recomputed(x: Tensor, layer: Any) -> Tensor:
-        result: Tensor = checkpoint(layer, x, use_reentrant=use_reentrant)  # type: ignore[assignment]
-        return result
-
-    assert alike(outcome(layer, recomputed), outcome(layer, called))
-
-
-def test_a_saved_model_goes_on_with_the_same_noise(tmp_path: Any) -> None:
-    points = FivePoint(NOISY, NOISY, act_bwd=NOISY, weight_bwd=NOISY, grad=GRADIENT)
-    model = qsim.convert(nn.Sequential(nn.Linear(16, 16)), points)
-    qsim.save(model, tmp_path / "saved")
-    assert alike(outcome(qsim.load(nn.Sequential(nn.Linear(16, 16)), tmp_path / "saved"), called), outcome(model, called))
-
-
-def test_streams_of_a_pickled_layer_are_its_own() -> None:
-    import pickle
-
-    model = qsim.convert(nn.Sequential(nn.Linear(16, 16)), POINTS["weight"])
-    qsim.convert(nn.Sequential(*[nn.Linear(16, 16) for _ in range(3)]), POINTS["weight"])
-    assert alike(outcome(pickle.loads(pickle.dumps(model)), called), outcome(model, called))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_weight_draws_per_step_or_per_call(kind: str) -> None:
     make, run = KINDS[kind]
@@ -131,13 +94,6 @@ def test_a_weight_draws_per_step_or_per_call(kind: str) -> None:
         assert torch.equal(first, second) is repeats, redraw
         torch.manual_seed(0)
         assert torch.equal(run(x, model[0]), first)  # either follows torch's seed
-
-
-def test_a_compiled_weight_draws_per_call() -> None:
-    layer = qsim.nn.Linear(16, 16, points=FivePoint(weight=Quantizer("e2m1", "stochastic", redraw="call")))
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x = torch.randn(3, 16)
-    assert not torch.equal(compiled(x), compiled(x))
 
 
 def test_when_a_point_draws_is_part_of_it() -> None:

@@ -68,6 +68,7 @@ def test_is_torchs_module(case: ModuleCase) -> None:
     assert "points" not in accepted
 
 
+@pytest.mark.sampled(3)
 @cases
 @pytest.mark.parametrize("points", [None, FivePoint()], ids=["none", "identity"])
 def test_without_points_it_is_torchs_bit_for_bit(case: ModuleCase, points: FivePoint | None) -> None:

@@ -173,6 +173,7 @@ def test_inductor_trains_as_eager_code_does() -> None:
         torch.testing.assert_close(own, expected, rtol=0.1, atol=0.1 * float(expected.abs().max()))
 
 
+@pytest.mark.slow
 def test_converting_a_compiled_model_takes_effect() -> None:
     model, x = nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -183,9 +184,9 @@ def test_converting_a_compiled_model_takes_effect() -> None:
     assert same_bits(compiled(x), before)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("points", ["e4m3", "fp32", Quantizer("e4m3", scale="tensor")], ids=["e4m3", "fp32", "scaled"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
 def test_results_may_be_changed_in_place(points: Any, compiled: bool) -> None:
     """As by an activation in place, or by adding a residual to it; the gradient is that of the same out of place."""
     own = qsim.nn.Linear(4, 4, points=FivePoint(act=points, weight=points, act_bwd="same", weight_bwd="same"))

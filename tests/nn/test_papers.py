@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -17,15 +17,6 @@ from qsim.formats import Format
 from qsim.nn.product.tensors import WEIGHT
 from qsim.random import Noise, seeds
 from support.bounds import check_means, surprise_of_mean
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small do not benefit from a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def noisy(fmt: str | Format) -> Quantizer:
@@ -216,7 +207,9 @@ def test_lemma_3_mantissa() -> None:
             assert 3.6 < narrow / wide < 4.4
 
 
-@pytest.mark.parametrize("fmt", [NARROW, qsim.format("e4m3"), Fixed(8, 4)], ids=repr)
+@pytest.mark.parametrize(
+    "fmt", [NARROW, *(pytest.param(fmt, marks=pytest.mark.slow) for fmt in (qsim.format("e4m3"), Fixed(8, 4)))], ids=repr
+)
 def test_lemma_3_value(fmt: Format) -> None:
     """The variance is not only proportional to the paper's expression but equal to it: Equations 30 and 31, element by element.
 
@@ -300,6 +293,7 @@ def test_lemma_1_is_sharp() -> None:
     assert share.max() == pytest.approx(0.75)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("degrees", [2, 10, 64, 200])
 def test_the_bound_of_means_bounds(degrees: int) -> None:
     # Compared with Student's density, summed up.

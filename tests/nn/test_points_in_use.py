@@ -97,7 +97,7 @@ def test_each_product_gets_what_the_point_returns(kind: str, name: str) -> None:
     torch.testing.assert_close(layer.weight.grad, passed("weight", w, upstream.t() @ at("act_bwd", x.detach(), "act")))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @each_point
 @each_kind
 def test_compiled(kind: str, name: str) -> None:

@@ -128,6 +128,7 @@ def test_the_schedule_leaves_the_generator_alone_after_its_start() -> None:
     assert Schedule({0: NOISY}).start(again).state_dict() != Schedule({0: NOISY}).start(other).state_dict()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stop", [1, 3, 4, 5, 7])
 def test_an_interrupted_run_goes_on_to_the_bit_in_each_phase(stop: int) -> None:
     whole = Run(net(), PHASES)

@@ -32,6 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 COMPILED = {"torch_compile": True, "torch_compile_backend": "eager"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_it_trains(option: str, tmp_path: Path) -> None:
     own = trainer(qsim.convert(model(), NOISY), tmp_path, **OPTIONS[option])
@@ -89,7 +90,8 @@ def whole(tmp_path_factory: Any) -> tuple[Any, Path]:
     return own, folder
 
 
-@pytest.mark.parametrize(("stop", "bits"), [(1, {"16"}), (2, {"4", "16"}), (4, {"4", "16"}), (7, {"16"})])
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("stop", "bits"), [(2, {"4", "16"}), (1, {"16"}), (4, {"4", "16"}), (7, {"16"})])
 @pytest.mark.parametrize("loaded", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["from_pretrained", "a new model"])
 def test_a_schedule_goes_on_to_the_bit_inside_each_phase(
     stop: int, bits: set[str], loaded: bool, whole: tuple[Any, Path], tmp_path: Path

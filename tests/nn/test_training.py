@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -25,15 +24,6 @@ POINTS = {
     "E4M0 nearest": FivePoint(act_bwd=E4M0, grad=E4M0),
     "E4M0 stochastic": FivePoint(act_bwd=Quantizer(E4M0, "stochastic"), grad=Quantizer(E4M0, "stochastic")),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small do not benefit from a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def train(points: str, seed: int, batch: int, steps: int) -> tuple[nn.Module, nn.Module]:

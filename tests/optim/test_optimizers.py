@@ -74,18 +74,6 @@ def test_parameters_without_gradients_stay(make: Any) -> None:
     assert same_bits(alone[1], params[1])
 
 
-@every_maker
-def test_the_same_after_manual_seed(make: Any) -> None:
-    found = []
-    for seed in (5, 5, 6):
-        torch.manual_seed(seed)
-        optimizer = make(parameters(BF16))
-        torch.rand(int(seed))  # draws after the optimizer was created do not matter
-        found.append(run(optimizer, range(3)))
-    assert alike(found[0], found[1])
-    assert not alike(found[0], found[2])
-
-
 @pytest.mark.parametrize("update", ["stochastic", "nearest"])
 def test_one_number_is_drawn_from_torchs_generator(update: str) -> None:
     # Whatever the options, so that later draws of a script do not depend on them.

@@ -39,6 +39,7 @@ def test_to_nearest_nothing_ever_moves(weight: str, dtype: torch.dtype, distance
     assert (after(200, 8, weight, dtype, "nearest")[0] == 1).all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize(("weight", "dtype", "distance"), WEIGHTS)
 def test_kahan_follows_the_exact_path(weight: str, dtype: torch.dtype, distance: float, sign: float) -> None:

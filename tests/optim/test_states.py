@@ -55,18 +55,6 @@ def test_a_run_goes_on_as_if_never_stopped(make: Any, options: dict[str, Any], d
     assert alike(full(resumed), full(optimizer))
 
 
-def test_arithmetic_in_the_format_goes_on() -> None:
-    options = {"lr": 2.0**-5, "betas": (0.9, 0.997), "arithmetic": "format", "update": "kahan"}
-    params = parameters(BF16)
-    optimizer = qsim.optim.AdamW(params, **options)
-    run(optimizer, range(3))
-    saved, weights = through_a_file(optimizer.state_dict()), again(params)
-    resumed = qsim.optim.AdamW(weights, lr=2.0**-5)
-    resumed.load_state_dict(saved)
-    assert alike(run(resumed, range(3, 6)), run(optimizer, range(3, 6)))
-    assert alike(full(resumed), full(optimizer))
-
-
 def test_saved_before_the_first_step() -> None:
     params, others = parameters(BF16), parameters(BF16)
     optimizer = MAKERS["AdamW"](params)

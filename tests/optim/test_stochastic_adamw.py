@@ -13,9 +13,8 @@ from torch import nn
 import qsim
 from qsim.optim import StochasticAdamW, adamw_stochastic_bf16_
 from support.bounds import bernstein
-from support.comparing import same_bits
 from support.distributed_models import alike
-from support.optimizers import all_of, give_gradients, parameters, run
+from support.optimizers import parameters, run
 from support.refusing import refused
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -89,49 +88,6 @@ def test_it_accepts_the_option_that_the_warning_recommends(make: Any, options: d
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             make(parameters(BF16), **{**options, **given})
-
-
-def test_gradients_in_bfloat16_and_float32() -> None:
-    for dtype in (BF16, FP32):
-        p = nn.Parameter(torch.ones(64, dtype=BF16))
-        p.grad_dtype = None
-        optimizer = StochasticAdamW([p], lr=2.0**-9)
-        p.grad = torch.ones(64, dtype=dtype)
-        optimizer.step()
-        assert set(p.tolist()) == {1.0, 1.0 - 2.0**-8}
-
-
-def test_its_noise_is_its_own_and_reproducible() -> None:
-    found = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        optimizer = StochasticAdamW(parameters(BF16), lr=2.0**-5)
-        state = torch.get_rng_state()
-        found.append(run(optimizer, range(2)))
-        assert torch.equal(torch.get_rng_state(), state), "only making it draws"
-    assert alike(found[0], found[1])
-    assert not alike(found[0], found[2])
-
-
-def test_its_state_is_saved_with_its_noise() -> None:
-    params = parameters(BF16)
-    optimizer = StochasticAdamW(params, lr=2.0**-5)
-    run(optimizer, range(2))
-    again = [nn.Parameter(p.detach().clone()) for p in params]
-    torch.manual_seed(99)
-    resumed = StochasticAdamW(again, lr=1.0)
-    resumed.load_state_dict(optimizer.state_dict())
-    assert alike(run(resumed, range(2, 4)), run(optimizer, range(2, 4)))
-
-
-def test_groups() -> None:
-    params = parameters(BF16)
-    optimizer = StochasticAdamW([{"params": params[:1], "lr": 0.0}, {"params": params[1:]}], lr=0.5, weight_decay=0.0)
-    before = all_of(optimizer)
-    give_gradients(params, 0)
-    optimizer.step()
-    assert same_bits(params[0], before[0])
-    assert not same_bits(params[1], before[1])
 
 
 def test_invalid_arguments_of_the_optimizer() -> None:

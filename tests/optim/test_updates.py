@@ -151,7 +151,7 @@ def test_kahan_summation_of_weights_that_are_rounded_stochastically(algorithm: s
     check(options, 4, given=given)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("algorithm", ["AdamW", "SGD"])
 def test_forty_steps(algorithm: str, update: str, device: torch.device) -> None:
@@ -161,7 +161,7 @@ def test_forty_steps(algorithm: str, update: str, device: torch.device) -> None:
             check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 40, device)
 
 
-@pytest.mark.parametrize("update", ["kahan", "stochastic"])
+@pytest.mark.parametrize("update", ["kahan", pytest.param("stochastic", marks=pytest.mark.slow)])
 def test_algorithms_4_and_5_with_the_papers_numbers(update: str, device: torch.device) -> None:
     numbers = {"lr": 2e-2, "betas": (0.9, 0.997), "eps": 1e-8, "weight_decay": 0.01, "decoupled": True}
     check(Options("adam", BF16, BF16, update, "format", **numbers), 40, device)

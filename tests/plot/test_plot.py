@@ -43,6 +43,7 @@ CALLS: list[Callable[..., Any]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("call", CALLS)
 def test_axes_are_labelled_and_a_given_one_is_used(call: Callable[..., Any]) -> None:
     with matplotlib.rc_context({"font.size": 31.0}):

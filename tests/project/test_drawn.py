@@ -66,6 +66,7 @@ def test_a_committed_figure_is_taken(source: Path) -> None:
     assert times_drawn(source) == 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("folder", ["_static", "_drawn"])
 @pytest.mark.parametrize("change", ["script", "data", "read", "theme", "no record"])
 def test_a_stale_figure_is_drawn_again(source: Path, folder: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,7 @@ class TestUnbiased:
         assert ((near_x[0] - upstream @ w).abs() / error_x).max() > 3 * ERRORS
         assert ((near_w[0] - upstream.T @ x).abs() / error_w).max() > 3 * ERRORS
 
+    @pytest.mark.slow
     def test_nvfp4(self) -> None:
         # The gradient's rounding is unbiased; weight and input are rounded as in the forward pass, or to nearest after a transform.
         x, w, upstream = setting()

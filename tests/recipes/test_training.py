@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -23,15 +22,6 @@ pytestmark = pytest.mark.slow
 
 #: Another seed means another start, other batches and other random bits. Recipe and native share start and batches, seed by seed.
 SEEDS = range(2)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small do not benefit from a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

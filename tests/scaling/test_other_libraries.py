@@ -43,7 +43,7 @@ def kinds_of_blocks(generator: torch.Generator) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", GFLOAT)
 def test_gfloat(name: str, session_seed: int) -> None:
     peer = GFLOAT[name]

@@ -86,6 +86,7 @@ def check(x: Tensor, format: Any, dtype: torch.dtype, **how: Any) -> None:
     assert torch.equal(written(exact, dtype), found)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_block_formats(name: str, dtype: torch.dtype) -> None:

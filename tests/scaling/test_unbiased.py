@@ -67,6 +67,7 @@ def in_blocks(x: Tensor, size: int, largest: float) -> Tensor:
     return (blocks * torch.linspace(-30, 30, len(lines)).round()[:, None].exp2()).flatten()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("name", ROUNDED_UP)
 def test_rounded_up_scales_are_unbiased(name: str, dim: int) -> None:
@@ -173,6 +174,7 @@ def test_under_other_scales_the_mean_is_that_of_the_product(name: str) -> None:
 LARGEST = (E4M3, E2M1, Int(8, symmetric=True))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("element", LARGEST, ids=repr)
 def test_how_far_float32_scales_saturate(element: Format) -> None:
     """Float32 scales with "fit" and "ceil" map the largest element to the largest value, or one unit in the last place next to it.

@@ -40,6 +40,7 @@ def expected(circuit: Circuit, x: Tensor, random: Tensor) -> Tensor:
     return results(circuit, x & (1 << circuit.input.bits) - 1, random & (1 << circuit.random_bits) - 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("compiler", ["gcc", "clang", "g++"])
 def test_c_gives_golden_results(compiler: str, tmp_path: Path) -> None:
     x, random = drawn_inputs(1500)
@@ -85,7 +86,7 @@ def test_javascript_gives_golden_results(tmp_path: Path) -> None:
         assert y.tolist() == expected(circuit, x, random).tolist(), circuit.name
 
 
-@pytest.mark.parametrize("stages", [0, 3])
+@pytest.mark.parametrize("stages", [3, pytest.param(0, marks=pytest.mark.slow)])
 def test_systemverilog_gives_golden_results_in_icarus(stages: int, tmp_path: Path) -> None:
     x, random = drawn_inputs(300)
     circuits = [*CIRCUITS[::2], Circuit("e4m3", "decode"), Circuit("int8", "decode"), Circuit("e3m2", "encode", source="fp16")]
@@ -101,6 +102,7 @@ def test_systemverilog_gives_golden_results_in_verilator(tmp_path: Path) -> None
         assert y.tolist() == expected(circuit, x, random).tolist(), circuit.name
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_modules_are_lint_clean(fmt: str, tmp_path: Path) -> None:
     emitted.tool("verilator")

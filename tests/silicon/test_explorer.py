@@ -153,7 +153,7 @@ def test_codes_and_values_are_the_librarys(tmp_path: Path) -> None:
         assert [code for _, code in rows if code is not None] == codes[~values.isnan()].tolist(), name
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("scale", "rule"), [("e8m0", "floor"), ("e8m0", "ceil"), ("e8m0", "even"), ("e4m3", "fit"), ("fp32", "fit"), ("fp32", "ceil")]
 )
@@ -231,6 +231,7 @@ def values_shown(browser: Chromium) -> dict[str, float]:
     return {name: float(text.replace("∞", "inf")) for name, text in pairs}
 
 
+@pytest.mark.slow
 def test_values_on_the_page_are_quantizes(browser: Chromium, page: str) -> None:
     for x, fmt, overflow in itertools.product(
         (0.3, -1e6, 1e-9, 0.1875), ("e4m3", "e2m1", "e8m0", "bf16", "Float(3, 2, bias=4)"), ("saturate", "nonfinite")
@@ -245,6 +246,7 @@ def test_values_on_the_page_are_quantizes(browser: Chromium, page: str) -> None:
     assert list(map(float, browser.evaluate(blocks))) == qsim.quantize(torch.tensor([0.1, 0.2, 0.3, 60.0]), qsim.Block("e2m1", 2)).tolist()
 
 
+@pytest.mark.slow
 def test_links_carry_the_state(browser: Chromium, page: str) -> None:
     browser.open(page)
     assert browser.evaluate("location.hash") == ""

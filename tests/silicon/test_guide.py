@@ -29,7 +29,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(
-    "section", ["vectors", "gcc", *(pytest.param(name, marks=pytest.mark.slow) for name in ("iverilog", "yosys", "study"))]
+    "section", ["vectors", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gcc", "iverilog", "yosys", "study"))]
 )
 def test_commands_print_what_the_guide_shows(
     section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

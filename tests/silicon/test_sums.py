@@ -30,7 +30,7 @@ def test_c_adds_as_matmul_does(dot: Dot, compiler: str, tmp_path: Path) -> None:
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("dot", DOTS, ids=lambda dot: dot.name)
 def test_javascript_adds_as_matmul_does(dot: Dot, tmp_path: Path) -> None:
-    codes = drawn_codes(dot, 300)
+    codes = drawn_codes(dot, 60)
     assert same_bits(by_program(dot, codes, tmp_path, script_of_sums(dot, tmp_path)), by_matmul(dot, codes))
 
 
@@ -53,7 +53,7 @@ def test_modules_multiply_by_scales(dot: Dot, tmp_path: Path) -> None:
 def test_scales_of_one_are_none(tmp_path: Path) -> None:
     dot = Dot("BlockScaled(8, 35, 4, exact=True)", "e2m1")
     a, b, *_ = sizes(dot)
-    codes = drawn_codes(dot, 500)
+    codes = drawn_codes(dot, 100)
     codes[:, a + b :] = 127
     left, right = values_of(codes[:, :a], dot.a), values_of(codes[:, a : a + b], dot.b)
     expected = qsim.matmul(left[:, None], right[:, :, None], dot.accumulator, formats=dot.a).view(-1)

@@ -54,6 +54,7 @@ def lines(folder: Path) -> list[str]:
     return sorted(json.dumps({name: value for name, value in line.items() if name not in ("seconds", "machine")}) for line in read)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_cluster_gives_what_one_process_gives(scheduler: str, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     studies.run(Coins(), out=here)

@@ -35,7 +35,8 @@ def variance_of_rounding(x: Tensor, mantissa: int) -> Tensor:
     return (wide - low) * (high - wide)
 
 
-@pytest.mark.parametrize("mantissa", [pytest.param(0, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("mantissa", [0, 3])
 def test_a_run_measures_what_lemma_3_computes(mantissa: int) -> None:
     run = Run("digits", study.BACKWARD, mantissa, "stochastic", 32, 128, 64, 20, 0)
     layer, inputs, labels = detached(study.last_layer(run, CPU))

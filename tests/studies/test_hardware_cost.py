@@ -60,6 +60,7 @@ def test_without_yosys_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
         STUDY.measure(Run(CELLS, "e2m1", "nearest", "bf16"), CPU)
 
 
+@pytest.mark.slow
 def test_accuracy_and_factor_are_numbers_of_training() -> None:
     settings = STUDY.quick()
     trained = {(run.what, run.format): run for run in STUDY.runs(settings) if run.seed == 0}

@@ -122,6 +122,7 @@ def test_cosines_are_those_of_steps_in_a_row() -> None:
     assert Correlations(model, first=0).gradients is None
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_and_begins_alike(method: str) -> None:
     words = text("library", 16, CPU)

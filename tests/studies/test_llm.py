@@ -279,6 +279,7 @@ def test_each_method_is_judged_at_its_best_rate() -> None:
     assert findings.beside(STOCHASTIC, O1).value == pytest.approx(math.exp(-0.1))
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
     settings = replace(SETTINGS, rates=(1e-3, 2e-3))
     findings = made_up(settings, lambda chosen: {"loss": math.inf if chosen.rate > 1e-3 else 1.0 + 0.01 * chosen.seed})

@@ -46,6 +46,7 @@ def test_decay_makes_walks_late_and_a_higher_floor_compensates(findings: Written
     assert [claim.agrees for claim in findings.report().claims] == [True, True, True, None, None]
 
 
+@pytest.mark.slow
 def test_the_mean_of_a_million_weights_is_within_a_percent() -> None:
     count, steps = 1 << 20, 80
     found = RandomWalkStudy().measure(Run("sgd", CONSTANT, 0.25, 0.0, 0, 1, STOCHASTIC, count, steps, 7), CPU)

@@ -34,6 +34,7 @@ class Lopsided(nn.Module):
         return self.weight.expand(*tokens.shape, 256)
 
 
+@pytest.mark.slow
 def test_errors_of_gradients_are_bias_and_variance() -> None:
     sequences = torch.randint(256, (4, 9), generator=torch.Generator().manual_seed(0))
     drawn: list[int] = []
@@ -80,6 +81,7 @@ def made_up(settings: Settings, gap: Callable[[Run], float]) -> Written:
     return Written(RecipesStudy(), settings, results)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_verdicts_and_the_table(tmp_path: Path) -> None:
     gaps = {BF16: 0.0, "mxfp8": 0.001, "mxfp4": 0.2, "nvfp4": 0.02}
     settings = Settings(recipes=("mxfp4", "mxfp8", "nvfp4"), models=(LANGUAGE,))

@@ -125,6 +125,7 @@ def test_panels_are_files_of_their_own(tmp_path: Path) -> None:
     assert "![Two.](both-1.svg)\n![Two.](both-2.svg)" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_no_run_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     studies.run(Coins(), out=tmp_path, settings={"seeds": 2})
     before = lines(tmp_path)
@@ -140,6 +141,7 @@ def test_no_run_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(seen) == 2
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_an_error_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Coins.measure
 
@@ -158,6 +160,7 @@ def test_an_error_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(lines(tmp_path)) == 6
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_one_thread_computes(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -169,6 +172,7 @@ def test_one_thread_computes(tmp_path: Path) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_processes_give_what_one_gives(tmp_path: Path) -> None:
     one, two = (sorted(map(json.dumps, map(of_machine, _with_workers(tmp_path / str(count), count)))) for count in (1, 2))
     assert one == two
@@ -185,6 +189,7 @@ def test_an_error_in_a_worker_is_raised(tmp_path: Path) -> None:
         studies.run(Coins(), out=tmp_path, workers=2, settings={"weight": -1.0})
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_file_has_one_writer(tmp_path: Path) -> None:
     written = "is being written by another process; give each its own --out"
     with Store(tmp_path, Coins()).writing(), pytest.raises(ValueError, match=written):
@@ -192,6 +197,7 @@ def test_a_file_has_one_writer(tmp_path: Path) -> None:
     studies.run(Coins(), out=tmp_path)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_results_of_another_version_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     studies.run(Coins(), out=tmp_path)
     monkeypatch.setattr(Coins, "version", 2)
@@ -211,6 +217,7 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
     assert json.dumps(found.values) == json.dumps(values)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_lines_that_are_not_results_are_named(tmp_path: Path) -> None:
     studies.run(Coins(), out=tmp_path)
     file = tmp_path / "results.jsonl"
@@ -291,6 +298,7 @@ def test_settings_are_defaults_of_the_form() -> None:
     assert studies.plan(Coins(), settings={"seeds": 1}).settings == Settings(seeds=1)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_quick_form_warns_that_its_verdicts_are_not_evidence(tmp_path: Path) -> None:
     for form, said in (("quick", True), ("default", False)):
         studies.run(Coins(), form=form, out=tmp_path / form)

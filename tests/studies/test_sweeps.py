@@ -93,6 +93,8 @@ def halved(pairs: list[Any]) -> Any:
     return torch.stack(x) / 2, torch.stack(y)
 
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 SETTINGS = Settings(("P",), (8,), (1e-2,), 2, 2, 0.01)
 PAIRS = (Pairs(*DATA[:2]), Pairs(*DATA[2:]))
 

@@ -66,7 +66,7 @@ def points(fmt: Format, count: int) -> torch.Tensor:
     return everything[order[:count]]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_arrays_agree_with_fractions(fmt: Format) -> None:
     x = points(fmt, 120)
@@ -80,7 +80,7 @@ def test_arrays_agree_with_fractions(fmt: Format) -> None:
                 assert same(slow, float(fast[i])), (value, fmt, rounding, overflow)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 @pytest.mark.parametrize("bits", [1, 5, 16, 32])
 @pytest.mark.parametrize("correction", [False, True])
@@ -150,6 +150,7 @@ def test_codes_agree_with_gfloat(fmt: Format) -> None:
         assert same(ours, gfloat.decode_float(GFLOAT[fmt], code).fval), code
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_codes_agree_with_fractions(fmt: Format) -> None:
     x = points(fmt, 200)

@@ -36,14 +36,6 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["flops"] == pytest.approx(2 * 4**3 / row["milliseconds"] * 1e3) for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--accumulators", ",", "at least one"),
-        ("--accumulators", "Promoted(Aligned(4, 13, operands=('e3m0',)), 16)", "takes none of bf16, fp16, e4m3, e4m3fnuz, e2m1, fp32"),
-        ("--size", "none", "--size"),
-    ],
-)
-def test_errors(option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "accumulate", "--device", "cpu", option, value]) != 0
-    assert message in capsys.readouterr().err
+def test_a_unit_that_takes_no_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "accumulate", "--device", "cpu", "--accumulators", "Promoted(Aligned(4, 13, operands=('e3m0',)), 16)"]) == 2
+    assert "takes none of bf16, fp16, e4m3, e4m3fnuz, e2m1, fp32" in capsys.readouterr().err

@@ -44,15 +44,3 @@ def test_every_expert_gets_its_rows_and_every_gradient_is_computed_again(capsys:
     assert heading.startswith("CPU, ")
     assert columns.split()[-1] == "ratio"
     assert row.startswith("2 × 8 × 4 → 8")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--sizes", "2x8x4"], "--sizes: '2x8x4' is not a size: write 8x16384x4096x14336"),
-        (["--compile"], "--compile: torch compiles grouped products of bfloat16 only; add --dtype bf16"),
-    ],
-)
-def test_bad_options_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*EXPERTS, *words]) == 2
-    assert said in capsys.readouterr().err

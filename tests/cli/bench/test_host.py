@@ -102,17 +102,3 @@ def test_calls_of_other_threads_are_counted() -> None:
         return qsim.quantize(torch.ones(3), "e4m3")
 
     assert calls_between_files(elsewhere(work)) == calls_between_files(work)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--points", "fp5"), "--points: 'fp5' is not one of nearest, five points, fp8_hybrid, mxfp4, nvfp4"),
-        (("--layers", "0"), "--layers: must be at least 1, got 0"),
-        (("--repeats", "0"), "--repeats: must be at least 1, got 0"),
-        (("--trace", "--compile"), "--trace: compiled code makes no calls"),
-    ],
-)
-def test_bad_words_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
-    assert main(["bench", "host", *QUICK, *words]) == 2
-    assert message in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,14 +31,6 @@ def bench(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def _smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models whose steps are all fast."""
     monkeypatch.setitem(_models.SIZES, "tiny", (GPTBenchSize(1, 2, 8, 16, 8, 2), ConvBenchSize(4, 1, 3, 8, 2)))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run_once(calls: list[Call], clock: Clock, seconds: float) -> list[float]:
@@ -107,14 +98,6 @@ def test_options_reach_the_layers(capsys: pytest.CaptureFixture[str], monkeypatc
     assert seen[3][0].points == FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate="h100_fp8")
 
 
-def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *LINEAR]) == 0
-    heading, titles, *rows = capsys.readouterr().out.splitlines()
-    assert heading.startswith("CPU, 1 threads; torch")
-    assert titles.endswith("  ratio")
-    assert [row.split("  ")[0] for row in rows] == ["8 × 4 → 2", "6 × 8 → 8"]
-
-
 # training
 
 
@@ -165,37 +148,6 @@ def test_compiled_models_go_through_torch_compile(capsys: pytest.CaptureFixture[
     assert [(next(model.parameters()).dtype, mode) for model, mode in compiled] == [(torch.bfloat16, "default")] * 2
 
 
-# errors
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["linear", "--shapes", "8x4"], "--shapes: '8x4' is not a shape: write 16384x4096x4096, for tokens, inputs and outputs"),
-        (["linear", "--shapes", "8x4x2,8x0x2"], "--shapes: '8x0x2' is not a shape"),
-        (["linear", "--shapes", " , "], "--shapes needs at least one word"),
-        (["linear", "--dtype", "fp8"], "--dtype: 'fp8' is not one of fp32, bf16, fp16, fp64"),
-        (["linear", "--format", "e4m33"], "unknown format 'e4m33': did you mean 'e4m3'?"),
-        (["linear", "--backward", "neerest"], "unknown rounding 'neerest': did you mean 'nearest'?"),
-        (["linear", "--accumulate", "h100_fp9"], "FivePoint: accumulate: unknown accumulator 'h100_fp9'"),
-        (["linear", "--accumulate", "h100_fp8", "--recipe", "mxfp8"], "--accumulate: an option of the recipe, as in --recipe "),
-        (["linear", "--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
-        (["linear", "--seconds", "-1"], "--seconds: -1 is not a duration: write 0.3"),
-        (["train", "--models", "gtp"], "--models: 'gtp' is not one of gpt, conv"),
-        (["train", "--size", "huge"], "--size: 'huge' is not one of medium, small, tiny"),
-        (["train", "--size", "small,tiny"], "--size: 'small,tiny' is not one of medium, small, tiny"),
-        (["train", "--dtype", "fp8"], "--dtype: 'fp8' is not one of fp32, bf16, fp16, fp64"),
-        (["train", "--seconds", "0"], "--seconds: 0 is not a duration: write 0.3"),
-    ],
-)
-def test_unknown_words_are_refused_before_anything_runs(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    assert main(["bench", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"qsim: {message}")
-    assert err.count("\n") == 1
-
-
 # on a GPU
 
 
@@ -219,14 +171,3 @@ def test_blocks_are_compiled_once_for_all(capsys: pytest.CaptureFixture[str], mo
     assert [(row["graphs"], row["recompilations"]) for row in found["rows"]] == [(1, 0), (1, 0)]
     assert all(row["first_seconds"] > row["milliseconds"] / 1e3 > 0 for row in found["rows"])
     assert found["rows"][0]["ratio"] == 1
-
-
-@pytest.mark.parametrize("words", [("--compile",), ("--monitor", "5")])
-def test_blocks_are_measured_by_themselves(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *TRAIN, "--blocks", *words]) == 2
-    assert "--blocks compiles by itself and measures recipes; omit --compile and --monitor" in capsys.readouterr().err
-
-
-def test_recipes_of_blocks_must_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *TRAIN, "--blocks", "--recipes", "native,mxfp5"]) == 2
-    assert "mxfp5" in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -47,14 +46,6 @@ def bench(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
 def _smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose steps are fast."""
     monkeypatch.setitem(GPTS, "tiny", ("a tiny GPT", 1, 16))
@@ -91,19 +82,6 @@ def test_the_gpt_is_gpt_2_medium_without_its_embeddings() -> None:
     attention = [*norm, (3072, 1024), (3072,), (1024, 1024), (1024,)]
     mlp = [*norm, (4096, 1024), (4096,), (1024, 4096), (1024,)]
     assert found.shapes == [*attention, *mlp] * 24
-
-
-def test_parameters_are_bfloat16_and_have_gradients_of_their_own() -> None:
-    tensors = gpt("tiny")
-    parameters = tensors.parameters(CPU)
-    assert [tuple(p.shape) for p in parameters] == tensors.shapes
-    for p in parameters:
-        assert p.grad is not None
-        assert p.dtype == p.grad.dtype == torch.bfloat16
-        assert p.is_contiguous()
-        assert p.grad.is_contiguous()
-        assert not torch.equal(p, p.grad)
-        assert 0.5 < p.float().std().item() < 2
 
 
 @pytest.mark.parametrize(
@@ -152,16 +130,6 @@ def test_options_choose_the_tensors_and_the_algorithms(capsys: pytest.CaptureFix
     assert [row["tensors"] for row in rows] == ["12 of a tiny GPT"]
 
 
-def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "optim", *TINY, "--tensors", "one", "--algorithms", "sgd,adamw-e4m3"]) == 0
-    heading, titles, *rows = capsys.readouterr().out.splitlines()
-    assert heading.startswith(f"CPU, 1 threads; torch {torch.__version__}, triton ")
-    assert heading.endswith("2^6 elements")
-    assert titles.endswith("  ratio")
-    assert [row.split("  ")[:2] for row in rows] == [["1 of 2^6", "SGD, momentum"], ["1 of 2^6", "AdamW, E4M3 weights"]]
-    assert all(row.count("not measured") == 2 for row in rows)
-
-
 # launches and the host's time
 
 
@@ -207,34 +175,6 @@ def test_work_of_the_device_counts_and_what_only_describes_it_does_not() -> None
     spans = [event(DeviceType.CUDA, True), event(DeviceType.CPU, True)]
     assert _launches._work_on_device([call, kernel, *spans, call, copy]) == 2
     assert _launches._work_on_device([call, *spans]) == 0
-
-
-# errors
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--tensors", "two"], "--tensors: 'two' is not one of one, gpt"),
-        (["--tensors", " , "], "--tensors needs at least one word"),
-        (["--elements", "2^x"], "--elements: '2^x' is not a count: write 4096 or 2^28"),
-        (["--size", "huge"], "--size: 'huge' is not one of medium, tiny"),
-        (["--algorithms", "lion"], "--algorithms: 'lion' is not one of adamw, adamw-moments, adamw-e4m3, sgd, copy"),
-        (["--repeats", "0"], "--repeats: '0' is not a count"),
-        (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
-    ],
-)
-def test_unknown_words_are_refused_before_anything_runs(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    assert main(["bench", "optim", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"qsim: {message}")
-    assert err.count("\n") == 1
-
-
-def test_the_measurement_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench"]) == 0
-    assert "optim" in capsys.readouterr().out.split()
 
 
 # on a GPU

@@ -111,57 +111,6 @@ def test_compilations_are_counted_and_the_hook_is_put_back(monkeypatch: pytest.M
     assert runtime.jit_post_compile_hook is hook
 
 
-def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "quantize", *TINY, "--only", "quantize,sweep", "--formats", "e4m3,fp16", "--dtypes", "fp32:bf16"]) == 0
-    heading, _, *tables = capsys.readouterr().out.splitlines()
-    assert heading.startswith("CPU, ")
-    assert f"torch {torch.__version__}, triton " in heading
-    assert heading.endswith("2^6 elements")
-    # Parts run in their own order, whatever order was requested.
-    assert [line for line in tables if line in ("quantize", "sweep")] == ["sweep", "quantize"]
-    titles = [line for line in tables if line.endswith("  ratio")]
-    assert len(titles) == 2
-    assert sum("unsupported: bf16 cannot hold every value of fp16" in line for line in tables) == 3
-
-
-# errors
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--formats", "e4m33"], "unknown format 'e4m33': did you mean 'e4m3'?"),
-        (["--formats", " , "], "--formats needs at least one word"),
-        (["--roundings", "neerest"], "unknown rounding 'neerest': did you mean 'nearest'?"),
-        (["--dtypes", "fp32:fp8"], "--dtypes: 'fp8' is not one of fp32, bf16, fp16, fp64; write pairs such as fp32:bf16"),
-        (["--elements", "2^x"], "--elements: '2^x' is not a count: write 4096 or 2^28"),
-        (["--elements", "0"], "--elements: '0' is not a count"),
-        (["--repeats", "-1"], "--repeats: '-1' is not a count"),
-        (["--only", "quantise"], "--only: 'quantise' is not one of sweep, quantize, codes, layouts"),
-        (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
-    ],
-)
-def test_unknown_words_are_refused_before_anything_runs(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    assert main(["bench", "quantize", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"qsim: {message}")
-    assert err.count("\n") == 1
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-def test_a_gpu_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "quantize", "--device", "cuda"]) == 2
-    assert "--device: torch finds no CUDA device" in capsys.readouterr().err
-
-
-def test_the_measurement_is_listed_and_its_helpers_are_not(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench"]) == 0
-    names = capsys.readouterr().out.split()
-    assert "quantize" in names
-    assert not [name for name in names if name.startswith("_")]
-
-
 # on a GPU
 
 

@@ -72,6 +72,7 @@ def single() -> tuple[nn.Module, list[Batch], Sensitivities]:
     return model, batches, assign(model, batches, loss, budget=32.0, candidates=candidates, per="layer", probes=4).sensitivities
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SINGLE)
 def test_sensitivities_are_errors_of_single_layers(name: str, single: tuple[nn.Module, list[Batch], Sensitivities]) -> None:
     (model, batches, found), (tensor, points, tolerance) = single, SINGLE[name]

@@ -59,6 +59,7 @@ def test_the_same_points_need_the_same_batch(model: nn.Linear, generator: torch.
     assert same.factor.value == 1.0
 
 
+@pytest.mark.slow
 def test_a_bit_costs_at_most_four_times_the_batch(generator: torch.Generator) -> None:
     # Batches are almost identical: only rounding varies, and a factor of 4 is almost reached. The positions of 2048 numbers between their
     # neighbours determine it to 1.5 %: each one's `p (1 - p)` varies by 45 % around 1/6, for both operands, in both variances.

@@ -102,6 +102,7 @@ def test_all_is_as_it_was_when_the_loss_fails(measure: str, failing: int) -> Non
     check_same(before, everything(model))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("measure", MEASURES)
 def test_a_seed_decides_everything(measure: str) -> None:
     model, _ = trained()

@@ -30,6 +30,7 @@ def known(elements: int, offset: float) -> tuple[list[Moments], dict[str, float]
     return found, {"bias": offset**2 * elements, "sampling": squares + 0.04 * elements, "rounding": 0.49 * squares}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("elements", "offset"), CASES)
 def test_estimates_are_unbiased_and_intervals_cover(elements: int, offset: float) -> None:
     found, due = known(elements, offset)

@@ -207,6 +207,7 @@ FAULTS: dict[str, tuple[FivePoint, Callable[[Net], None], tuple[str, str, str], 
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_operation_with_the_fault_is_named(name: str) -> None:
     points, plant, place, cause = FAULTS[name]

@@ -137,15 +137,6 @@ def test_modules_keep_their_own_names() -> None:
     assert qsim.revert(model).histories == 2
 
 
-def test_bilinear_layers() -> None:
-    layer: Any = qsim.convert(nn.Bilinear(4, 4, 3), NEAREST)
-    x, y = inputs(), inputs(5, 4).flip(0)
-    by_weight = torch.stack([rounded(x, w.mT) for w in layer.weight], 1)
-    expected = functional.matmul(by_weight, y.unsqueeze(-1), NEAREST).squeeze(-1) + layer.bias
-    torch.testing.assert_close(layer(x, y), expected)
-    assert qsim.coverage(layer, (x, y)).share == 1
-
-
 # What is not rounded.
 
 
@@ -309,7 +300,8 @@ def test_functional_calls_round_with_the_weights_of_other_modules(calls: Any) ->
     assert same_bits(torch.func.functional_call(model, others, (x,)), rounded(x, others["table.weight"]))
 
 
-@pytest.mark.parametrize("calls", [pytest.param("parameters", marks=pytest.mark.slow), "all"])
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", ["parameters", "all"])
 def test_compiled_functional_calls_round_with_the_weights_of_other_modules(calls: Any) -> None:
     model = qsim.convert(
         Calls(lambda m, x: m.part(x) @ m.table.weight.T, table=nn.Embedding(6, 4), part=nn.Linear(4, 4)), NEAREST, calls=calls
@@ -334,18 +326,3 @@ def test_an_error_leaves_no_mode_behind() -> None:
     assert torch.overrides._get_current_function_mode() is None
     x = inputs()
     assert same_bits(F.linear(x, model.w), x @ model.w.mT)
-
-
-def test_compiled_code_gives_the_same_bits() -> None:
-    def calls(m: Any, x: Tensor) -> Tensor:
-        y = torch.einsum("bi,eij->ebj", m.part(x).unflatten(-1, (2, 2)).flatten(-2), m.stack)
-        return F.linear(y @ m.stack[1].T, m.table.weight.bfloat16().float())  # type: ignore[no-any-return]
-
-    model = made(
-        calls,
-        FivePoint(act="e4m3", weight=Quantizer("e2m1", "stochastic"), act_bwd=None, weight_bwd=None),
-        part=nn.Linear(4, 4),
-        table=nn.Embedding(4, 4),
-    )
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert all(map(same_bits, results(model, model, inputs()), results(compiled, model, inputs())))

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 import qsim
 from qsim import FivePoint, Float
-from qsim.nn import functional
 from support.points import in_order
 
 #: Rounds nothing in float32, but goes the way of rounded products.
@@ -52,13 +51,3 @@ def test_results_are_torchs_where_nothing_rounds_and_all_products_round(name: st
         qsim.revert(module)
     x = sequence if name in LAYERS else sequence[0]
     assert qsim.coverage(qsim.convert(module, NEAREST), x).share == 1
-
-
-def test_a_step_written_out() -> None:
-    cell: Any = qsim.convert(nn.GRUCell(4, 6), NEAREST)
-    x, h = torch.randn(3, 4), torch.randn(3, 6)
-    of_x = functional.linear(x, cell.weight_ih, cell.bias_ih, NEAREST).chunk(3, 1)
-    of_h = functional.linear(h, cell.weight_hh, cell.bias_hh, NEAREST).chunk(3, 1)
-    r, z = (of_x[0] + of_h[0]).sigmoid(), (of_x[1] + of_h[1]).sigmoid()
-    n = (of_x[2] + r * of_h[2]).tanh()
-    torch.testing.assert_close(cell(x, h), (1 - z) * n + z * h)

@@ -47,6 +47,7 @@ def _loss(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
     return F.cross_entropy(found, torch.arange(len(found)))
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_trains_in_nvfp4() -> None:
     """The loss falls from 4.18 to 3.18, and in float32 to 3.12."""
     pytest.importorskip("transformers")

@@ -271,17 +271,6 @@ def test_a_forward_replaced_on_the_module_is_refused() -> None:
     assert type(qsim.convert(model, NEAREST)[0]) is qsim.nn.Linear
 
 
-def test_layers_of_equal_weights_draw_apart() -> None:
-    model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(2)))
-    for layer in model:
-        nn.init.constant_(layer.weight, 1.25)  # type: ignore[arg-type]
-    qsim.convert(model, FivePoint(weight=Quantizer("e2m1", "stochastic"), weight_bwd=None))
-    first, second = (layer(torch.eye(16)) for layer in model)
-    assert {*first.unique().tolist()} == {1.0, 1.5}
-    assert not torch.equal(first, second)
-    assert torch.equal(first, model[0](torch.eye(16)))
-
-
 # Points that do not fit, or would not help.
 
 

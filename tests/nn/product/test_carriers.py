@@ -36,6 +36,7 @@ def test_the_formats_of_few_bits_are_the_ones_meant() -> None:
     assert not {"fp16", "tf32", "fp32"} & set(FEW_BITS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fmt", FEW_BITS.values(), ids=FEW_BITS)
 @pytest.mark.parametrize("case", ["linear", "matmul", "conv"])
 def test_products_of_few_bits_are_exact(device: torch.device, fmt: Format, case: str) -> None:
@@ -172,7 +173,7 @@ def test_threads_take_turns_with_the_settings() -> None:
         setting.fp32_precision = before
 
 
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("transposed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_operators_of_exact_products_pass_opcheck(device: torch.device, transposed: bool) -> None:
     a, w = torch.randn(2, 4, 8, device=device), torch.randn(4, 4, 3, device=device)
     numbers = ([1], [1], [1], transposed, [0], 1)

@@ -162,15 +162,6 @@ def test_one_product_has_gone_when_the_other_is_made(points: FivePoint) -> None:
     assert alive == [0]
 
 
-def test_gradients_of_gradients_are_refused(device: torch.device) -> None:
-    a, w, _ = operands(linear(5, 7), torch.float32, device)
-    y = five_point_product(a, w, None, ProductSetting(POINTS["all"], LinearProduct()))
-    for total in (y.square().sum(), y.sum()):
-        with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
-            torch.autograd.grad(total, w, create_graph=True, retain_graph=True)
-    torch.autograd.grad(y.sum(), w)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", [compilers.inductor, compilers.another])
 @pytest.mark.parametrize("recipe", [in_order(*["e4m3"] * 5), "fp8_hybrid"], ids=["nearest", "scaled"])

@@ -31,7 +31,7 @@ from support.written_out import (
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("points", POINTS.values(), ids=POINTS)
 @pytest.mark.parametrize("case", ["linear, three dimensions", "matmul, broadcast", "conv2d, everything"])
@@ -39,7 +39,7 @@ def test_every_point(device: torch.device, case: str, points: FivePoint, dtype: 
     check(CASES[case], points, operands(CASES[case], dtype, device))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("points", [POINTS[name] for name in ("all", "wide", "recipe")], ids=["all", "wide", "recipe"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -195,7 +195,7 @@ def singles() -> list[tuple[Case, str, str]]:
     return [(case, kinds[(i + j) % len(kinds)], name) for i, case in enumerate(CASES) for j, name in enumerate(POINTS)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("case", "kind", "name"), [*singles(), *((case, kind, "all") for case in CASES for kind in SCALES)], ids=str)
 def test_products_of_exact_numbers_are_exact(case: Case, kind: str, name: str) -> None:
     points = single(name, Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil")))
@@ -204,6 +204,7 @@ def test_products_of_exact_numbers_are_exact(case: Case, kind: str, name: str) -
         assert torch.equal(found.double(), expected), (found - expected).abs().max()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["tensor", "blocks", "tiles"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_other_scales_come_out_within_the_error_of_the_sum(case: Case, kind: str) -> None:
@@ -313,23 +314,6 @@ def test_gradients_are_rounded_once_per_product_if_scales_have_directions() -> N
         y = functional.linear(x, w, points=points)
         grad_x, grad_w = torch.autograd.grad(y, (x, w), g)
         assert torch.equal(grad_x, grad_w.t()) == alike, scale
-
-
-@pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4", "e4m3"])
-def test_attention_and_modules(fmt: str) -> None:
-    point = Quantizer(fmt) if fmt != "e4m3" else Quantizer(fmt, scale=PerTensor())
-    points = in_order(*[point] * 5)
-    layer = qsim.nn.MultiheadAttention(32, 2, batch_first=True, points=points)
-    plain = torch.nn.MultiheadAttention(32, 2, batch_first=True)
-    plain.load_state_dict(layer.state_dict())
-    x = torch.randn(2, 9, 32)
-    y, wanted = layer(x, x, x)[0], plain(x, x, x)[0]
-    assert 0 < (y - wanted).norm() / wanted.norm() < 0.4
-    y.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
-    q = torch.randn(2, 3, 8, 16)
-    mixed = functional.scaled_dot_product_attention(q, q, q, points=points)
-    assert 0 < (mixed - F.scaled_dot_product_attention(q, q, q)).norm() < 0.4 * mixed.norm()
 
 
 def test_a_table_is_scaled_along_its_rows() -> None:

@@ -141,20 +141,3 @@ def test_tables_of_shares_have_the_scales_of_the_whole(two: Ranks, places: tuple
     point = Quantizer("e2m1", scale=SCALES[kind])
     for found, expected in two(_lookup, FivePoint(weight=point, grad=point, weight_bwd=None), places):
         assert all(map(torch.equal, found, expected))  # except for the sign of zeros, to which others are added
-
-
-def _compiled(device: torch.device, points: FivePoint) -> list[list[Tensor]]:
-    results = []
-    for compiled in (True, False):
-        net = parallelized(model(device, points, 36)[:1], mesh_of(device), sequence=False)
-        call = torch.compile(net, backend="aot_eager", fullgraph=True) if compiled else net
-        results.append([run(call, coarse(4, 16, seed=1).to(device), 0), *gradients(net)])
-    return results
-
-
-def test_a_plan_compiles(two: Ranks) -> None:
-    # Scales of blocks, with an outer scale of the whole tensor.
-    for found, expected in two(_compiled, in_order(*[Quantizer("e2m1", scale=SCALES["under"])] * 5)):
-        assert len(found) == len(expected) == 7
-        for x, y in zip(found, expected, strict=True):
-            torch.testing.assert_close(x, y)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import qsim
 from qsim import Quantizer
 from qsim.optim import Quantized
 from support.comparing import same_bits
@@ -36,19 +35,6 @@ def fit(p: nn.Parameter, seen: list[Tensor], optimizer: Callable[[], torch.optim
         return loss
 
     return closure
-
-
-@pytest.mark.parametrize("make", [MAKERS["SGD"], MAKERS["Adagrad"]], ids=["SGD", "Adagrad"])
-@pytest.mark.parametrize("accumulator", [None, "fp32"])
-def test_a_closure_evaluated_once_is_as_good_as_a_backward_pass(make: Any, accumulator: str | None) -> None:
-    first, second = (nn.Parameter(torch.ones(3)) for _ in range(2))
-    one, other = (Quantized(make([p]), weight=NOISY, grad=NOISY, accumulator=accumulator, seed=SEED) for p in (first, second))
-    closure, backward = (fit(p, [], lambda made=made: made) for p, made in ((first, one), (second, other)))  # type: ignore[misc]
-    for _ in range(3):
-        loss = one.step(closure)
-        assert torch.equal(loss, backward())
-        assert other.step() is None
-        assert alike(all_of(one), all_of(other))
 
 
 def test_lbfgs_sees_rounded_gradients_at_each_evaluation() -> None:
@@ -95,20 +81,6 @@ def test_each_evaluation_rounds_weights_again() -> None:
         due = [rounded(torch.full((64,), 1.25), half, SEED, step, "weight", 0, evaluation) for evaluation in (1, 2, 0)]
         assert alike([*seen[1:], p.detach()], due)
         assert len({tuple(x.tolist()) for x in due}) == 3
-
-
-def test_lbfgs_sees_rounded_weights_with_an_accumulator() -> None:
-    p = nn.Parameter(torch.ones(3))
-    optimizer = Quantized(torch.optim.LBFGS([p], max_iter=5, line_search_fn="strong_wolfe"), weight="e4m3", accumulator="fp32")
-    seen: list[Tensor] = []
-    for _ in range(3):
-        optimizer.step(fit(p, seen, lambda: optimizer))
-    assert len(seen) > 6
-    assert all(same_bits(x, qsim.quantize(x, "e4m3")) for x in seen)
-    copied = optimizer.state_dict()["state"][0]["quantized_accumulator"]
-    assert not same_bits(copied, p)
-    assert same_bits(p, qsim.quantize(copied, "e4m3"))
-    torch.testing.assert_close(p.detach(), torch.tensor([0.3, -1.7, 2.2]), atol=0.13, rtol=0)
 
 
 def test_an_error_in_a_closure_leaves_the_parameters_in_their_groups() -> None:

@@ -44,6 +44,7 @@ def restored(optimizer: Quantized, name: str, options: dict[str, Any]) -> Quanti
     return fresh
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS, ids=["in place", "copies", "rounded copies"])
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Lion", "Adagrad"])
