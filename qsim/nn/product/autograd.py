@@ -17,8 +17,7 @@ from qsim.nn.product import observers, outside
 from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.functorch import transformed_product
-from qsim.nn.product.outliers import Split
-from qsim.nn.product.plans import ProductPlan
+from qsim.nn.product.plans import ProductPlan, Split
 from qsim.nn.product.sites import RoundedOperand, Site
 from qsim.random import seeds
 from qsim.random.shards import is_distributed
@@ -57,7 +56,7 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream
 
 
 def _split_product(
-    operands: tuple[Tensor, Tensor], bias: Tensor | None, split: Split[ProductPlan], stream: Stream, ends: Tensor | None
+    operands: tuple[Tensor, Tensor], bias: Tensor | None, split: Split, stream: Stream, ends: Tensor | None
 ) -> Tensor:
     """The product of what is rounded of an operand, and that of its outliers."""
     rounded, rest = split.parts(operands[split.tensor])

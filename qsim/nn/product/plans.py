@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.groups import Groups
 from qsim.nn.product.operands import Gradient, Operand
-from qsim.nn.product.outliers import Split, split_of
 from qsim.nn.product.sites import Site
 from qsim.nn.product.sums import PRODUCTS, spelled_lookup, spelled_sum
 from qsim.nn.product.tensors import OperandShards, Tensors
@@ -34,6 +34,15 @@ SUMS = tuple(stream("accumulate", name) for name in ("forward", "grad_a", "grad_
 
 #: The sites of a product's operands.
 Pair = tuple[Site, Site]
+
+
+class Split(NamedTuple):
+    """Two products in place of one: see `PointsOfParts`, of which it has the plans."""
+
+    tensor: int
+    parts: Callable[[Tensor], tuple[Tensor, Tensor]]
+    rounded: ProductPlan
+    rest: ProductPlan
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class ProductPlan:
     joins_gradients: bool
     adds_bias: bool
     casts: tuple[torch.dtype, torch.dtype, torch.dtype] | None
-    split: Split[ProductPlan] | None = None
+    split: Split | None = None
 
     @property
     def pairs(self) -> tuple[Pair, Pair, Pair]:
@@ -190,7 +199,8 @@ _attribute_of_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _plan(points: FivePoint, ops: Operators, product: Product, two_inputs: bool, *kind: Any, compiles: bool | None = None) -> ProductPlan:
-    split = split_of(points, two_inputs=two_inputs)
+    # Where both operands are inputs, one product takes the sum of an input's parts.
+    split = next((split for split in points.splits if split.tensor == 2 or not two_inputs), None)
     if split is None:
         return _whole_plan(points, ops, product, two_inputs, *kind, compiles=compiles)
     *kind_, _, shards = kind
