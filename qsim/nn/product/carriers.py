@@ -7,7 +7,7 @@ multiply in bfloat16 with no error other than that of the sum. If the result has
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -26,8 +26,7 @@ _SHORTENED = {"cuda": TF32, "cpu": BF16}
 Values = tuple[Format | None, torch.dtype]
 
 
-@dataclass(frozen=True)
-class ProductCarrier:
+class ProductCarrier(NamedTuple):
     """The carrier of a product.
 
     Attributes:

@@ -8,6 +8,7 @@ compute after all take the same codes to the emulator.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,12 +16,14 @@ from torch import Tensor
 from qsim.formats import E4M3, E5M2, Format
 from qsim.functional.arguments import Spelling
 from qsim.nn.product.arithmetic import rows
-from qsim.nn.product.sites import Site
 from qsim_kernels.chip.products import product_of
 from qsim_kernels.numbers.encoding import spell_encoding
 from qsim_kernels.numbers.grid import Coding, read, spell
 from qsim_kernels.numbers.sums import read_sum
 from qsim_kernels.ops.direct import Operators
+
+if TYPE_CHECKING:
+    from qsim.nn.product.sites import Site
 
 #: Formats of at most this many bits are kept for the backward pass as codes.
 CODE_BITS = 8

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim.functional.quantizer import Quantizer
 from qsim.nn.product.bilinear import Multiplication
-from qsim.nn.product.codes import encoded, encoded_twice
+from qsim.nn.product.codes import encoded_twice
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import RoundedOperand, Site
 from qsim_kernels.ops.direct import DISPATCHED, Operators
@@ -30,7 +31,6 @@ class Operand:
         is_reused: Whether the backward pass reuses what the forward pass rounded.
         clips: Whether its gradient is zero where it saturates forward.
         coding: The codes in which the backward pass keeps it; if there are none, it keeps the operand.
-        on_chip: Whether its codes are multiplied.
         is_requantized: Whether the backward pass rounds again what the forward pass rounded.
     """
 
@@ -39,28 +39,27 @@ class Operand:
     is_reused: bool
     clips: bool = False
     coding: str | None = None
-    on_chip: bool = False
     is_requantized: bool = False
 
     def round(
         self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, *, keeps: bool, raw: Tensor | None = None
     ) -> RoundedOperand:
         """The operand for the forward product, with what the backward pass needs, if it needs anything."""
-        if self.on_chip:
-            if not keeps or self.coding is None:
-                return RoundedOperand(encoded(ops, x, self.forward, seed), kept=x if keeps else None)
-            codes, kept = encoded_twice(ops, x, self.forward, self.backward, seed)
-            return RoundedOperand(codes, kept=kept)
-        if not keeps or self.coding is None:
+        one, other = self.forward.quantizer, self.backward.quantizer
+        if not keeps or self.coding is None or other is None:
             rounded = self.forward.round(ops, x, seed, dtype)
             return RoundedOperand(*rounded[:4], self._kept(ops, x if raw is None else raw, rounded, seed)) if keeps else rounded
-        one, other = self.forward.quantizer, self.backward.quantizer
-        assert other is not None  # codes are of its format
+        if self.forward.on_chip:
+            codes, kept = encoded_twice(ops, x, self.forward, self.backward, seed)
+            return RoundedOperand(codes, kept=kept)
         spelt, stream = other.spelt, self.backward.stream
-        chosen = seed if self.backward.is_stochastic or self.forward.is_stochastic else None
         if one is None:
-            return RoundedOperand(x.to(dtype), kept=ops.encode(x, chosen, spelt.grid, spelt.rule, self.coding, stream, 0, False))
+            return RoundedOperand(
+                x.to(dtype),
+                kept=ops.encode(x, seed if spelt.is_stochastic else None, spelt.grid, spelt.rule, self.coding, stream, 0, False),
+            )
         first = one.spelt
+        chosen = seed if spelt.is_stochastic or first.is_stochastic else None
         values, codes = ops.quantize_and_encode(
             x, chosen, first.grid, first.rule, self.forward.stream, dtype, spelt.grid, spelt.rule, self.coding, stream
         )
@@ -74,26 +73,14 @@ class Operand:
 
     def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> RoundedOperand:
         """The operand for a product of the backward pass, from what was kept of it, and the scales of the forward pass, if reused."""
-        if self.on_chip:
-            return RoundedOperand(encoded(ops, kept, self.backward, seed) if self.coding is None else kept)
-        if self.coding is not None:
-            assert self.backward.quantizer is not None
-            return RoundedOperand(ops.decode(kept, self.backward.quantizer.spelt.grid, self.coding, dtype))
+        point = self.backward.quantizer
+        if self.coding is not None and point is not None:
+            return RoundedOperand(kept if self.forward.on_chip else ops.decode(kept, point.spelt.grid, self.coding, dtype))
         if self.is_reused and self.forward.call is not None:
             return RoundedOperand(kept if kept.dtype == dtype else kept.to(dtype))
-        if ops is DISPATCHED and self.forward.name == "weight" and torch.compiler.is_compiling():
-            kept = self._unlike_forward(kept)
+        if ops is DISPATCHED and self.forward.name == "weight" and not self.forward.on_chip and torch.compiler.is_compiling():
+            kept = _unlike_forward(kept, point)
         return self.backward.round(ops, kept, seed, dtype, scales)
-
-    def _unlike_forward(self, weight: Tensor) -> Tensor:
-        """A weight's values by an expression that a compiler does not find in the forward pass.
-
-        It would keep what it finds rounded there: a second copy of every weight. Stochastic roundings differ from the forward pass anyway.
-        """
-        point = self.backward.quantizer
-        if point is None or point.spelt.is_stochastic:
-            return weight
-        return weight.view(_BITS[weight.dtype.itemsize]).bitwise_or(0).view(weight.dtype)
 
     def show(self, observer: Observer, x: Tensor, rounded: RoundedOperand, seed: Tensor | None) -> Any:
         """Report to an observer what `round` did: forward, and backward if codes were kept.
@@ -122,14 +109,12 @@ class Gradient:
         for_second: The site that rounds it for the gradient of the second.
         is_rounded_once: Whether one rounding serves both products.
         is_summed: Whether its sum over rows comes from the read that rounds it.
-        on_chip: Whether its codes are multiplied.
     """
 
     for_first: Site
     for_second: Site
     is_rounded_once: bool
     is_summed: bool
-    on_chip: bool = False
 
     def round(
         self,
@@ -154,9 +139,7 @@ class Gradient:
             sums: Whether the sum over rows is needed.
         """
         site, carrier = self.for_first if index == 1 else self.for_second, products[index].carrier
-        if self.on_chip:
-            if not needs_both:
-                return RoundedOperand(encoded(ops, g, site, seed)), None, None
+        if site.on_chip and needs_both:
             first, second = encoded_twice(ops, g, self.for_first, self.for_second, seed)
             return RoundedOperand(first), RoundedOperand(second), None
         if sums and self.is_summed:
@@ -167,3 +150,13 @@ class Gradient:
             return rounded, None, total
         other = products[2].carrier
         return rounded, rounded if carrier == other else rounded._replace(values=rounded.values.to(other)), total
+
+
+def _unlike_forward(weight: Tensor, point: Quantizer | None) -> Tensor:
+    """A weight's values by an expression that a compiler does not find in the forward pass.
+
+    It would keep what it finds rounded there: a second copy of every weight. Stochastic roundings differ from the forward pass anyway.
+    """
+    if point is None or point.spelt.is_stochastic:
+        return weight
+    return weight.view(_BITS[weight.dtype.itemsize]).bitwise_or(0).view(weight.dtype)

@@ -23,6 +23,7 @@ from qsim.functional.scaled import Scaled, ScaleLayout, Share, quantize_scaled
 from qsim.nn.product.along import Along
 from qsim.nn.product.arithmetic import rows
 from qsim.nn.product.carriers import Values
+from qsim.nn.product.codes import encoded
 from qsim.nn.product.grouped_rounding import round_units
 from qsim.nn.product.groups import Groups
 from qsim.random.noise import Noise
@@ -81,6 +82,7 @@ class Site:
         shared: This process's shard, if the tensor is distributed.
         multiplies: Whether the tensor is an operand of a product, whose result can be multiplied by its scales.
         shared_stream: The stream of random bits that both operands of the product share.
+        on_chip: Whether its codes are multiplied, instead of its values.
         chain: The number of products in the short sums with which scales of blocks and tiles enter; 0 if they are multiplied in.
         groups: Which rows belong to which group, in one pass of a grouped product.
     """
@@ -96,6 +98,7 @@ class Site:
     transform: Hadamard | None = None
     shared: SharedOperand | None = None
     multiplies: bool = True
+    on_chip: bool = False
     chain: int = 0
     groups: Groups | None = None
     shared_stream: int = 0
@@ -148,7 +151,7 @@ class Site:
             seen = x if self.call is None or self.is_outside else self.called(self.call, x, seed)
             return RoundedOperand(seen if seen.dtype == dtype or not seen.is_floating_point() else seen.to(dtype))
         if point.scale is None and self.transform is None:
-            return RoundedOperand(self.round_plainly(ops, x, seed, dtype))
+            return RoundedOperand(encoded(ops, x, self, seed) if self.on_chip else self.round_plainly(ops, x, seed, dtype))
         if self.groups is not None:
             return self._round_in_groups(ops, x, seed, dtype, known)
         if point.scale is not None:
