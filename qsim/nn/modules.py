@@ -13,6 +13,7 @@ from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
 from qsim.nn.calls.running import paused, running
 from qsim.nn.calls.settings import delayed_calls
+from qsim.nn.convolutions import convolve
 from qsim.nn.histories import RemembersAmaxes, keep_histories, keep_modules, with_histories
 from qsim.nn.product.sums import multiplied_by
 from qsim.nn.record import InUse, ProductRounding, record_of
@@ -105,10 +106,12 @@ class FivePointModule(RemembersAmaxes):
         """The points, with their histories if they have any, and the stream."""
         rounding: ProductRounding = self.__dict__["_qsim"].layer
         points, known = rounding.points, rounding.in_use
-        if points.is_delayed and ("" not in known or known[""][0] is not points):
-            self.remember()
-            known[""] = points, with_histories(self, points)
-        return InUse(known[""][1] if points.is_delayed else points, rounding.stream(self.training))
+        if points.is_delayed:
+            if "" not in known or known[""][0] is not points:
+                self.remember()
+                known[""] = points, with_histories(self, points)
+            points = known[""][1] or points
+        return InUse(points, rounding.stream(self.training))
 
     def remember(self) -> None:
         """Create the histories that the points need, and drop all others; make the modules in points parts of the layer."""
@@ -149,9 +152,8 @@ class _ConvolutionModule(FivePointModule):
         if module.padding_mode != "zeros":
             padded = nn.functional.pad(input, module._reversed_padding_repeated_twice, mode=module.padding_mode)
             padding = 0
-        convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[len(module.kernel_size) - 1]
-        points, stream = self.in_use
-        return convolve(padded, weight, bias, module.stride, padding, module.dilation, module.groups, points, stream=stream)
+        numbers = (module.stride, padding, module.dilation, module.groups)
+        return convolve(len(module.kernel_size), padded, weight, bias, *numbers, *self.in_use)
 
 
 class Conv1d(_ConvolutionModule, nn.Conv1d):
@@ -201,10 +203,8 @@ class _TransposedConvolution(FivePointModule):
         output_padding = module._output_padding(
             input, output_size, module.stride, module.padding, module.kernel_size, dims, module.dilation
         )
-        convolve = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[dims - 1]
-        points, stream = self.in_use
-        numbers = (module.stride, module.padding, output_padding, module.groups, module.dilation)
-        return convolve(input, module.weight, module.bias, *numbers, points, stream=stream)
+        numbers = (module.stride, module.padding, module.dilation, module.groups)
+        return convolve(dims, input, module.weight, module.bias, *numbers, *self.in_use, output_padding)
 
 
 class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import functional
 from qsim.nn.calls.points import of_activations, table_of, weight_of
+from qsim.nn.convolutions import convolve
 from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
 from qsim.nn.product.autocast import autocasts
@@ -235,28 +237,21 @@ def embedding(
     return functional.embedding(input, weight, padding_idx, own.points, scale_grad_by_freq=scale_grad_by_freq, stream=own.stream)
 
 
-def convolution(convolve: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+def convolution(function: Callable[..., Tensor], input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
     """A convolution, given qsim's function for it; a kernel that is an activation is rounded like the input."""
-
-    def rounded(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-        own = weight_of(weight)
-        if own is None:
-            found = of_activations(input, weight)
-            points = None if found is None else replace(found.points, weight=found.points.act, weight_bwd=found.points.act_bwd)
-            own = None if found is None or points is None else InUse(points, found.stream)
-        return None if own is None else convolve(input, weight, *args, **kwargs, points=own.points, stream=own.stream)
-
-    return rounded
-
-
-_CONVOLUTIONS = functional.conv1d, functional.conv2d, functional.conv3d
-_TRANSPOSED = functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d
+    own = weight_of(weight)
+    if own is None:
+        found = of_activations(input, weight)
+        if found is None:
+            return None
+        own = found._replace(points=replace(found.points, weight=found.points.act, weight_bwd=found.points.act_bwd))
+    return function(input, weight, *args, **kwargs, points=own.points, stream=own.stream)
 
 
 def any_convolution(
     input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any, groups: int
 ) -> Tensor | None:
     """`torch.convolution`, of which the others are forms; `extra` is the padding of a transposed one's output."""
-    convolve = (_TRANSPOSED if transposed else _CONVOLUTIONS)[weight.dim() - 3]
-    padded = (padding, extra, groups, dilation) if transposed else (padding, dilation, groups)
-    return convolution(convolve)(input, weight, bias, stride, *padded)
+    numbers: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    found = partial(convolve, weight.dim() - 2, **numbers, output_padding=extra if transposed else None)
+    return convolution(found, input, weight, bias)

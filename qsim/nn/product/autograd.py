@@ -46,12 +46,12 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream
         raise ValueError(f"{outside.first_point(plan.points)} does not take distributed tensors (DTensor): {_INSTEAD}")
     split = plan.split
     if split is not None and split.tensor < 2:
-        bias = None if bias is None else outside.rounded("bias", bias, plan)
+        bias = None if bias is None else outside.rounded("bias", bias, plan.points.bias)
         result = _split_product((a, w), bias, split, stream, ends)
     else:
         a, w, bias, raw = outside.operands(a, w, bias, plan)
         result = _product(a, w, bias, plan, stream, ends, raw)
-    return outside.rounded("output", result, plan)
+    return outside.rounded("output", result, plan.points.output)
 
 
 def _split_product(operands: tuple[Tensor, Tensor], bias: Tensor | None, split: Split, stream: Stream, ends: Tensor | None) -> Tensor:
@@ -200,7 +200,8 @@ def _gradients_by(ctx: Any, plan: ProductPlan, g: Tensor, *, sums: bool) -> tupl
     y: Any = None
     z: Any = None
     if kept_w is not None:
-        x, z, total = gradient.round(ops, g, seed, plan.products, 1, needs_both=needs_both, sums=sums)
+        carriers = (for_first.carrier, for_second.carrier) if needs_both else (for_first.carrier,)
+        x, z, total = gradient.round(ops, g, seed, carriers, sums=sums)
         seed_of_w = seed if plan.two_inputs or plan.second.backward.call is not None else weight_seed
         y = plan.second.recall(ops, kept_w, seed_of_w, for_first.carrier, scales_w)
         if observer is not None:
@@ -214,7 +215,7 @@ def _gradients_by(ctx: Any, plan: ProductPlan, g: Tensor, *, sums: bool) -> tupl
             x = y = None  # before the other product is computed
     if kept_a is not None:
         if z is None:
-            z, _, more = gradient.round(ops, g, seed, plan.products, 2, needs_both=False, sums=sums and total is None)
+            z, _, more = gradient.round(ops, g, seed, (for_second.carrier,), sums=sums and total is None, is_second=True)
             total = more if total is None else total
             if observer is not None:
                 gradient.for_second.show(observer, g, seed, z)

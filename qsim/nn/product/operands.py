@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 
 from qsim.functional.quantizer import Quantizer
-from qsim.nn.product.bilinear import Multiplication
 from qsim.nn.product.codes import encoded_twice
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import RoundedOperand, Site
@@ -117,15 +117,7 @@ class Gradient:
     is_summed: bool
 
     def round(
-        self,
-        ops: Operators,
-        g: Tensor,
-        seed: Tensor | None,
-        products: tuple[Multiplication, Multiplication, Multiplication],
-        index: int,
-        *,
-        needs_both: bool,
-        sums: bool,
+        self, ops: Operators, g: Tensor, seed: Tensor | None, carriers: Sequence[torch.dtype], *, sums: bool, is_second: bool = False
     ) -> tuple[RoundedOperand, RoundedOperand | None, Tensor | None]:
         """The gradient for a product, for the second one, if it comes from the same read, and its sum, if it is needed, likewise.
 
@@ -133,23 +125,22 @@ class Gradient:
             ops: The operators.
             g: The gradient.
             seed: Needed only for stochastic rounding.
-            products: The three products.
-            index: The product: 1 for the gradient of the first operand, 2 for that of the second.
-            needs_both: Whether the other product follows.
+            carriers: The carrier of the product, and that of the second one if it follows.
             sums: Whether the sum over rows is needed.
+            is_second: Whether the product is that for the second operand.
         """
-        site, carrier = self.for_first if index == 1 else self.for_second, products[index].carrier
-        if site.on_chip and needs_both:
+        site = self.for_second if is_second else self.for_first
+        carrier, *others = carriers
+        if site.on_chip and others:
             first, second = encoded_twice(ops, g, self.for_first, self.for_second, seed)
             return RoundedOperand(first), RoundedOperand(second), None
         if sums and self.is_summed:
             rounded, total = site.round_and_sum(ops, g, seed, carrier)
         else:
             rounded, total = site.round(ops, g, seed, carrier), None
-        if not needs_both or not self.is_rounded_once:
+        if not others or not self.is_rounded_once:
             return rounded, None, total
-        other = products[2].carrier
-        return rounded, rounded if carrier == other else rounded._replace(values=rounded.values.to(other)), total
+        return rounded, rounded if carrier == others[0] else rounded._replace(values=rounded.values.to(others[0])), total
 
 
 def _unlike_forward(weight: Tensor, point: Quantizer | None) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from qsim.formats import Float, Format
+from qsim.functional.arguments import Spelling
 from qsim.functional.callables import CallablePoint
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer, short
@@ -121,6 +122,12 @@ class Site:
         return self.call.name if self.call is not None else "" if self.quantizer is None else short(self.quantizer, self.name)
 
     @property
+    def spelt(self) -> Spelling:
+        """The quantizer for the operators."""
+        assert self.quantizer is not None  # asked only where there is one
+        return self.quantizer.spelt
+
+    @property
     def is_stochastic(self) -> bool:
         """Whether qsim draws random bits here; a callable draws its own."""
         return self.quantizer is not None and self.quantizer.spelt.is_stochastic
@@ -181,8 +188,7 @@ class Site:
 
     def round_plainly(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Round a tensor without scales, with the random bits that its elements have in the whole."""
-        assert self.quantizer is not None
-        spelt, place = self.quantizer.spelt, self.place
+        spelt, place = self.spelt, self.place
         if not spelt.is_stochastic:
             return ops.quantize(x, None, spelt.grid, spelt.rule, self.stream, 0, dtype)  # type: ignore[no-any-return]
         if not place.row:
@@ -193,8 +199,7 @@ class Site:
 
     def round_and_sum(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> tuple[RoundedOperand, Tensor]:
         """Round a tensor without scales, and sum it, unrounded, over all dimensions but the last, in one read."""
-        assert self.quantizer is not None  # a tensor that is not rounded is only summed
-        spelt = self.quantizer.spelt
+        spelt = self.spelt
         chosen = seed if spelt.is_stochastic else None
         values, total = ops.quantize_and_sum(x if x.dim() == 2 else rows(x), chosen, spelt.grid, spelt.rule, self.stream, dtype)
         return RoundedOperand(values if x.dim() == 2 else values.view(x.shape)), total
@@ -214,8 +219,8 @@ class Site:
 
     def saturates(self, x: Tensor) -> Tensor:
         """Where a tensor is beyond the range of the quantizer."""
-        assert self.quantizer is not None  # nothing saturates where nothing is rounded
-        return (x < self.quantizer.format.min) | (x > self.quantizer.format.max)
+        fmt = self.spelt.format
+        return (x < fmt.min) | (x > fmt.max)
 
     def as_matrix(self, x: Tensor) -> Tensor:
         """A tensor in the shape that its scales follow."""

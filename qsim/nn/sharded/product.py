@@ -27,7 +27,6 @@ identically.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -51,18 +50,6 @@ from qsim.random.places import WHOLE
 from qsim.random.sources import Stream
 
 
-class ProductPlacements(NamedTuple):
-    """The placements of the tensors of a product along the dimensions of a mesh."""
-
-    a: Placements
-    w: Placements
-    out: Placements
-    grad_a: Placements
-    grad_w: Placements
-    bias: Placements
-    grad_bias: Placements
-
-
 def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream = 0) -> Tensor:
     """A product of distributed tensors.
 
@@ -79,21 +66,21 @@ def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan
     """
     a, w, bias = _on_one_mesh(a, w, bias)
     mesh, two_inputs = w.device_mesh, plan.two_inputs
-    layout = _layout(a, w, plan)
-    a, w = placed(a, layout.a), placed(w, layout.w)
+    of_a, of_w, out, grad_a, grad_w, of_bias, grad_bias = _layout(a, w, plan)
+    a, w = placed(a, of_a), placed(w, of_w)
     seed = agreed_seed(a, stream) if plan.draws else None
     weight_seed = seed_of_shares(w, stream, plan.points.redraws_weight) if plan.weight_draws else None
-    shards = shards_of_weight(w, layout.a, layout.out, (layout.out, layout.grad_a, layout.grad_w))
+    shards = shards_of_weight(w, of_a, out, (out, grad_a, grad_w))
     if two_inputs:
-        shards = replace(shards, ranks=(shards.ranks[0], first_holder(mesh, layout.w), shards.ranks[2]), place=WHOLE, adds_bias=True)
+        shards = replace(shards, ranks=(shards.ranks[0], first_holder(mesh, of_w), shards.ranks[2]), place=WHOLE, adds_bias=True)
     if plan.points.is_scaled or any(site.call is not None for site in plan.sites):
-        shards = replace(shards, shared=shares_of(a, w, layout.out, plan))
-    own_a, own_w = a.to_local(grad_placements=layout.grad_a), w.to_local(grad_placements=layout.grad_w)
-    own_bias = None if bias is None else placed(bias, layout.bias).to_local(grad_placements=layout.grad_bias)
+        shards = replace(shards, shared=shares_of(a, w, out, plan))
+    own_a, own_w = a.to_local(grad_placements=grad_a), w.to_local(grad_placements=grad_w)
+    own_bias = None if bias is None else placed(bias, of_bias).to_local(grad_placements=grad_bias)
     own = plan_for(plan.points, plan.product, own_a, own_w, own_bias, two_inputs=two_inputs, shards=shards)
     assert own is not None  # there is something to round
     y = product_with_seeds(own_a, own_w, own_bias, seed, weight_seed, own)
-    return from_shards(result_shape(a, w, plan), y, mesh, layout.out)
+    return from_shards(result_shape(a, w, plan), y, mesh, out)
 
 
 def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None) -> tuple[DTensor, DTensor, DTensor | None]:
@@ -106,11 +93,11 @@ def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None) -> tuple[DTensor, DT
     return a, w, bias
 
 
-def _layout(a: DTensor, w: DTensor, plan: ProductPlan) -> ProductPlacements:
-    """The layout, chosen separately along each dimension of the mesh."""
+def _layout(a: DTensor, w: DTensor, plan: ProductPlan) -> tuple[Placements, ...]:
+    """The placements of both operands, the result, their gradients, the bias and its gradient, chosen for each dimension of the mesh."""
     choose = _linear if isinstance(plan.product, LinearProduct) else _matmul if isinstance(plan.product, MatmulProduct) else _convolution
     along = [choose(a, w, of_a, of_w) for of_a, of_w in zip(a.placements, w.placements, strict=True)]
-    return ProductPlacements(*zip(*along, strict=True))
+    return tuple(zip(*along, strict=True))
 
 
 def _linear(a: DTensor, w: DTensor, of_a: Placement, of_w: Placement) -> Placements:
