@@ -188,7 +188,8 @@ class Site:
 
     def round_plainly(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Round a tensor without scales, with the random bits that its elements have in the whole."""
-        spelt, place = self.spelt, self.place
+        assert self.quantizer is not None
+        spelt, place = self.quantizer.spelt, self.place
         if not spelt.is_stochastic:
             return ops.quantize(x, None, spelt.grid, spelt.rule, self.stream, 0, dtype)  # type: ignore[no-any-return]
         if not place.row:
@@ -199,7 +200,8 @@ class Site:
 
     def round_and_sum(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> tuple[RoundedOperand, Tensor]:
         """Round a tensor without scales, and sum it, unrounded, over all dimensions but the last, in one read."""
-        spelt = self.spelt
+        assert self.quantizer is not None  # a tensor that is not rounded is only summed
+        spelt = self.quantizer.spelt
         chosen = seed if spelt.is_stochastic else None
         values, total = ops.quantize_and_sum(x if x.dim() == 2 else rows(x), chosen, spelt.grid, spelt.rule, self.stream, dtype)
         return RoundedOperand(values if x.dim() == 2 else values.view(x.shape)), total
