@@ -39,7 +39,8 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream
         ends: The ends of the groups of rows, in a grouped product.
     """
     if plan.casts is not None:
-        a, w, bias = plan.cast(a, w, bias)
+        of_a, of_w, of_bias = plan.casts
+        a, w, bias = a.to(of_a), w.to(of_w), None if bias is None else bias.to(of_bias)
     if not plan.points.wraps:
         return _product(a, w, bias, plan, stream, ends)
     if _are_distributed(a, w, bias):
@@ -144,17 +145,17 @@ class FivePointProduct(torch.autograd.Function):
         first, second, carrier = plan.first, plan.second, plan.products[0].carrier
         # A callable at the second operand may share random signs with the first.
         seed_of_w = seed if plan.two_inputs or second.forward.call is not None else weight_seed
-        x = first.round(ops, a, seed, carrier, keeps=needs_w, raw=raw_a)
-        y = second.round(ops, w, seed_of_w, carrier, keeps=needs_a, raw=raw_w)
+        x, kept_a = first.round(ops, a, seed, carrier, keeps=needs_w, raw=raw_a)
+        y, kept_w = second.round(ops, w, seed_of_w, carrier, keeps=needs_a, raw=raw_w)
         if observer is not None:
-            ctx.noted = first.show(observer, a, x, seed), second.show(observer, w, y, seed_of_w)
+            ctx.noted = first.show(observer, a, x, kept_a, seed), second.show(observer, w, y, kept_w, seed_of_w)
             observer.multiplies(*plan.pairs[:1])
         ctx.save_for_backward(
             seed,
             weight_seed,
             ends,
-            x.kept,
-            y.kept if needs_a else None,
+            kept_a,
+            kept_w,
             x.scales if needs_w and first.is_reused else None,
             y.scales if needs_a and second.is_reused else None,
             first.forward.saturates(a) if first.clips and needs_a else None,

@@ -29,6 +29,7 @@ class Product:
             the three products are scaled follow from it.
         gradient_first: Whether the gradient is the left operand of the product that gives the second operand's gradient.
         sums_rows: Whether the gradient of the bias is the sum over all dimensions of the result but the last.
+        merges_rows: Whether all dimensions but the last of the first operand and the result count as one if the second is a matrix.
         joins_gradients: Whether both operands' gradients may come from one operator, as in torch.
         is_lookup: Whether it copies rows of the second operand instead of multiplying.
     """
@@ -36,6 +37,7 @@ class Product:
     equation: ClassVar[str]
     gradient_first: ClassVar[bool] = True
     sums_rows: ClassVar[bool] = False
+    merges_rows: ClassVar[bool] = False
     joins_gradients: ClassVar[bool] = False
     is_lookup: ClassVar[bool] = False
 
@@ -43,10 +45,6 @@ class Product:
     def constant(self) -> Any:
         """A constant for compilers that specifies this operation, `None` if it may depend on sizes; one that a module has is a constant."""
         return self
-
-    def merges_rows(self, dims: int) -> bool:
-        """Whether all dimensions but the last of the first operand and the result count as one, given the second's dimensions."""
-        return False
 
     def carrier(self, index: int, one: Values, other: Values, result: torch.dtype, device: torch.device) -> ProductCarrier:
         """The carrier of the operands of one of the three products, of which each is given by a format that holds its values."""
@@ -118,10 +116,7 @@ class LinearProduct(Product):
 
     equation: ClassVar[str] = "...mk,nk->mn"
     sums_rows: ClassVar[bool] = True
-
-    def merges_rows(self, dims: int) -> bool:
-        """Treat tokens as rows, whatever their dimensions, unless each group of rows has its own matrix."""
-        return dims == 2
+    merges_rows: ClassVar[bool] = True
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if how.is_torchs:
@@ -151,10 +146,7 @@ class MatmulProduct(Product):
 
     equation: ClassVar[str] = "...mk,kn->mn"
     gradient_first: ClassVar[bool] = False
-
-    def merges_rows(self, dims: int) -> bool:
-        """Join matrices that share their second operand into one."""
-        return dims == 2
+    merges_rows: ClassVar[bool] = True
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         return _batched(a, w, how)

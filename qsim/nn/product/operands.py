@@ -43,27 +43,25 @@ class Operand:
 
     def round(
         self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, *, keeps: bool, raw: Tensor | None = None
-    ) -> RoundedOperand:
-        """The operand for the forward product, with what the backward pass needs, if it needs anything."""
+    ) -> tuple[RoundedOperand, Tensor | None]:
+        """The operand for the forward product, and what the backward pass needs: the tensor, what it was rounded to, codes, or nothing."""
         one, other = self.forward.quantizer, self.backward.quantizer
         if not keeps or self.coding is None or other is None:
             rounded = self.forward.round(ops, x, seed, dtype)
-            return RoundedOperand(*rounded[:4], self._kept(ops, x if raw is None else raw, rounded, seed)) if keeps else rounded
+            return rounded, self._kept(ops, x if raw is None else raw, rounded, seed) if keeps else None
         if self.forward.on_chip:
             codes, kept = encoded_twice(ops, x, self.forward, self.backward, seed)
-            return RoundedOperand(codes, kept=kept)
+            return RoundedOperand(codes), kept
         spelt, stream = other.spelt, self.backward.stream
         if one is None:
-            return RoundedOperand(
-                x.to(dtype),
-                kept=ops.encode(x, seed if spelt.is_stochastic else None, spelt.grid, spelt.rule, self.coding, stream, 0, False),
-            )
+            kept = ops.encode(x, seed if spelt.is_stochastic else None, spelt.grid, spelt.rule, self.coding, stream, 0, False)
+            return RoundedOperand(x.to(dtype)), kept
         first = one.spelt
         chosen = seed if spelt.is_stochastic or first.is_stochastic else None
         values, codes = ops.quantize_and_encode(
             x, chosen, first.grid, first.rule, self.forward.stream, dtype, spelt.grid, spelt.rule, self.coding, stream
         )
-        return RoundedOperand(values, kept=codes)
+        return RoundedOperand(values), codes
 
     def _kept(self, ops: Operators, x: Tensor, rounded: RoundedOperand, seed: Tensor | None) -> Tensor:
         """The tensor that the backward pass rounds again: the operand, or for a callable, which may not repeat itself, its result."""
@@ -82,13 +80,13 @@ class Operand:
             kept = _unlike_forward(kept, point)
         return self.backward.round(ops, kept, seed, dtype, scales)
 
-    def show(self, observer: Observer, x: Tensor, rounded: RoundedOperand, seed: Tensor | None) -> Any:
+    def show(self, observer: Observer, x: Tensor, rounded: RoundedOperand, kept: Tensor | None, seed: Tensor | None) -> Any:
         """Report to an observer what `round` did: forward, and backward if codes were kept.
 
         The latter counts once the backward pass uses the codes; the observer's record of them is returned.
         """
         self.forward.show(observer, x, seed, rounded)
-        if self.coding is None or rounded.kept is None or self.is_reused:
+        if self.coding is None or kept is None or self.is_reused:
             return None
         return observer.measured(self.backward, x, seed)
 

@@ -106,13 +106,6 @@ class ProductPlan:
         one, other = (replace(site, **changes) for site in (self.gradient.for_first, self.gradient.for_second))
         return replace(self, first=first, second=second, gradient=replace(self.gradient, for_first=one, for_second=other))
 
-    def cast(self, a: Tensor, w: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The operands and the bias, as autocast casts them."""
-        if self.casts is None:
-            return a, w, bias
-        of_a, of_w, of_bias = self.casts
-        return a.to(of_a), w.to(of_w), None if bias is None else bias.to(of_bias)
-
 
 def _pairs(first: Operand, second: Operand, gradient: Gradient) -> tuple[Pair, Pair, Pair]:
     return (first.forward, second.forward), (gradient.for_first, second.backward), (gradient.for_second, first.backward)
@@ -154,8 +147,6 @@ def plan_for(
     if points is None or points.is_identity:
         return None
     ops, device = operators(a, w, bias), a.device
-    if ops is DISPATCHED:
-        check_context(points, a, w)
     kind = (
         ops,
         product,
@@ -170,15 +161,17 @@ def plan_for(
         own_rank() if points.is_stochastic else 0,
         shards,
     )
-    plan: ProductPlan | None = None if ops is DISPATCHED else points.plans.get(kind)
-    if plan is not None:
-        return plan
-    check_operands(points, product, a, w, bias, two_inputs=two_inputs)
-    if torch.compiler.is_compiling():
-        return _plan_in_graph(points, *kind)
-    plan = _plan(points, Kind(*kind), compiles=False)
-    if shards is None or shards.shared[1] is None:  # scales of a whole tensor are those of its shape
-        points.plans[kind] = plan
+    if ops is DISPATCHED:
+        check_context(points, a, w)
+        check_operands(points, product, a, w, bias, two_inputs=two_inputs)
+        if torch.compiler.is_compiling():
+            return _plan_in_graph(points, *kind)
+    plan: ProductPlan | None = points.plans.get(kind)
+    if plan is None:
+        check_operands(points, product, a, w, bias, two_inputs=two_inputs)
+        plan = _plan(points, Kind(*kind), compiles=False)
+        if shards is None or shards.shared[1] is None:  # scales of a whole tensor are those of its shape
+            points.plans[kind] = plan
     return plan
 
 
@@ -241,7 +234,7 @@ def _whole_plan(points: FivePoint, kind: Kind, compiles: bool) -> ProductPlan:
         check_table(of_w, points)
         result = of_w
     own = shards or OperandShards((rank, rank, rank), (rank, rank, rank))
-    tensors = Tensors(points, product, own, product.merges_rows(dims), two_inputs, keeps_codes=not compiles)
+    tensors = Tensors(points, product, own, product.merges_rows and dims == 2, two_inputs, keeps_codes=not compiles)
     first, second, gradient = tensors.first, tensors.second, tensors.gradient
     sites = _pairs(first, second, gradient)
     dtypes = ((of_a, of_w), result), ((result, of_w), of_a), ((result, of_a), of_w)
@@ -298,8 +291,9 @@ def may_run_on_chip(plan: ProductPlan, dims: int) -> bool:
         plan: The plan.
         dims: The number of dimensions of the second operand.
     """
-    can = plan.points.chip != "never" and plan.product.merges_rows(dims) and not (plan.first.is_requantized or plan.second.is_requantized)
-    return can and takes_codes(plan.sites, [product.plain.sum for product in plan.products])
+    if plan.points.chip == "never" or plan.first.is_requantized or plan.second.is_requantized:
+        return False
+    return plan.product.merges_rows and dims == 2 and takes_codes(plan.sites, [product.plain.sum for product in plan.products])
 
 
 def plan_of_codes(plan: ProductPlan) -> ProductPlan:

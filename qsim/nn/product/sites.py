@@ -56,14 +56,12 @@ class RoundedOperand(NamedTuple):
         factor: What the product's result is still to be multiplied by, if anything.
         scales: The scales that were not multiplied in, for another rounding with the same ones.
         chains: The scales that enter with the short sums of an accumulator.
-        kept: What the backward pass needs: the tensor itself, what it was rounded to, codes, or nothing.
     """
 
     values: Tensor
     factor: Tensor | None = None
     scales: Tensor | None = None
     chains: ChainScales | None = None
-    kept: Tensor | None = None
 
 
 @dataclass(frozen=True)
