@@ -78,10 +78,9 @@ def _product(
     if not is_direct and _are_distributed(a, w, bias):
         if plan.split is not None:
             raise ValueError(f"grad: Outliers would get the shard of a distributed tensor: {_INSTEAD}")
-        from qsim.nn.sharded.embedding import sharded_lookup
         from qsim.nn.sharded.product import sharded_product
 
-        return sharded_lookup(a, w, plan, stream) if plan.product.is_lookup else sharded_product(a, w, bias, plan, stream)
+        return sharded_product(a, w, bias, plan, stream)
     if not is_direct and torch._C._are_functorch_transforms_active():
         return transformed_product(a, w, bias, plan)
     seed = seeds.drawn(w.device, plan.ops, stream) if plan.draws else None
