@@ -14,7 +14,7 @@ from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.bilinear import Multiplication, Product
 from qsim.nn.product.checks import check_context, check_operands, check_table
-from qsim.nn.product.codes import kept_coding, takes_codes
+from qsim.nn.product.codes import takes_codes
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.groups import Groups
@@ -300,7 +300,7 @@ def plan_of_codes(plan: ProductPlan) -> ProductPlan:
     """The same products of FP8 codes."""
     found = plan.with_sites(on_chip=True)
     first, second = (
-        replace(operand, coding=kept_coding(operand.forward, operand.backward)) if operand.forward.name == "act" else operand
+        replace(operand, coding=operand.backward.spelt.coding) if operand.forward.name == "act" else operand
         for operand in (found.first, found.second)
     )
     return replace(found, first=first, second=second)
