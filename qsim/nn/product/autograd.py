@@ -195,37 +195,31 @@ def _gradients_by(ctx: Any, plan: ProductPlan, g: Tensor, *, sums: bool) -> tupl
     needs_both = kept_a is not None and kept_w is not None
     joins, observer, gradient, (_, for_first, for_second) = needs_both and plan.joins_gradients, ctx.observer, plan.gradient, plan.products
     note_a, note_w = ctx.noted if observer is not None else (None, None)
-    of_a = of_w = of_bias = total = None
-    x: Any = None
+    of_a = of_w = of_bias = total = z = None
     y: Any = None
-    z: Any = None
     if kept_w is not None:
         carriers = (for_first.carrier, for_second.carrier) if needs_both else (for_first.carrier,)
-        x, z, total = gradient.round(ops, g, seed, carriers, sums=sums)
+        x, z, total = gradient.round(ops, g, seed, carriers, observer, sums=sums)
         seed_of_w = seed if plan.two_inputs or plan.second.backward.call is not None else weight_seed
         y = plan.second.recall(ops, kept_w, seed_of_w, for_first.carrier, scales_w)
         if observer is not None:
-            gradient.for_first.show(observer, g, seed, x)
-            if z is not None and not gradient.is_rounded_once:
-                gradient.for_second.show(observer, g, seed, z)
             plan.second.show_recalled(observer, kept_w, y, note_w, seed_of_w)
             observer.multiplies(*plan.pairs[1 : 1 if joins else 2])
         if not joins:
             of_a = for_first.multiply(ops, x, y, ctx.shapes[0], seed, ends)
-            x = y = None  # before the other product is computed
+            y = None
+        del x  # before the other product is computed
     if kept_a is not None:
         if z is None:
-            z, _, more = gradient.round(ops, g, seed, (for_second.carrier,), sums=sums and total is None, is_second=True)
+            z, _, more = gradient.round(ops, g, seed, (for_second.carrier,), observer, sums=sums and total is None, is_second=True)
             total = more if total is None else total
-            if observer is not None:
-                gradient.for_second.show(observer, g, seed, z)
         a = plan.first.recall(ops, kept_a, seed, for_second.carrier, scales_a)
         if observer is not None:
             plan.first.show_recalled(observer, kept_a, a, note_a, seed)
             observer.multiplies(*plan.pairs[1 if joins else 2 :])
         if joins:
-            hows = for_first.of(ops, x, y, seed, None), for_second.of(ops, x, a, seed, None)
-            of_a, of_w = plan.product.gradients(x.values, y.values, a.values, *hows)
+            hows = for_first.of(ops, z, y, seed, None), for_second.of(ops, z, a, seed, None)
+            of_a, of_w = plan.product.gradients(z.values, y.values, a.values, *hows)
         else:
             of_w = for_second.multiply(ops, z, a, ctx.shapes[1], seed, ends)
     if beyond_a is not None and of_a is not None:

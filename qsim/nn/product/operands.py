@@ -115,7 +115,15 @@ class Gradient:
     is_summed: bool
 
     def round(
-        self, ops: Operators, g: Tensor, seed: Tensor | None, carriers: Sequence[torch.dtype], *, sums: bool, is_second: bool = False
+        self,
+        ops: Operators,
+        g: Tensor,
+        seed: Tensor | None,
+        carriers: Sequence[torch.dtype],
+        observer: Observer | None,
+        *,
+        sums: bool,
+        is_second: bool = False,
     ) -> tuple[RoundedOperand, RoundedOperand | None, Tensor | None]:
         """The gradient for a product, for the second one, if it comes from the same read, and its sum, if it is needed, likewise.
 
@@ -124,21 +132,26 @@ class Gradient:
             g: The gradient.
             seed: Needed only for stochastic rounding.
             carriers: The carrier of the product, and that of the second one if it follows.
+            observer: The observer of the layer, if there is one.
             sums: Whether the sum over rows is needed.
             is_second: Whether the product is that for the second operand.
         """
         site = self.for_second if is_second else self.for_first
         carrier, *others = carriers
+        other = total = None
         if site.on_chip and others:
-            first, second = encoded_twice(ops, g, self.for_first, self.for_second, seed)
-            return RoundedOperand(first), RoundedOperand(second), None
-        if sums and self.is_summed:
+            rounded, other = map(RoundedOperand, encoded_twice(ops, g, self.for_first, self.for_second, seed))
+        elif sums and self.is_summed:
             rounded, total = site.round_and_sum(ops, g, seed, carrier)
         else:
-            rounded, total = site.round(ops, g, seed, carrier), None
-        if not others or not self.is_rounded_once:
-            return rounded, None, total
-        return rounded, rounded if carrier == others[0] else rounded._replace(values=rounded.values.to(others[0])), total
+            rounded = site.round(ops, g, seed, carrier)
+        if observer is not None:
+            site.show(observer, g, seed, rounded)
+            if other is not None and not self.is_rounded_once:
+                self.for_second.show(observer, g, seed, other)
+        if others and other is None and self.is_rounded_once:
+            other = rounded if carrier == others[0] else rounded._replace(values=rounded.values.to(others[0]))
+        return rounded, other, total
 
 
 def _unlike_forward(weight: Tensor, point: Quantizer | None) -> Tensor:
