@@ -111,8 +111,8 @@ def _pairs(first: Operand, second: Operand, gradient: Gradient) -> tuple[Pair, P
     return (first.forward, second.forward), (gradient.for_first, second.backward), (gradient.for_second, first.backward)
 
 
-class Kind(NamedTuple):
-    """All that a plan depends on, besides the points, and its key."""
+class ProductKind(NamedTuple):
+    """All that a plan depends on, apart from the points, and its key."""
 
     ops: Operators
     product: Product
@@ -169,7 +169,7 @@ def plan_for(
     plan: ProductPlan | None = points.plans.get(kind)
     if plan is None:
         check_operands(points, product, a, w, bias, two_inputs=two_inputs)
-        plan = _plan(points, Kind(*kind), compiles=False)
+        plan = _plan(points, ProductKind(*kind), compiles=False)
         if shards is None or shards.shared[1] is None:  # scales of a whole tensor are those of its shape
             points.plans[kind] = plan
     return plan
@@ -185,7 +185,7 @@ def _plan_in_graph(points: FivePoint, ops: Operators, product: Product, *rest: A
     """A plan for a graph: a constant, where compilers can take it for one, so that they trace nothing of how plans are made."""
     constant = product.constant if _TAKES_POINTS and rest[-1] is None else None
     name = "" if constant is None else _attribute_of_plan(points, constant, *rest)
-    return getattr(points, name) if name else _plan(points, Kind(ops, product, *rest), compiles=True)
+    return getattr(points, name) if name else _plan(points, ProductKind(ops, product, *rest), compiles=True)
 
 
 def _attribute_of_plan(points: FivePoint, constant: Any, *rest: Any) -> str:
@@ -200,7 +200,7 @@ def _attribute_of_plan(points: FivePoint, constant: Any, *rest: Any) -> str:
     if name is None:
         name = points.plans[key] = f"_plan_{len(points.plans)}"
         product = constant if isinstance(constant, Product) else _OF_NUMBERS[constant[0]](*constant[1:])
-        object.__setattr__(points, name, _plan(points, Kind(DISPATCHED, product, *rest), compiles=True))
+        object.__setattr__(points, name, _plan(points, ProductKind(DISPATCHED, product, *rest), compiles=True))
     return name
 
 
@@ -208,7 +208,7 @@ def _attribute_of_plan(points: FivePoint, constant: Any, *rest: Any) -> str:
 _attribute_of_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _plan(points: FivePoint, kind: Kind, *, compiles: bool) -> ProductPlan:
+def _plan(points: FivePoint, kind: ProductKind, *, compiles: bool) -> ProductPlan:
     # Where both operands are inputs, one product takes the sum of an input's parts.
     split = next((split for split in points.splits if split.tensor == 2 or not kind.two_inputs), None)
     if split is None:
@@ -221,7 +221,7 @@ def _plan(points: FivePoint, kind: Kind, *, compiles: bool) -> ProductPlan:
     return replace(rounded, points=points, split=Split(split.tensor, split.parts, rounded, rest))
 
 
-def _whole_plan(points: FivePoint, kind: Kind, compiles: bool) -> ProductPlan:
+def _whole_plan(points: FivePoint, kind: ProductKind, compiles: bool) -> ProductPlan:
     _, product, two_inputs, of_a, of_w, dims, device, _, _, lower, rank, shards = kind
     result, casts = torch.promote_types(of_a, of_w), None
     if lower is not None and not product.is_lookup:
@@ -262,7 +262,7 @@ def _whole_plan(points: FivePoint, kind: Kind, compiles: bool) -> ProductPlan:
 
 
 def _multiplication(
-    points: FivePoint, kind: Kind, index: int, sites: Pair, dtypes: tuple[torch.dtype, torch.dtype], result: torch.dtype, number: int
+    points: FivePoint, kind: ProductKind, index: int, sites: Pair, dtypes: tuple[torch.dtype, torch.dtype], result: torch.dtype, number: int
 ) -> Multiplication:
     """One of the three products, of operands in some dtypes that pass two sites."""
     product, (one, other) = kind.product, zip(sites, dtypes, strict=True)
