@@ -126,12 +126,14 @@ class LinearProduct(Product):
         return multiply(rows(a), w.mT, how, bias).view(*a.shape[:-1], w.shape[0])
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return multiply(g, w, how) if g.dim() == 2 else multiply(rows(g), w, how).view(a_shape)
+        if g.dim() != 2:
+            return multiply(rows(g), w, how).view(a_shape)
+        return torch.matmul(g, w) if how.is_torchs else multiply(g, w, how)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if g.dim() != 2:
             g, a = rows(g), rows(a)
-        return multiply(g.t(), a, how)
+        return torch.matmul(g.t(), a) if how.is_torchs else multiply(g.t(), a, how)
 
     def grad_bias(self, g: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return (g if g.dim() == 2 else rows(g)).sum(0)
