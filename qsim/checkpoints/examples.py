@@ -15,7 +15,7 @@ from qsim.nn.product.sites import Site
 from qsim.nn.restoring import Snapshot, generators_restored
 
 
-class _Inputs:
+class _Inputs(observers.Observer):
     """An observer of products with one parameter that records the largest magnitude of their inputs."""
 
     def __init__(self, note: Callable[[Tensor], None]) -> None:
@@ -25,15 +25,6 @@ class _Inputs:
         """Record an input."""
         if site.name == "act":
             self._note(x if site.groups is None else x[: int(site.groups.ends[-1])])
-
-    def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
-        """Ignored: it is for the backward pass."""
-
-    def used(self, name: str, measured: object) -> None:
-        """Ignored, too."""
-
-    def multiplies(self, *products: tuple[Site, Site]) -> None:
-        """Ignored: the operands were reported when they were rounded."""
 
 
 def input_amaxes(model: nn.Module, layers: Mapping[str, nn.Module], parameters: Collection[str], example: Any) -> dict[str, Tensor]:

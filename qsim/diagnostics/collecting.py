@@ -15,6 +15,7 @@ from qsim.diagnostics.counts import Counts, Sample
 from qsim.diagnostics.elements import elements_of
 from qsim.diagnostics.following import BlockFollower
 from qsim.formats import FP32, Format
+from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import Site
 from qsim_kernels.numbers import tallies
 from qsim_kernels.ops.direct import operators
@@ -69,7 +70,7 @@ def aside() -> Iterator[None]:
         yield
 
 
-class LayerObserver:
+class LayerObserver(Observer):
     """An `Observer` of the points of one layer. It repeats the layer's rounding with the same random bits."""
 
     def __init__(self, collector: Collector, layer: int, follower: BlockFollower | None = None) -> None:
@@ -115,9 +116,6 @@ class LayerObserver:
             self._follower.note(self._layer, site, elements, x)
         counts, sums = torch.ops.qsim.tally.default(before, after, fmt.min, fmt.max)
         return Tally(fmt, counts, sums if scales is None else _in_own_units(before, after, scales))
-
-    def multiplies(self, *products: tuple[Site, Site]) -> None:
-        """Ignored: the operands were reported when they were rounded."""
 
     def _follows(self, site: Site) -> bool:
         return self._follower is not None and self._follower.wants(self._layer, site.name)

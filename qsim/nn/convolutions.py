@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qsim.nn.product.autograd import planned
-from qsim.nn.product.checks import check_bias, check_groups, rounds
+from qsim.nn.product.checks import check_bias, check_groups
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.plans import plan_for
 from qsim.random.sources import Stream
@@ -39,7 +39,7 @@ def conv1d(
         >>> qsim.nn.functional.conv1d(torch.full((1, 1, 3), 1.1), torch.ones(1, 1, 2), points=qsim.FivePoint(act="e2m1"))
         tensor([[[2., 2.]]])
     """
-    return _conv(1, x, weight, bias, stride, padding, dilation, groups, points, stream)
+    return convolve(1, x, weight, bias, stride, padding, dilation, groups, points, stream)
 
 
 def conv2d(
@@ -62,7 +62,7 @@ def conv2d(
         >>> qsim.nn.functional.conv2d(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3")).flatten()
         tensor([3.5625])
     """
-    return _conv(2, x, weight, bias, stride, padding, dilation, groups, points, stream)
+    return convolve(2, x, weight, bias, stride, padding, dilation, groups, points, stream)
 
 
 def conv3d(
@@ -85,7 +85,7 @@ def conv3d(
         >>> qsim.nn.functional.conv3d(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3")).flatten()
         tensor([3.5625])
     """
-    return _conv(3, x, weight, bias, stride, padding, dilation, groups, points, stream)
+    return convolve(3, x, weight, bias, stride, padding, dilation, groups, points, stream)
 
 
 def conv_transpose1d(
@@ -109,7 +109,7 @@ def conv_transpose1d(
         >>> qsim.nn.functional.conv_transpose1d(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3")).flatten()
         tensor([0.3125, 2.0156, 3.2500])
     """
-    return _conv(1, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
+    return convolve(1, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
 
 
 def conv_transpose2d(
@@ -133,7 +133,7 @@ def conv_transpose2d(
         >>> qsim.nn.functional.conv_transpose2d(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3")).flatten()
         tensor([0.3125, 2.0156, 3.2500])
     """
-    return _conv(2, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
+    return convolve(2, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
 
 
 def conv_transpose3d(
@@ -157,10 +157,10 @@ def conv_transpose3d(
         >>> qsim.nn.functional.conv_transpose3d(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3")).flatten()
         tensor([0.3125, 2.0156, 3.2500])
     """
-    return _conv(3, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
+    return convolve(3, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
 
 
-def _conv(
+def convolve(
     dims: int,
     x: Tensor,
     weight: Tensor,
@@ -173,9 +173,10 @@ def _conv(
     stream: Stream,
     output_padding: Sizes | None = None,
 ) -> Tensor:
+    """A convolution in one, two or three dimensions; a transposed one if it has an output padding."""
     transposed = output_padding is not None
     points = points_of(points)
-    if not rounds(points, x, weight):
+    if points.is_identity:
         return _torch_conv(dims, x, weight, bias, stride, padding, dilation, groups, output_padding)
     name = f"conv{'_transpose' if transposed else ''}{dims}d"
     if weight.dim() != dims + 2 or x.dim() not in (dims + 1, dims + 2):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from qsim.nn.product import bilinear
 from qsim.nn.product.autograd import planned
-from qsim.nn.product.checks import check_bias, check_lookup, rounds
+from qsim.nn.product.checks import check_bias, check_lookup
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.plans import plan_for
 from qsim.random.sources import Stream
@@ -117,7 +117,7 @@ def embedding(
         tensor([[1.]])
     """
     points = points_of(points)
-    if not rounds(points, x, weight):
+    if points.is_identity:
         return F.embedding(x, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
     if points.is_scaled:
         check_lookup(points)
@@ -154,7 +154,7 @@ def scaled_dot_product_attention(
         torch.Size([1, 2, 4])
     """
     points = points_of(points)
-    if not rounds(points, query, key):
+    if points.is_identity:
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal and attn_mask is not None:
         raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")

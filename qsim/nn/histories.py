@@ -97,13 +97,15 @@ class History:
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class Recorded(Whole):
-    """A delayed scale with its history."""
+    """A delayed scale with its history, or one that repeats the scale of its last tensor."""
 
     history: History
+    repeats: bool
 
-    def __init__(self, scaling: Delayed | Recorded, history: History) -> None:
+    def __init__(self, scaling: Delayed | Recorded, history: History, *, repeats: bool = False) -> None:
         super().__init__(scaling.format, scaling.rule, scaling.margin)
         object.__setattr__(self, "history", history)
+        object.__setattr__(self, "repeats", repeats)
 
     def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:  # noqa: D102 (documented above)
         self.history.check()
@@ -114,19 +116,11 @@ class Recorded(Whole):
         return True
 
     def used(self, amaxes: Tensor) -> Tensor:  # noqa: D102 (documented above)
-        return self.history.used(amaxes)
+        return self.history.last(amaxes) if self.repeats else self.history.used(amaxes)
 
     @property
     def repeated(self) -> Recorded:  # noqa: D102 (documented above)
-        return Repeated(self, self.history)
-
-
-@dataclass(frozen=True, init=False, repr=False, eq=False)
-class Repeated(Recorded):
-    """A delayed scale that repeats that of its last tensor."""
-
-    def used(self, amaxes: Tensor) -> Tensor:  # noqa: D102 (documented above)
-        return self.history.last(amaxes)
+        return Recorded(self, self.history, repeats=True)
 
 
 class RemembersAmaxes(nn.Module):

@@ -23,4 +23,5 @@ class Conv1D(FivePointModule, pytorch_utils.Conv1D):  # type: ignore[misc]
         module: Any = self
         if self.points.is_identity:
             return super().forward(x)  # type: ignore[no-any-return]
-        return functional.linear(x, module.weight.t(), module.bias, self.points_in_use, stream=self.stream_in_use)
+        points, stream = self.in_use
+        return functional.linear(x, module.weight.t(), module.bias, points, stream=stream)

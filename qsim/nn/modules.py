@@ -13,11 +13,11 @@ from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
 from qsim.nn.calls.running import paused, running
 from qsim.nn.calls.settings import delayed_calls
+from qsim.nn.convolutions import convolve
 from qsim.nn.histories import RemembersAmaxes, keep_histories, keep_modules, with_histories
 from qsim.nn.product.sums import multiplied_by
-from qsim.nn.record import ProductRounding, record_of
+from qsim.nn.record import InUse, ProductRounding, record_of
 from qsim.random import seeds, streams
-from qsim.random.sources import Stream
 from qsim.random.streams import Source
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.recipes.points_of import PointsLike, points_of
@@ -102,23 +102,16 @@ class FivePointModule(RemembersAmaxes):
         self.stream_source = number
 
     @property
-    def stream_in_use(self) -> Stream:
-        """The stream where something is drawn; in compiled code an input of the graph."""
-        stream: Stream = self.__dict__["_qsim"].layer.stream(self.training)
-        return stream
-
-    @property
-    def points_in_use(self) -> FivePoint:
-        """The points, with their histories if they have any."""
-        points = self.points
-        if not points.is_delayed:
-            return points
-        in_use = self.__dict__["_qsim"].layer.in_use
-        if "" not in in_use or in_use[""][0] is not points:
-            self.remember()
-            in_use[""] = points, with_histories(self, points)
-        found: FivePoint = in_use[""][1]
-        return found
+    def in_use(self) -> InUse:
+        """The points, with their histories if they have any, and the stream."""
+        rounding: ProductRounding = self.__dict__["_qsim"].layer
+        points, known = rounding.points, rounding.in_use
+        if points.is_delayed:
+            if "" not in known or known[""][0] is not points:
+                self.remember()
+                known[""] = points, with_histories(self, points)
+            points = known[""][1] or points
+        return InUse(points, rounding.stream(self.training))
 
     def remember(self) -> None:
         """Create the histories that the points need, and drop all others; make the modules in points parts of the layer."""
@@ -128,7 +121,7 @@ class FivePointModule(RemembersAmaxes):
     def extra_repr(self) -> str:
         """The layer's parameters, its points, and what computes its products if they have an accumulator."""
         weight = getattr(self, "weight", None)
-        by = multiplied_by(self.points_in_use, weight) if isinstance(weight, Tensor) else ""
+        by = multiplied_by(self.in_use.points, weight) if isinstance(weight, Tensor) else ""
         return ", ".join(
             part for part in (super().extra_repr(), f"points=({self.points})", by and f"products of this size by: {by}") if part
         )
@@ -145,7 +138,8 @@ class Linear(FivePointModule, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded product."""
-        return functional.linear(input, self.weight, self.bias, self.points_in_use, stream=self.stream_in_use)
+        points, stream = self.in_use
+        return functional.linear(input, self.weight, self.bias, points, stream=stream)
 
 
 class _ConvolutionModule(FivePointModule):
@@ -158,9 +152,8 @@ class _ConvolutionModule(FivePointModule):
         if module.padding_mode != "zeros":
             padded = nn.functional.pad(input, module._reversed_padding_repeated_twice, mode=module.padding_mode)
             padding = 0
-        convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[len(module.kernel_size) - 1]
         numbers = (module.stride, padding, module.dilation, module.groups)
-        return convolve(padded, weight, bias, *numbers, self.points_in_use, stream=self.stream_in_use)
+        return convolve(len(module.kernel_size), padded, weight, bias, *numbers, *self.in_use)
 
 
 class Conv1d(_ConvolutionModule, nn.Conv1d):
@@ -210,9 +203,8 @@ class _TransposedConvolution(FivePointModule):
         output_padding = module._output_padding(
             input, output_size, module.stride, module.padding, module.kernel_size, dims, module.dilation
         )
-        convolve = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[dims - 1]
-        numbers = (module.stride, module.padding, output_padding, module.groups, module.dilation)
-        return convolve(input, module.weight, module.bias, *numbers, self.points_in_use, stream=self.stream_in_use)
+        numbers = (module.stride, module.padding, module.dilation, module.groups)
+        return convolve(dims, input, module.weight, module.bias, *numbers, *self.in_use, output_padding)
 
 
 class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
@@ -282,5 +274,6 @@ class Embedding(FivePointModule, nn.Embedding):
             return super().forward(input)
         if self.max_norm is not None or self.sparse:
             raise ValueError("Embedding: max_norm and sparse=True cannot be combined with points")
-        options: dict[str, Any] = {"scale_grad_by_freq": self.scale_grad_by_freq, "stream": self.stream_in_use}
-        return functional.embedding(input, self.weight, self.padding_idx, self.points_in_use, **options)
+        points, stream = self.in_use
+        by_freq = self.scale_grad_by_freq
+        return functional.embedding(input, self.weight, self.padding_idx, points, scale_grad_by_freq=by_freq, stream=stream)

@@ -11,13 +11,11 @@ from qsim.formats.dtypes import FLOATS
 from qsim.functional.applying import applied, changeable, not_a_view
 from qsim.functional.quantizer import Point, Quantizer, check_call, short
 from qsim.nn.histories import RemembersAmaxes, keep_histories, with_history
-from qsim.nn.product import observers
+from qsim.nn.product import observers, outside
 from qsim.nn.product.carriers import can_hold
 from qsim.nn.product.double_backward import refuses_double_backward
-from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import Site
 from qsim.random import seeds, streams
-from qsim.random.noise import Noise
 from qsim_kernels.ops.direct import operators
 
 
@@ -48,20 +46,18 @@ class Quantize(RemembersAmaxes):
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded input."""
-        point = self._in_use("forward_point")
-        result = input if point is None else _rounded(input, point, observers.current())
+        result = outside.rounded("forward", input, self._in_use("forward_point"))
         if self.backward_point is None:
             return result
         if result.dtype not in FLOATS:
             raise TypeError(f"Quantize: input must be float32, bfloat16, float16 or float64, got {result.dtype}")
-        if not can_hold(result.dtype, self.backward_point, result.dtype):
+        if not can_hold(result.dtype, self.backward_point.format, result.dtype):
             raise ValueError(f"Quantize: gradients are {result.dtype}, which cannot hold every value of {self.backward_point.format!r}")
         stochastic = self.backward_point.rounding.is_stochastic
         seed = seeds.seed_tensor(None, None, input.device) if stochastic else None
-        point = self._in_use("backward_point")
-        function = _RoundGradient if result is input else _RoundGradientOfOwn
-        found: Tensor = applied(function, operators(result))(result, seed, point)
-        return found if result is input else changeable(found)
+        owns = result is not input
+        found: Tensor = applied(_RoundGradient, operators(result))(result, seed, self._in_use("backward_point"), owns)
+        return changeable(found) if owns else found
 
     def _in_use(self, name: str) -> Quantizer | None:
         """A point, with its history if it has one."""
@@ -81,48 +77,29 @@ def _resolve(name: str, point: Point) -> Quantizer | None:
     return found
 
 
-def _rounded(x: Tensor, point: Quantizer, observer: Observer | None) -> Tensor:
-    if observer is None:
-        return point(x, seed=Noise(stream=_FORWARD))
-    # The seed and the stream that the quantizer itself would use.
-    stream = streams.rank_stream(_FORWARD)
-    seed = seeds.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
-    result = point(x, seed=Noise(seed, stream))
-    observer.rounds(Site("forward", point, stream), x.detach(), seed)
-    return result
-
-
-_FORWARD, _BACKWARD = (streams.stream("quantize", name) for name in ("forward", "backward"))
+_BACKWARD = streams.stream("quantize", "backward")
 
 
 class _RoundGradient(torch.autograd.Function):
-    """The identity with a rounded gradient."""
+    """The identity with a rounded gradient; the result of a tensor that nothing else uses may be changed in place."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, seed: Tensor | None, point: Quantizer) -> Tensor:
-        return x.view_as(x)
+    def forward(x: Tensor, seed: Tensor | None, point: Quantizer, owns: bool) -> Tensor:
+        return not_a_view(x.view_as(x)) if owns else x.view_as(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, Quantizer], output: Tensor) -> None:
-        _, seed, ctx.point = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, Quantizer, bool], output: Tensor) -> None:
+        _, seed, ctx.point, _ = inputs
         ctx.observer = observers.current()
         ctx.save_for_backward(seed)
 
     @staticmethod
     @refuses_double_backward
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         (seed,) = ctx.saved_tensors
         site = Site("backward", ctx.point, streams.rank_stream(_BACKWARD), multiplies=False)
         if ctx.observer is not None:
             ctx.observer.rounds(site, g, seed)
-        return site.round(operators(g), g, seed, g.dtype).values, None, None
-
-
-class _RoundGradientOfOwn(_RoundGradient):
-    """The same of a tensor that nothing else uses, so that the result may be changed in place."""
-
-    @staticmethod
-    def forward(x: Tensor, seed: Tensor | None, point: Quantizer) -> Tensor:
-        return not_a_view(x.view_as(x))
+        return site.round(operators(g), g, seed, g.dtype).values, None, None, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     from qsim.nn.histories import History
 
 _NAME = "_qsim"
+
+
+class InUse(NamedTuple):
+    """How a product is rounded now.
+
+    Attributes:
+        points: Where, with the histories of delayed scales.
+        stream: Distinguishes weights that have the same values, where something is drawn; in compiled code an input of the graph.
+    """
+
+    points: FivePoint
+    stream: Stream
 
 
 @dataclass

@@ -127,7 +127,7 @@ REGISTRY: dict[str, Adapter] = {
     "einsum": _adapter("einsum", einsum.einsum),
     "bilinear": _adapter("bilinear", products.bilinear_form, operators={"_trilinear": formulas.trilinear}),
     **{
-        name: _adapter(name, products.convolution(getattr(functional, name)), layer, operators={"conv_tbc": formulas.conv_tbc})
+        name: _adapter(name, partial(products.convolution, getattr(functional, name)), layer, operators={"conv_tbc": formulas.conv_tbc})
         for name, layer in _CONVOLUTIONS.items()
     },
     "convolution": _adapter("convolution", products.any_convolution, operators={"convolution_backward": formulas.convolution_backward}),

@@ -163,11 +163,10 @@ def test_with_a_backward_point_of_its_own_one_product_takes_the_sum() -> None:
 
 def test_what_does_not_work_names_the_point() -> None:
     x, w = torch.randn(16, 32), torch.randn(8, 32)
-    points = qsim.FivePoint("e4m3", "e4m3", Outliers("e5m2"), accumulate="h100_fp8", chip="require")
     with pytest.raises(
         ValueError, match="grad: Outliers are added to products in float32, which no chip does: give chip='auto' or 'never'"
     ):
-        qsim.nn.functional.linear(x, w, points=points)
+        qsim.FivePoint("e4m3", "e4m3", Outliers("e5m2"), accumulate="h100_fp8", chip="require")
     with pytest.raises(RuntimeError, match=r"layers with Outliers at grad do not support the transforms of torch\.func"):
         torch.func.grad(lambda x: qsim.nn.functional.linear(x, w, points=qsim.FivePoint(grad=Outliers("e5m2"))).sum())(x)
 

@@ -57,7 +57,7 @@ def size_of(layer: FivePointModule, inputs: Sequence[Tensor], gradients: Sequenc
     product = layer_product(layer)
     shapes = {"weight": tuple(weight.T.shape if is_conv1d(layer) else weight.shape)}
     for name, tensors in (("act", inputs), ("grad", gradients)):
-        matrices = [rows(x) for x in tensors] if product.merges_rows(2) else tensors
+        matrices = [rows(x) for x in tensors] if product.merges_rows else tensors
         shapes[name] = (sum(len(x) for x in matrices), *matrices[0].shape[1:])
     # Each element of the side that the weight's first dimension belongs to takes part in as many products as the other dimensions have.
     side = "act" if getattr(layer, "transposed", False) else "grad"

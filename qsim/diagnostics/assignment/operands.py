@@ -137,7 +137,7 @@ def curvatures(layer: FivePointModule, operands: Operands) -> dict[str, Tensor]:
     return {"act": samples * of_input.square(), "weight": samples * of_weight}
 
 
-class RoundingErrors:
+class RoundingErrors(observers.Observer):
     """An `Observer` that keeps the rounding errors of one call of a layer."""
 
     def __init__(self) -> None:
@@ -156,9 +156,6 @@ class RoundingErrors:
     def rounds(self, site: Site, x: Tensor, seed: Tensor | None, rounded: Tensor | None = None) -> None:
         """Keep the errors of a tensor."""
         self.used(site.name, self.measured(site, x, seed) if rounded is None else rounded.reshape(x.shape) - x)
-
-    def multiplies(self, *products: tuple[Site, Site]) -> None:
-        """Ignored: the operands were reported when they were rounded."""
 
     def by_role(self, points: FivePoint) -> dict[str, Tensor]:
         """The errors of those of the six operands that are rounded; one that is reused has those of its first rounding."""

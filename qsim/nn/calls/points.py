@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,25 +17,13 @@ from qsim.nn.histories import with_histories
 from qsim.nn.lineage import base_of_view, parameter_of
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
-from qsim.nn.record import ProductRounding
-from qsim.random.sources import Stream, varied
+from qsim.nn.record import InUse, ProductRounding
+from qsim.random.sources import varied
 from qsim.random.streams import stream
 from qsim.recipes.five_point import FivePoint
 
 
-class Weight(NamedTuple):
-    """How a weight is rounded.
-
-    Attributes:
-        points: At which points.
-        stream: Distinguishes weights that have the same values.
-    """
-
-    points: FivePoint
-    stream: Stream
-
-
-def weight_of(x: Any) -> Weight | None:
+def weight_of(x: Any) -> InUse | None:
     """How a tensor is rounded that comes from a parameter; `None` if it does not, or if the module that has it is left alone."""
     parameter = _parameter(x)
     if parameter is None or parameter.dtype not in FLOATS:
@@ -50,21 +38,21 @@ def weight_of(x: Any) -> Weight | None:
     observers.enter_call(owner, name)
     if calls is not None:
         points = _points_in_use(owner, name, calls)
-        return None if points is None else Weight(points, calls.stream(owner.training, name))
-    if isinstance(owner, FivePointModule) and not owner.points.is_identity:
-        own = owner.stream_in_use
-        return Weight(owner.points_in_use, varied(own, stream("attention", name)) if owner is innermost else own)
-    return None
+        return None if points is None else InUse(points, calls.stream(owner.training, name))
+    if not isinstance(owner, FivePointModule) or owner.points.is_identity:
+        return None
+    own = owner.in_use
+    return own._replace(stream=varied(own.stream, stream("attention", name))) if owner is innermost else own
 
 
-def table_of(x: Tensor) -> Weight | None:
+def table_of(x: Tensor) -> InUse | None:
     """How the table of an embedding with points is rounded in lookups, as by the layer; `None` for other tensors."""
     parameter = _parameter(x)
     owner, name = (None if parameter is None else _owner(parameter)) or (None, "")
     if not isinstance(owner, FivePointModule) or not isinstance(owner, nn.Embedding) or owner.points.is_identity:
         return None
     observers.enter_call(owner, name)
-    return Weight(owner.points_in_use, owner.stream_in_use)
+    return owner.in_use
 
 
 def _points_in_use(owner: nn.Module, name: str, calls: ProductRounding) -> FivePoint | None:
@@ -77,7 +65,7 @@ def _points_in_use(owner: nn.Module, name: str, calls: ProductRounding) -> FiveP
     return calls.in_use[name][1]
 
 
-def of_activations(a: Tensor, b: Tensor) -> Weight | None:
+def of_activations(a: Tensor, b: Tensor) -> InUse | None:
     """How the innermost running module rounds a product of two activations, if it does.
 
     Parameters of modules that are left alone are no activations, nor are buffers: they hold constants, such as the frequencies of rotary
@@ -94,9 +82,10 @@ def of_activations(a: Tensor, b: Tensor) -> Weight | None:
         return None
     observers.enter_call(module, "")
     if isinstance(module, FivePointModule):  # attention
-        return Weight(module.points_in_use, varied(module.stream_in_use, stream("attention", "activations")))
+        points, number = module.in_use
+        return InUse(points, varied(number, stream("attention", "activations")))
     assert calls is not None
-    return Weight(calls.points, calls.stream(module.training, "activations"))
+    return InUse(calls.points, calls.stream(module.training, "activations"))
 
 
 def _parameter(x: Any) -> Tensor | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ from torch.nn import functional as F
 
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import functional
-from qsim.nn.calls.points import Weight, of_activations, table_of, weight_of
+from qsim.nn.calls.points import of_activations, table_of, weight_of
+from qsim.nn.convolutions import convolve
 from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
 from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.autograd import planned
 from qsim.nn.product.plans import plan_for
+from qsim.nn.record import InUse
 from qsim.random.shards import is_distributed
 from qsim.random.sources import varied
 from qsim.recipes.five_point import POINTS, FivePoint
@@ -72,7 +75,7 @@ def reflected_matmul(input: Tensor, other: Tensor) -> Tensor | None:
     return matmul(other, input)
 
 
-def multiply(a: Tensor, b: Tensor, of_a: Weight | None, of_b: Weight | None) -> Tensor | None:
+def multiply(a: Tensor, b: Tensor, of_a: InUse | None, of_b: InUse | None) -> Tensor | None:
     """`a @ b`, of matrices or batches of them, given which of them are weights."""
     if of_b is not None:
         return times_weight(a, b, of_b)
@@ -82,7 +85,7 @@ def multiply(a: Tensor, b: Tensor, of_a: Weight | None, of_b: Weight | None) -> 
     return None if own is None else functional.matmul(a, b, own.points, stream=own.stream)
 
 
-def times_weight(a: Tensor, w: Tensor, own: Weight) -> Tensor:
+def times_weight(a: Tensor, w: Tensor, own: InUse) -> Tensor:
     """`a @ w`: a linear layer, or a batch of them."""
     if w.dim() == 2 and not _is_better_in_place(w, own.points):
         return functional.linear(a, w.mT, None, own.points, stream=own.stream)
@@ -177,7 +180,7 @@ def _scales(points: FivePoint) -> list[Scaling | None]:
     return [point.scale for point in given if isinstance(point, Quantizer)]
 
 
-def _all_groups(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor | None:
+def _all_groups(a: Tensor, w: Tensor, ends: Tensor, own: InUse) -> Tensor | None:
     """The products of all groups at once; `None` if there is nothing to round."""
     of_layers = (own.points.is_scaled or own.points.accumulate is not None) and not _is_better_in_place(w, own.points)
     product, weight = (bilinear.LINEAR, w.mT) if of_layers else (bilinear.MATMUL, w)
@@ -187,7 +190,7 @@ def _all_groups(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor | Non
     return planned(a, weight, None, plan, own.stream, ends)
 
 
-def _group_by_group(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:
+def _group_by_group(a: Tensor, w: Tensor, ends: Tensor, own: InUse) -> Tensor:
     """The products of the groups one after another; rows after the last one are zero."""
     last: list[int] = ends.tolist()
     sizes = [end - start for start, end in zip([0, *last[:-1]], last, strict=True)]
@@ -234,28 +237,21 @@ def embedding(
     return functional.embedding(input, weight, padding_idx, own.points, scale_grad_by_freq=scale_grad_by_freq, stream=own.stream)
 
 
-def convolution(convolve: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+def convolution(function: Callable[..., Tensor], input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
     """A convolution, given qsim's function for it; a kernel that is an activation is rounded like the input."""
-
-    def rounded(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-        own = weight_of(weight)
-        if own is None:
-            found = of_activations(input, weight)
-            points = None if found is None else replace(found.points, weight=found.points.act, weight_bwd=found.points.act_bwd)
-            own = None if found is None or points is None else Weight(points, found.stream)
-        return None if own is None else convolve(input, weight, *args, **kwargs, points=own.points, stream=own.stream)
-
-    return rounded
-
-
-_CONVOLUTIONS = functional.conv1d, functional.conv2d, functional.conv3d
-_TRANSPOSED = functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d
+    own = weight_of(weight)
+    if own is None:
+        found = of_activations(input, weight)
+        if found is None:
+            return None
+        own = found._replace(points=replace(found.points, weight=found.points.act, weight_bwd=found.points.act_bwd))
+    return function(input, weight, *args, **kwargs, points=own.points, stream=own.stream)
 
 
 def any_convolution(
     input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any, groups: int
 ) -> Tensor | None:
     """`torch.convolution`, of which the others are forms; `extra` is the padding of a transposed one's output."""
-    convolve = (_TRANSPOSED if transposed else _CONVOLUTIONS)[weight.dim() - 3]
-    padded = (padding, extra, groups, dilation) if transposed else (padding, dilation, groups)
-    return convolution(convolve)(input, weight, bias, stride, *padded)
+    numbers: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    found = partial(convolve, weight.dim() - 2, **numbers, output_padding=extra if transposed else None)
+    return convolution(found, input, weight, bias)

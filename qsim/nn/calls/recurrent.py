@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ def layer(step: Step, input: Tensor, *rest: Any) -> tuple[Tensor, ...] | None:
         outputs = []
         for in_order in directions:
             own = len(finals)
-            first, named = tuple(s[own] for s in state), _named(weights[own * each : (own + 1) * each], has_biases=has_biases)
+            first, named = tuple(s[own] for s in state), _ordered(weights[own * each : (own + 1) * each], has_biases=has_biases)
             found, final = _direction(in_order(steps), first, named, step)
             outputs.append(in_order(found))
             finals.append(final)
@@ -83,21 +83,15 @@ def layer(step: Step, input: Tensor, *rest: Any) -> tuple[Tensor, ...] | None:
     return result, *(torch.stack(parts) for parts in zip(*finals, strict=True))
 
 
-class RecurrentWeights(NamedTuple):
-    """The weights of one layer in one direction, by torch's names."""
-
-    w_ih: Tensor
-    w_hh: Tensor
-    b_ih: Tensor | None
-    b_hh: Tensor | None
-    w_hr: Tensor | None
+#: The weights of one layer in one direction, those of the input, the hidden state and the projection, and the first two's biases.
+RecurrentWeights = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
-def _named(given: Sequence[Tensor], *, has_biases: bool) -> RecurrentWeights:
+def _ordered(given: Sequence[Tensor], *, has_biases: bool) -> RecurrentWeights:
     w_ih, w_hh, *others = given
     b_ih, b_hh = others[:2] if has_biases else (None, None)
     projection = others[2:] if has_biases else others
-    return RecurrentWeights(w_ih, w_hh, b_ih, b_hh, projection[0] if projection else None)
+    return w_ih, w_hh, projection[0] if projection else None, b_ih, b_hh
 
 
 def _direction(steps: Sequence[Tensor], first: State, weights: RecurrentWeights, step: Step) -> tuple[list[Tensor], State]:
@@ -105,8 +99,8 @@ def _direction(steps: Sequence[Tensor], first: State, weights: RecurrentWeights,
 
     Sequences of a packed batch end one after another, or begin so in the backward direction.
     """
-    sizes = [len(x) for x in steps]
-    products = _linear(torch.cat(list(steps)), weights.w_ih, weights.b_ih).split(sizes)
+    sizes, (w_ih, w_hh, w_hr, b_ih, b_hh) = [len(x) for x in steps], weights
+    products = _linear(torch.cat(list(steps)), w_ih, b_ih).split(sizes)
     state = tuple(s[: sizes[0]] for s in first)
     ended: list[State] = []
     found = []
@@ -115,9 +109,9 @@ def _direction(steps: Sequence[Tensor], first: State, weights: RecurrentWeights,
         if size < had:
             ended.append(tuple(s[size:] for s in state))
         state = tuple(torch.cat([s, new[had:size]]) if size > had else s[:size] for s, new in zip(state, first, strict=True))
-        state = step(product, _linear(state[0], weights.w_hh, weights.b_hh), state)
-        if weights.w_hr is not None:
-            state = _linear(state[0], weights.w_hr, None), *state[1:]
+        state = step(product, _linear(state[0], w_hh, b_hh), state)
+        if w_hr is not None:
+            state = _linear(state[0], w_hr, None), *state[1:]
         found.append(state[0])
     last = tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
     return found, last

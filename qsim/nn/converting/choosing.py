@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -22,6 +22,8 @@ from qsim.recipes.points_of import points_of
 from qsim.recipes.recipe import Recipe
 from qsim.text.warning import warn
 
+#: The answer of a chooser for a layer that it does not name: the layer keeps what it has.
+_Kept = Literal["kept"]
 #: Layers with their points.
 Chosen = list[tuple[Layer, FivePoint]]
 #: The same, with None for layers that lose theirs.
@@ -72,7 +74,7 @@ def choose(
     def set_of(layers: Sequence[Layer]) -> _Set:
         meant = [layer for layer in layers if included is None or matches(layer.names, included)]
         found = [(layer, points_of(layer)) for layer in meant if not matches(layer.names, excluded)]
-        return [(layer, own) for layer, own in found if not isinstance(own, _Kept)]
+        return [(layer, own) for layer, own in found if own != "kept"]
 
     others = callers(model, known, calls)
     if not usable and not others:
@@ -91,10 +93,6 @@ def _reason(layer: Layer, calls: Calls) -> str:
     return "" if attends or (layer.calls and calls != "none") else layer.obstacle
 
 
-class _Kept:
-    """The answer of a chooser for a layer that it does not name: the layer keeps what it has."""
-
-
 def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> Callable[[Layer], FivePoint | _Kept | None]:
     """A function that returns a layer's points, or None to remove them."""
     if isinstance(points, Mapping) and _is_configuration(points):
@@ -103,7 +101,7 @@ def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, s
         return lambda layer: points_of(points)
     if isinstance(points, Mapping):
         _refuse_hidden(patterns_of_layers("points", points, usable, left), usable)
-        return lambda layer: _checked(layer, next((found for key, found in points.items() if matches(layer.names, [key])), _KEPT))
+        return lambda layer: next((_checked(layer, found) for key, found in points.items() if matches(layer.names, [key])), "kept")
     if callable(points):
         _check_function(points)
         return lambda layer: _checked(layer, points(layer.names[0], layer.module))
@@ -143,12 +141,9 @@ def _refuse_hidden(patterns: Sequence[str], usable: Sequence[Layer]) -> None:
             raise ValueError(f"convert: points pattern {pattern!r} comes too late: {taken}")
 
 
-_KEPT = _Kept()
-
-
-def _checked(layer: Layer, points: Any) -> FivePoint | _Kept | None:
-    if points is None or isinstance(points, _Kept):
-        return points
+def _checked(layer: Layer, points: Any) -> FivePoint | None:
+    if points is None:
+        return None
     if isinstance(points, Recipe):
         raise TypeError(f"convert: the points of {layer.title} are those of one layer, and a recipe is for a model: give recipe.points")
     try:

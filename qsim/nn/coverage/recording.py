@@ -18,13 +18,14 @@ from qsim.nn.coverage.counting import multiplier, multiply_adds, products_of
 from qsim.nn.coverage.paths import Paths, recorded_node, running_node, running_operation
 from qsim.nn.coverage.report import CountedProduct, Coverage
 from qsim.nn.lineage import Origins
+from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import Site
 
 #: Namespaces of operators whose products are known.
 _KNOWN = ("aten", "prim", "prims", "qsim", "higher_order")
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode, Observer):
     """Records products, and observes which of them have rounded operands: it is an `Observer` of all layers."""
 
     supports_higher_order_operators = True
@@ -112,15 +113,6 @@ class Recorder(TorchDispatchMode):
     def multiplies(self, *products: tuple[Site, Site]) -> None:
         """Remember the sites of the next products."""
         self._announced = products
-
-    def rounds(self, site: Site, x: Tensor, seed: Tensor | None, rounded: Tensor | None = None) -> None:
-        """Ignore roundings: `multiplies` reports the sites of products."""
-
-    def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
-        """Ignore measurements, for the same reason."""
-
-    def used(self, name: str, measured: object) -> None:
-        """Ignore the tensors that a layer used, for the same reason."""
 
 
 #: Words in the names of torch's operators that multiply. Some of these, as for sparse or 8-bit matrices, have no formula.

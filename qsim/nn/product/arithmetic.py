@@ -1,4 +1,4 @@
-"""The arithmetic of a matrix product: its dtype and bits, the accumulator that adds, and the factors of its result."""
+"""The arithmetic of a matrix product: its dtype and bits, the accumulator that adds, the factors of its result, and its groups."""
 
 from __future__ import annotations
 
@@ -14,43 +14,6 @@ from qsim.nn.product import float32
 from qsim_kernels.ops.direct import Operators
 from qsim_kernels.torch.scaled_sums import ChainScales
 
-
-class Adder(NamedTuple):
-    """The emulated accumulator of a product.
-
-    Attributes:
-        how: The sum, spelled as for the operator.
-        seed: Needed only for stochastic rounding.
-        stream: The stream of random bits.
-        chip: Whether the chip may multiply, if it adds like this.
-        chains: The scales of the short sums of the left operand and of the right one, if they have any.
-    """
-
-    how: str
-    seed: Tensor | None
-    stream: int
-    chip: Chip = "auto"
-    chains: tuple[ChainScales | None, ChainScales | None] = (None, None)
-
-    @property
-    def adds_bias(self) -> bool:
-        """Whether it can add a bias, too."""
-        return self.chains == (None, None)
-
-    def product(self, ops: Operators, a: Tensor, b: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
-        """The product of two matrices, or of batches of them, plus a bias if it adds one."""
-        if self.chains == (None, None):
-            return accumulated(ops, a, b, self.seed, self.how, self.stream, dtype=dtype, chip=self.chip, bias=bias)
-        # An operand without scales has a single one.
-        one = ChainScales(a.new_ones((1, 1), dtype=torch.float32), max(a.shape[-2], b.shape[-1], 1), max(a.shape[-1], 1))
-        left, right = (chains or one for chains in self.chains)
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        operands = (x.expand(*batch, *x.shape[-2:]) for x in (a, b, left.values, right.values))
-        shared = [left.lines, left.sums, right.lines, right.sums]
-        given = (shared, self.seed, self.how, self.stream, 0, self.chip)
-        return in_dtype(ops.accumulate_scaled(*operands, *given), dtype)
-
-
 _WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
@@ -61,21 +24,31 @@ class Arithmetic(NamedTuple):
         dtype: The dtype of the result.
         ops: The operators.
         exact: Whether the operands are float32 whose precision must not be reduced.
+        is_torchs: Whether torch's own function of the operands gives the result.
+        sum: The emulated accumulator that adds, spelled as for the operator; `None` for torch's own sum.
+        stream: Its stream of random bits.
+        chip: Whether the chip may multiply, if it adds like this.
         factors: Scales that the operands were divided by, as `along` spreads them; the result is multiplied by them before anything else.
-        adder: The emulated accumulator that adds, if any.
+        seed: Needed only for stochastic sums.
+        chains: The scales of the short sums of the left operand and of the right one, if they have any.
         ends: The ends of the groups of rows, in a grouped product.
     """
 
     dtype: torch.dtype
     ops: Operators
     exact: bool = False
+    is_torchs: bool = False
+    sum: str | None = None
+    stream: int = 0
+    chip: Chip = "auto"
     factors: tuple[Tensor, ...] = ()
-    adder: Adder | None = None
+    seed: Tensor | None = None
+    chains: tuple[ChainScales | None, ChainScales | None] = (None, None)
     ends: Tensor | None = None
 
     def widened(self) -> Arithmetic:
         """The same in at least float32, before factors: results that are changed further must not be rounded to 16 bits before."""
-        return Arithmetic(_WIDE.get(self.dtype, self.dtype), self.ops, self.exact, (), self.adder)
+        return self._replace(dtype=_WIDE.get(self.dtype, self.dtype), factors=(), is_torchs=False)
 
 
 def rows(x: Tensor) -> Tensor:
@@ -84,22 +57,24 @@ def rows(x: Tensor) -> Tensor:
 
 
 def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) -> Tensor:
-    """The matrix product of two operands in their carrier, summed in float32 or by an adder, times factors, plus a bias."""
-    dtype, ops, exact, factors, adder, _ = how
-    if adder is not None and not factors and (bias is None or adder.adds_bias):
-        return adder.product(ops, a, b, dtype, bias)
-    if not factors and bias is None:
-        return _product(a, b, dtype, exact)
-    if factors and adder is None and a.is_cuda and a.dim() == 2 and a.dtype == b.dtype and a.dtype in _WIDE:
+    """The matrix product of two operands in their carrier, or those of their groups, times factors, plus a bias."""
+    if how.is_torchs and bias is None:
+        return torch.matmul(a, b)
+    dtype, ops, factors = how.dtype, how.ops, how.factors
+    if how.ends is not None:
+        return _product_of_groups(a, b, how, how.ends)
+    if not factors and (bias is None or (how.sum is not None and how.chains == (None, None))):
+        return _product(a, b, how, dtype, bias)
+    if factors and how.sum is None and a.is_cuda and a.dim() == 2 and a.dtype == b.dtype and a.dtype in _WIDE:
         return ops.matmul_rescaled(a, b, factors, bias, dtype)  # type: ignore[no-any-return]
-    wide = _WIDE.get(dtype, dtype)
-    product = _product(a, b, wide, exact) if adder is None else adder.product(ops, a, b, wide)
-    return ops.rescaled(product, factors, bias, dtype)  # type: ignore[no-any-return]
+    return ops.rescaled(_product(a, b, how, _WIDE.get(dtype, dtype)), factors, bias, dtype)  # type: ignore[no-any-return]
 
 
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool) -> Tensor:
-    """The product as torch sums it, in a dtype."""
-    if exact:
+def _product(a: Tensor, b: Tensor, how: Arithmetic, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+    """The product as torch or an accumulator sums it, in a dtype; only an accumulator adds a bias."""
+    if how.sum is not None:
+        return _accumulated(a, b, how, how.sum, dtype, bias)
+    if how.exact:
         return in_dtype(float32.matmul(a, b), dtype)
     if a.dtype == dtype:
         return torch.matmul(a, b)
@@ -107,6 +82,33 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool) -> Tensor:
         product = torch.mm(a, b, out_dtype=torch.float32) if a.dim() == 2 else torch.bmm(a, b, out_dtype=torch.float32)
         return in_dtype(product, dtype)
     return torch.matmul(a, b).to(dtype)
+
+
+def _accumulated(a: Tensor, b: Tensor, how: Arithmetic, spelt: str, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+    """The product of two matrices, or of batches of them, by an accumulator; it adds a bias if short sums have no scales."""
+    if how.chains == (None, None):
+        return accumulated(how.ops, a, b, how.seed, spelt, how.stream, dtype=dtype, chip=how.chip, bias=bias)
+    # An operand without scales has a single one.
+    one = ChainScales(a.new_ones((1, 1), dtype=torch.float32), max(a.shape[-2], b.shape[-1], 1), max(a.shape[-1], 1))
+    left, right = (chains or one for chains in how.chains)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    operands = (x.expand(*batch, *x.shape[-2:]) for x in (a, b, left.values, right.values))
+    shared = [left.lines, left.sums, right.lines, right.sums]
+    return in_dtype(how.ops.accumulate_scaled(*operands, shared, how.seed, spelt, how.stream, 0, how.chip), dtype)
+
+
+def _product_of_groups(a: Tensor, b: Tensor, how: Arithmetic, ends: Tensor) -> Tensor:
+    """The products of groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`.
+
+    The ends of the groups are a tensor, which the host reads only for large groups under scales. As in torch's function, rows after the
+    last group are undefined, in the result and in the gradient of the first operand.
+    """
+    given = a, b, ends, how.factors, how.dtype
+    if how.sum is not None:
+        return torch.ops.qsim.grouped_accumulate.default(*given, how.seed, how.sum, how.stream, how.chip)  # type: ignore[no-any-return]
+    if a.dtype == b.dtype == how.dtype == torch.bfloat16 and not how.factors:
+        return torch._grouped_mm(a, b, offs=ends)
+    return torch.ops.qsim.grouped_matmul.default(*given, how.exact)  # type: ignore[no-any-return]
 
 
 def rescaled(product: Tensor, how: Arithmetic, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:

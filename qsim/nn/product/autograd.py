@@ -6,7 +6,7 @@ operand, and for that of the second.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -17,13 +17,11 @@ from qsim.nn.product import observers, outside
 from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.functorch import transformed_product
-from qsim.nn.product.outliers import Split
-from qsim.nn.product.plans import ProductPlan
-from qsim.nn.product.sites import RoundedOperand, Site
+from qsim.nn.product.plans import ProductPlan, Split
 from qsim.random import seeds
 from qsim.random.shards import is_distributed
 from qsim.random.sources import Stream
-from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
+from qsim_kernels.ops.direct import DISPATCHED, operators
 
 #: What to do with distributed tensors instead.
 _INSTEAD = "give a format or a Quantizer, or shard with FSDP2, whose layers multiply whole tensors"
@@ -41,24 +39,23 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream
         ends: The ends of the groups of rows, in a grouped product.
     """
     if plan.casts is not None:
-        a, w, bias = plan.cast(a, w, bias)
+        of_a, of_w, of_bias = plan.casts
+        a, w, bias = a.to(of_a), w.to(of_w), None if bias is None else bias.to(of_bias)
     if not plan.points.wraps:
         return _product(a, w, bias, plan, stream, ends)
     if _are_distributed(a, w, bias):
         raise ValueError(f"{outside.first_point(plan.points)} does not take distributed tensors (DTensor): {_INSTEAD}")
     split = plan.split
     if split is not None and split.tensor < 2:
-        bias = None if bias is None else outside.rounded("bias", bias, plan)
+        bias = None if bias is None else outside.rounded("bias", bias, plan.points.bias)
         result = _split_product((a, w), bias, split, stream, ends)
     else:
         a, w, bias, raw = outside.operands(a, w, bias, plan)
         result = _product(a, w, bias, plan, stream, ends, raw)
-    return outside.rounded("output", result, plan)
+    return outside.rounded("output", result, plan.points.output)
 
 
-def _split_product(
-    operands: tuple[Tensor, Tensor], bias: Tensor | None, split: Split[ProductPlan], stream: Stream, ends: Tensor | None
-) -> Tensor:
+def _split_product(operands: tuple[Tensor, Tensor], bias: Tensor | None, split: Split, stream: Stream, ends: Tensor | None) -> Tensor:
     """The product of what is rounded of an operand, and that of its outliers."""
     rounded, rest = split.parts(operands[split.tensor])
     a, w = operands
@@ -81,10 +78,9 @@ def _product(
     if not is_direct and _are_distributed(a, w, bias):
         if plan.split is not None:
             raise ValueError(f"grad: Outliers would get the shard of a distributed tensor: {_INSTEAD}")
-        from qsim.nn.sharded.embedding import sharded_lookup
         from qsim.nn.sharded.product import sharded_product
 
-        return sharded_lookup(a, w, plan, stream) if plan.product.is_lookup else sharded_product(a, w, bias, plan, stream)
+        return sharded_product(a, w, bias, plan, stream)
     if not is_direct and torch._C._are_functorch_transforms_active():
         return transformed_product(a, w, bias, plan)
     seed = seeds.drawn(w.device, plan.ops, stream) if plan.draws else None
@@ -146,19 +142,19 @@ class FivePointProduct(torch.autograd.Function):
         observer = ctx.observer = observers.current(ops)
         plan = plan if ends is None else plan.in_groups(ends, is_observed=observer is not None)
         first, second, carrier = plan.first, plan.second, plan.products[0].carrier
-        seed_of_w = _seed_of_second(plan, second.forward, seed, weight_seed)
-        x = first.round(ops, a, seed, carrier, keeps=needs_w, raw=raw_a)
-        y = second.round(ops, w, seed_of_w, carrier, keeps=needs_a, raw=raw_w)
+        # A callable at the second operand may share random signs with the first.
+        seed_of_w = seed if plan.two_inputs or second.forward.call is not None else weight_seed
+        x, kept_a = first.round(ops, a, seed, carrier, keeps=needs_w, raw=raw_a)
+        y, kept_w = second.round(ops, w, seed_of_w, carrier, keeps=needs_a, raw=raw_w)
         if observer is not None:
-            ctx.noted = first.show(observer, a, x, seed), second.show(observer, w, y, seed_of_w)
-            if not plan.product.is_lookup:
-                observer.multiplies(plan.pairs[0])
+            ctx.noted = first.show(observer, a, x, kept_a, seed), second.show(observer, w, y, kept_w, seed_of_w)
+            observer.multiplies(*plan.pairs[:1])
         ctx.save_for_backward(
             seed,
             weight_seed,
             ends,
-            x.kept,
-            y.kept if needs_a else None,
+            kept_a,
+            kept_w,
             x.scales if needs_w and first.is_reused else None,
             y.scales if needs_a and second.is_reused else None,
             first.forward.saturates(a) if first.clips and needs_a else None,
@@ -197,84 +193,40 @@ def _gradients_by(ctx: Any, plan: ProductPlan, g: Tensor, *, sums: bool) -> tupl
     # What was kept of operands with direct operators is like them.
     ops = operators(g, kept_a, kept_w) if plan.ops is DISPATCHED else operators(g)
     needs_both = kept_a is not None and kept_w is not None
-    run = _BackwardPass(plan, ops, g, seed, weight_seed, ends, ctx.observer, ctx.noted if ctx.observer is not None else (None, None))
+    joins, observer, gradient, (_, for_first, for_second) = needs_both and plan.joins_gradients, ctx.observer, plan.gradient, plan.products
+    note_a, note_w = ctx.noted if observer is not None else (None, None)
     of_a = of_w = of_bias = total = z = None
-    if needs_both and plan.joins_gradients:
-        x, _, total = run.upstream(1, needs_both=True, sums=sums)
-        y, a = run.recalled(1, kept_w, scales_w), run.recalled(2, kept_a, scales_a)
-        of_a, of_w = run.joint_products(x, y, a)
-    else:
-        if kept_w is not None:
-            x, z, total = run.upstream(1, needs_both=needs_both, sums=sums)
-            of_a = run.product(1, x, run.recalled(1, kept_w, scales_w), ctx.shapes[0])
-            del x  # before the other product is computed
-        if kept_a is not None:
-            if z is None:
-                z, _, more = run.upstream(2, needs_both=False, sums=sums and total is None)
-                total = more if total is None else total
-            of_w = run.product(2, z, run.recalled(2, kept_a, scales_a), ctx.shapes[1])
+    y: Any = None
+    if kept_w is not None:
+        carriers = (for_first.carrier, for_second.carrier) if needs_both else (for_first.carrier,)
+        x, z, total = gradient.round(ops, g, seed, carriers, observer, sums=sums)
+        seed_of_w = seed if plan.two_inputs or plan.second.backward.call is not None else weight_seed
+        y = plan.second.recall(ops, kept_w, seed_of_w, for_first.carrier, scales_w)
+        if observer is not None:
+            plan.second.show_recalled(observer, kept_w, y, note_w, seed_of_w)
+            observer.multiplies(*plan.pairs[1 : 1 if joins else 2])
+        if not joins:
+            of_a = for_first.multiply(ops, x, y, ctx.shapes[0], seed, ends)
+            y = None
+        del x  # before the other product is computed
+    if kept_a is not None:
+        if z is None:
+            z, _, more = gradient.round(ops, g, seed, (for_second.carrier,), observer, sums=sums and total is None, is_second=True)
+            total = more if total is None else total
+        a = plan.first.recall(ops, kept_a, seed, for_second.carrier, scales_a)
+        if observer is not None:
+            plan.first.show_recalled(observer, kept_a, a, note_a, seed)
+            observer.multiplies(*plan.pairs[1 if joins else 2 :])
+        if joins:
+            hows = for_first.of(ops, z, y, seed, None), for_second.of(ops, z, a, seed, None)
+            of_a, of_w = plan.product.gradients(z.values, y.values, a.values, *hows)
+        else:
+            of_w = for_second.multiply(ops, z, a, ctx.shapes[1], seed, ends)
+    if beyond_a is not None and of_a is not None:
+        of_a = of_a.masked_fill_(beyond_a, 0.0)
+    if beyond_w is not None and of_w is not None:
+        of_w = of_w.masked_fill_(beyond_w, 0.0)
     if sums:
         total = plan.product.grad_bias(g) if total is None else total
         of_bias = total if total.dtype == ctx.bias_dtype else total.to(ctx.bias_dtype)
-    return _unless(beyond_a, of_a), _unless(beyond_w, of_w), of_bias
-
-
-class _BackwardPass(NamedTuple):
-    """The values that the two products of a backward pass share."""
-
-    plan: ProductPlan
-    ops: Operators
-    g: Tensor
-    seed: Tensor | None
-    weight_seed: Tensor | None
-    ends: Tensor | None
-    observer: observers.Observer | None
-    noted: tuple[Any, Any]
-
-    def upstream(self, index: int, *, needs_both: bool, sums: bool) -> tuple[RoundedOperand, RoundedOperand | None, Tensor | None]:
-        """The gradient of the result, rounded for a product, for the other one, if it comes from the same read, and summed, likewise."""
-        gradient = self.plan.gradient
-        x, other, total = gradient.round(self.ops, self.g, self.seed, self.plan.products, index, needs_both=needs_both, sums=sums)
-        if self.observer is not None:
-            (gradient.for_first if index == 1 else gradient.for_second).show(self.observer, self.g, self.seed, x)
-            if other is not None and not gradient.is_rounded_once:
-                gradient.for_second.show(self.observer, self.g, self.seed, other)
-        return x, other, total
-
-    def recalled(self, index: int, kept: Tensor, scales: Tensor | None) -> RoundedOperand:
-        """The operand of a product, from what was kept of it."""
-        plan = self.plan
-        operand = plan.second if index == 1 else plan.first
-        seed = self.seed if index == 2 else _seed_of_second(plan, operand.backward, self.seed, self.weight_seed)
-        rounded = operand.recall(self.ops, kept, seed, plan.products[index].carrier, scales)
-        if self.observer is not None:
-            operand.show_recalled(self.observer, kept, rounded, self.noted[2 - index], seed)
-        return rounded
-
-    def product(self, index: int, x: RoundedOperand, y: RoundedOperand, shape: torch.Size) -> Tensor:
-        """The gradient of an operand."""
-        self._announce(index)
-        return self.plan.products[index].multiply(self.ops, x, y, shape, self.seed, self.ends)
-
-    def joint_products(self, x: RoundedOperand, y: RoundedOperand, a: RoundedOperand) -> tuple[Tensor, Tensor]:
-        """The gradients of both operands from one operator."""
-        self._announce(1, 2)
-        _, first, second = self.plan.products
-        hows = first.of(self.ops, x, y, self.seed, None), second.of(self.ops, x, a, self.seed, None)
-        return self.plan.product.gradients(x.values, y.values, a.values, *hows)
-
-    def _announce(self, *indices: int) -> None:
-        """Tell an observer, if there is one, which products the next operator computes."""
-        if self.observer is not None and not self.plan.product.is_lookup:
-            self.observer.multiplies(*(self.plan.pairs[index] for index in indices))
-
-
-def _seed_of_second(plan: ProductPlan, site: Site, seed: Tensor | None, weight_seed: Tensor | None) -> Tensor | None:
-    """The seed of the second operand at a site: that of the call, for another input and where it shares signs with the first."""
-    shares_signs = site.call is not None and site.draws_signs
-    return seed if plan.two_inputs or shares_signs else weight_seed
-
-
-def _unless(clipped: Tensor | None, gradient: Tensor | None) -> Tensor | None:
-    """The gradient of an operand, zero where the operand was clipped."""
-    return gradient if clipped is None or gradient is None else gradient.masked_fill_(clipped, 0.0)
+    return of_a, of_w, of_bias

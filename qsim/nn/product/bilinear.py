@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.accumulators.chips import Chip
-from qsim.nn.product.arithmetic import Adder, Arithmetic, multiply, rescaled, rows
+from qsim.nn.product import grouped  # noqa: F401 (its operators)
+from qsim.nn.product.arithmetic import Arithmetic, multiply, rescaled, rows
 from qsim.nn.product.carriers import ProductCarrier, Values, product_carrier
-from qsim.nn.product.grouped import multiply_groups
 from qsim.nn.product.sites import RoundedOperand
 from qsim_kernels.ops.direct import Operators
 
@@ -30,6 +29,7 @@ class Product:
             the three products are scaled follow from it.
         gradient_first: Whether the gradient is the left operand of the product that gives the second operand's gradient.
         sums_rows: Whether the gradient of the bias is the sum over all dimensions of the result but the last.
+        merges_rows: Whether all dimensions but the last of the first operand and the result count as one if the second is a matrix.
         joins_gradients: Whether both operands' gradients may come from one operator, as in torch.
         is_lookup: Whether it copies rows of the second operand instead of multiplying.
     """
@@ -37,6 +37,7 @@ class Product:
     equation: ClassVar[str]
     gradient_first: ClassVar[bool] = True
     sums_rows: ClassVar[bool] = False
+    merges_rows: ClassVar[bool] = False
     joins_gradients: ClassVar[bool] = False
     is_lookup: ClassVar[bool] = False
 
@@ -44,10 +45,6 @@ class Product:
     def constant(self) -> Any:
         """A constant for compilers that specifies this operation, `None` if it may depend on sizes; one that a module has is a constant."""
         return self
-
-    def merges_rows(self, dims: int) -> bool:
-        """Whether all dimensions but the last of the first operand and the result count as one, given the second's dimensions."""
-        return False
 
     def carrier(self, index: int, one: Values, other: Values, result: torch.dtype, device: torch.device) -> ProductCarrier:
         """The carrier of the operands of one of the three products, of which each is given by a format that holds its values."""
@@ -78,23 +75,17 @@ class Multiplication(NamedTuple):
     """One of a layer's three products, as far as it is known before its operands.
 
     Attributes:
+        compute: The method of a `Product` that computes it.
         product: The operation.
-        number: 0 for the forward product; 1 and 2 for the gradients of the first and the second operand.
         carrier: The dtype of both operands.
-        plain: Its arithmetic where nothing is left to multiply by and no accumulator adds.
-        sum: The emulated accumulator, spelled as for the operator; `None` for torch's own.
-        sum_stream: Its stream of random bits.
-        chip: Whether the chip may multiply, if it adds like this.
+        plain: Its arithmetic where nothing is left to multiply by.
         is_turned: Whether the gradient of the result is the right operand.
     """
 
+    compute: Literal["forward", "grad_a", "grad_w"]
     product: Product
-    number: int
     carrier: torch.dtype
     plain: Arithmetic
-    sum: str | None
-    sum_stream: int
-    chip: Chip
     is_turned: bool
 
     def of(self, ops: Operators, x: RoundedOperand, y: RoundedOperand, seed: Tensor | None, ends: Tensor | None) -> Arithmetic:
@@ -107,22 +98,16 @@ class Multiplication(NamedTuple):
             seed: Needed only for stochastic sums.
             ends: The ends of the groups, in a grouped product.
         """
-        if x.factor is None and y.factor is None and self.sum is None and ends is None:
-            return self.plain
-        left, right = (y, x) if self.is_turned else (x, y)
-        adder = None if self.sum is None else Adder(self.sum, seed, self.sum_stream, self.chip, (left.chains, right.chains))
+        dtype, _, exact, _, how, stream, chip, *_ = self.plain
+        chains = (y.chains, x.chains) if self.is_turned else (x.chains, y.chains)
         factors = tuple(factor for factor in (x.factor, y.factor) if factor is not None)
-        return Arithmetic(self.plain.dtype, ops, self.plain.exact, factors, adder, ends)
+        return Arithmetic(dtype, ops, exact, False, how, stream, chip, factors, seed, chains, ends)
 
     def multiply(self, ops: Operators, x: RoundedOperand, y: RoundedOperand, last: Any, seed: Tensor | None, ends: Tensor | None) -> Tensor:
         """The product; arguments are those of `of`, and the bias, or the shape of the gradient."""
-        compute: Any = (self.product.forward, self.product.grad_a, self.product.grad_w)[self.number]
-        return compute(x.values, y.values, last, self.of(ops, x, y, seed, ends))  # type: ignore[no-any-return]
-
-
-def _is_torchs(x: Tensor, how: Arithmetic) -> bool:
-    """Whether torch's own function of operands like this one gives the result."""
-    return x.dtype == how.dtype and how.adder is None and not how.exact and len(how.factors) == 0 and how.ends is None
+        is_plain = self.plain.is_torchs and x.factor is None and y.factor is None and ends is None
+        how = self.plain if is_plain else self.of(ops, x, y, seed, ends)
+        return getattr(self.product, self.compute)(x.values, y.values, last, how)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,29 +116,24 @@ class LinearProduct(Product):
 
     equation: ClassVar[str] = "...mk,nk->mn"
     sums_rows: ClassVar[bool] = True
-
-    def merges_rows(self, dims: int) -> bool:
-        """Treat tokens as rows, whatever their dimensions, unless each group of rows has its own matrix."""
-        return dims == 2
+    merges_rows: ClassVar[bool] = True
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        if _is_torchs(a, how):
+        if how.is_torchs:
             return F.linear(a, w, bias)
         if a.dim() == 2:
-            return multiply(a, w.mT, how, bias) if how.ends is None else multiply_groups(a, w.mT, how)
+            return multiply(a, w.mT, how, bias)
         return multiply(rows(a), w.mT, how, bias).view(*a.shape[:-1], w.shape[0])
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        g = g if g.dim() == 2 else rows(g)
-        product = multiply if how.ends is None else multiply_groups
-        gradient = torch.matmul(g, w) if _is_torchs(g, how) else product(g, w, how)
-        return gradient if len(a_shape) == 2 else gradient.view(a_shape)
+        if g.dim() != 2:
+            return multiply(rows(g), w, how).view(a_shape)
+        return torch.matmul(g, w) if how.is_torchs else multiply(g, w, how)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if g.dim() != 2:
             g, a = rows(g), rows(a)
-        product = multiply if how.ends is None else multiply_groups
-        return torch.matmul(g.t(), a) if _is_torchs(g, how) else product(g.t(), a, how)
+        return torch.matmul(g.t(), a) if how.is_torchs else multiply(g.t(), a, how)
 
     def grad_bias(self, g: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return (g if g.dim() == 2 else rows(g)).sum(0)
@@ -168,10 +148,7 @@ class MatmulProduct(Product):
 
     equation: ClassVar[str] = "...mk,kn->mn"
     gradient_first: ClassVar[bool] = False
-
-    def merges_rows(self, dims: int) -> bool:
-        """Join matrices that share their second operand into one."""
-        return dims == 2
+    merges_rows: ClassVar[bool] = True
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         return _batched(a, w, how)
@@ -191,12 +168,12 @@ MATMUL = MatmulProduct()
 def _batched(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
     """A product of batches of matrices; those that share their second operand are multiplied as one."""
     if how.ends is not None:
-        return multiply_groups(a, b, how)
+        return multiply(a, b, how)
     if b.dim() == 2:
         return multiply(rows(a), b, how).view(*a.shape[:-1], b.shape[-1])
     if how.factors:
         return rescaled(_batched(a, b, how.widened()), how, how.dtype)
-    if a.dtype == how.dtype or how.adder is not None:
+    if a.dtype == how.dtype or how.sum is not None:
         return multiply(a, b, how)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     count = math.prod(batch)
@@ -208,7 +185,7 @@ def _batched(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
 def _summed(a: Tensor, b: Tensor, shape: torch.Size, how: Arithmetic) -> Tensor:
     """A product that is summed over the batches to which its operand was broadcast, before it is rounded to 16 bits."""
     if how.ends is not None:
-        return multiply_groups(a, b, how)
+        return multiply(a, b, how)
     broadcast = shape[:-2] != torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    own = how._replace(dtype=torch.promote_types(how.dtype, torch.float32)) if broadcast else how
+    own = how._replace(dtype=torch.promote_types(how.dtype, torch.float32), is_torchs=False) if broadcast else how
     return _batched(a, b, own).sum_to_size(shape).to(how.dtype)

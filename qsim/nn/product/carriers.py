@@ -7,12 +7,11 @@ multiply in bfloat16 with no error other than that of the sum. If the result has
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from qsim.formats import BF16, FP16, FP32, TF32, Float, Format, contains, holds
-from qsim.functional.quantizer import Quantizer
 
 _OWN_FORMAT = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
 
@@ -26,8 +25,7 @@ _SHORTENED = {"cuda": TF32, "cpu": BF16}
 Values = tuple[Format | None, torch.dtype]
 
 
-@dataclass(frozen=True)
-class ProductCarrier:
+class ProductCarrier(NamedTuple):
     """The carrier of a product.
 
     Attributes:
@@ -39,12 +37,8 @@ class ProductCarrier:
     exact: bool = False
 
 
-def can_hold(dtype: torch.dtype, point: Quantizer | None, own: torch.dtype) -> bool:
-    """Whether a dtype holds a point's result for a tensor of dtype `own`, regardless of scales."""
-    return _can_hold(dtype, None if point is None else point.format, own)
-
-
-def _can_hold(dtype: torch.dtype, fmt: Format | None, own: torch.dtype) -> bool:
+def can_hold(dtype: torch.dtype, fmt: Format | None, own: torch.dtype) -> bool:
+    """Whether a dtype holds what a tensor of dtype `own` is rounded to: values of a format, regardless of scales, or its own."""
     if fmt is not None:
         return holds(dtype, fmt)
     return dtype in (own, torch.float64) or (own in _OWN_FORMAT and holds(dtype, _OWN_FORMAT[own]))
@@ -65,7 +59,7 @@ def product_carrier(a: Values, b: Values, device: torch.device, narrow: torch.dt
         return ProductCarrier(torch.promote_types(a[1], b[1]))
     kind = device.type if device.type in _CANDIDATES else "cpu"
     candidates = [dtype for dtype in _CANDIDATES[kind] if dtype.itemsize > 2 or narrow in (None, dtype)]
-    dtype = next(dtype for dtype in candidates if _can_hold(dtype, *a) and _can_hold(dtype, *b))
+    dtype = next(dtype for dtype in candidates if can_hold(dtype, *a) and can_hold(dtype, *b))
     survive = _survives(_SHORTENED[kind], *a) and _survives(_SHORTENED[kind], *b)
     return ProductCarrier(dtype, dtype == torch.float32 and not survive)
 

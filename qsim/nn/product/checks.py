@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn, TypeGuard
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -19,14 +19,6 @@ from qsim.scaling.tiling import PerSlice
 
 _HELP = "Give this layer other points, or exclude it"
 _INSTEAD = "use backward() or torch.autograd.grad, or take the points away with qsim.revert(model)"
-
-
-def rounds(points: FivePoint | None, a: Tensor, w: Tensor) -> TypeGuard[FivePoint]:
-    """Whether there is anything to round; raise an error where autograd functions do not work."""
-    if points is None or points.is_identity:
-        return False
-    check_context(points, a, w)
-    return True
 
 
 def check_context(points: FivePoint, a: Tensor, w: Tensor) -> None:
@@ -74,7 +66,7 @@ def check_table(dtype: torch.dtype, points: FivePoint) -> None:
     if dtype not in FLOATS:
         raise TypeError(f"embedding: points round float32, bfloat16, float16 and float64 only, got a table of {dtype}")
     point = points.used["weight"]
-    if isinstance(point, Quantizer) and not can_hold(dtype, point, dtype):
+    if isinstance(point, Quantizer) and not can_hold(dtype, point.format, dtype):
         raise ValueError(f"embedding: the result is {dtype}, which cannot hold every value of {point.format!r}")
 
 

@@ -8,19 +8,21 @@ compute after all take the same codes to the emulator.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from qsim.formats import E4M3, E5M2, Format
-from qsim.functional.arguments import Spelling
 from qsim.nn.product.arithmetic import rows
-from qsim.nn.product.sites import Site
 from qsim_kernels.chip.products import product_of
 from qsim_kernels.numbers.encoding import spell_encoding
 from qsim_kernels.numbers.grid import Coding, read, spell
 from qsim_kernels.numbers.sums import read_sum
 from qsim_kernels.ops.direct import Operators
+
+if TYPE_CHECKING:
+    from qsim.nn.product.sites import Site
 
 #: Formats of at most this many bits are kept for the backward pass as codes.
 CODE_BITS = 8
@@ -66,21 +68,21 @@ def _adds_fp8(how: str) -> bool:
 
 def encoded(ops: Operators, x: Tensor, site: Site, seed: Tensor | None) -> Tensor:
     """A tensor as codes, stored along the dimension that its product sums over."""
-    how = _how(site)
+    how = site.spelt
     chosen = seed if how.is_stochastic else None
     if not _is_by_rows(site):
         return _turned_back(ops.encode_transpose(rows(x), chosen, *_arguments(site)), x)
     if torch.compiler.is_compiling() and not how.is_stochastic:
         # Rounding and the conversion fuse.
         return ops.quantize(x.contiguous(), None, how.grid, how.rule, 0, 0, x.dtype).to(_DTYPES[how.grid])  # type: ignore[no-any-return]
-    codes = ops.encode(x.contiguous(), chosen, how.grid, how.rule, _coding(site), site.stream, 0, False)
+    codes = ops.encode(x.contiguous(), chosen, how.grid, how.rule, how.coding, site.stream, 0, False)
     return codes.view(_DTYPES[how.grid])  # type: ignore[no-any-return]
 
 
 def encoded_twice(ops: Operators, x: Tensor, one: Site, other: Site, seed: Tensor | None) -> tuple[Tensor, Tensor]:
     """A tensor as the codes of two sites, whose products sum over different dimensions, from one read."""
     by_rows, turned = (one, other) if _is_by_rows(one) else (other, one)
-    chosen = seed if _how(one).is_stochastic or _how(other).is_stochastic else None
+    chosen = seed if one.is_stochastic or other.is_stochastic else None
     codes, turned_codes = ops.encode_with_transpose(rows(x), chosen, *_arguments(by_rows), *_arguments(turned))
     plain, back = codes.view(x.shape), _turned_back(turned_codes, x)
     return (plain, back) if by_rows is one else (back, plain)
@@ -97,18 +99,8 @@ def _is_by_rows(site: Site) -> bool:
 
 def _arguments(site: Site) -> tuple[str, int, torch.dtype]:
     """A site's rounding as operators take it."""
-    how = _how(site)
-    return spell_encoding(how.grid, how.rule, _coding(site)), site.stream, _DTYPES[how.grid]
-
-
-def _how(site: Site) -> Spelling:
-    assert site.quantizer is not None  # `takes_codes` has found one
-    return site.quantizer.spelt
-
-
-def _coding(site: Site) -> str:
-    assert site.quantizer is not None
-    return site.quantizer.format.spelling[1]
+    how = site.spelt
+    return spell_encoding(how.grid, how.rule, how.coding), site.stream, _DTYPES[how.grid]
 
 
 # Under torch.compile strings are constants, and so is the result of a function marked like this.

@@ -54,20 +54,20 @@ class ConvolutionProduct(Product):
         return product_carrier(one, other, device, result if result.itemsize == 2 else torch.float32)
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        if how.adder is not None:
+        if how.sum is not None:
             return _finished(self._sum(a, w, how), how, bias)
         given = bias if a.dtype == how.dtype and not how.factors else None
         convolution = float32.convolution if how.exact else torch.ops.aten.convolution
         return _finished(convolution(a, w, given, *self._numbers()), how, None if given is bias else bias)
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        if how.adder is None:
+        if how.sum is None:
             return self._gradient(g, w, a_shape, how, second=False)
         gradient = self._unfolding.result if self.transposed else self._unfolding.of_input
         return _finished(gradient(g, w, a_shape[2:], _by_adder(how)), how)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        if how.adder is None:
+        if how.sum is None:
             return self._gradient(g, a, w_shape, how, second=True)
         images, gradient = (g, a) if self.transposed else (a, g)
         found = self._unfolding.of_kernels(gradient, images, w_shape[2:], _by_adder(how), images_first=self.transposed)

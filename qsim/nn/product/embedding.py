@@ -43,9 +43,9 @@ class Lookup(Product):
         return F.embedding(a.clamp(min=0) if self.skips_negative else a, w)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        if how.adder is None:
+        if how.sum is None:
             rows = torch.ops.aten.embedding_dense_backward(g, a, w_shape[0], self.padding_idx, self.scale_grad_by_freq)
             return rows.to(how.dtype)  # type: ignore[no-any-return]
         index = a.reshape(-1).masked_fill(a.reshape(-1) == self.padding_idx, -1).long()
-        given = (w_shape[0], how.adder.seed, how.adder.how, how.adder.stream, 0, how.dtype)
+        given = (w_shape[0], how.seed, how.sum, how.stream, 0, how.dtype)
         return torch.ops.qsim.accumulate_rows.default(g.reshape(-1, g.shape[-1]), index, *given)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Products of rows in groups, each of which has its own matrix, as in a mixture of experts."""
+"""Operators for products of rows in groups, each of which has its own matrix, as in a mixture of experts."""
 
 from __future__ import annotations
 
@@ -14,21 +14,6 @@ from qsim_kernels.ops.direct import DISPATCHED
 
 #: The factors of a product, of shape [rows, columns] or 1 in place of these.
 Factors = tuple[Tensor, ...]
-
-
-def multiply_groups(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
-    """The products of groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`.
-
-    The ends of the groups are a tensor, which the host reads only for large groups under scales. As in torch's function, rows after the
-    last group are undefined, in the result and in the gradient of the first operand.
-    """
-    assert how.ends is not None
-    if how.adder is not None:
-        one, chip = how.adder, how.adder.chip
-        return torch.ops.qsim.grouped_accumulate.default(a, b, how.ends, how.factors, how.dtype, one.seed, one.how, one.stream, chip)  # type: ignore[no-any-return]
-    if a.dtype == b.dtype == how.dtype == torch.bfloat16 and not how.factors:
-        return torch._grouped_mm(a, b, offs=how.ends)
-    return torch.ops.qsim.grouped_matmul.default(a, b, how.ends, how.factors, how.dtype, how.exact)  # type: ignore[no-any-return]
 
 
 @torch.library.custom_op("qsim::grouped_matmul", mutates_args=())
@@ -104,7 +89,7 @@ def _in_turn(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtyp
     """Torch's products of single groups."""
 
     def write(out: Tensor, one: Tensor, other: Tensor, own: Factors) -> None:
-        out.copy_(multiply(one, other, Arithmetic(dtype, DISPATCHED, exact, own)))
+        out.copy_(multiply(one, other, Arithmetic(dtype, DISPATCHED, exact, factors=own)))
 
     return _group_by_group(a, b, ends, factors, dtype, write)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from qsim.nn.product.sites import Site
 
 
-class Observer(Protocol):
-    """Observes the points of one layer. Code that rounds reports its input, before or after it has used it.
+class Observer:
+    """Observes the points of one layer. Code that rounds reports its input, before or after it has used it; here nothing is kept of it.
 
     Nothing that an observer does may draw random numbers, change what it sees, or wait for the device.
     """

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qsim.nn.product.bilinear import Multiplication
-from qsim.nn.product.codes import encoded, encoded_twice
+from qsim.functional.quantizer import Quantizer
+from qsim.nn.product.codes import encoded_twice
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import RoundedOperand, Site
 from qsim_kernels.ops.direct import DISPATCHED, Operators
@@ -30,7 +31,6 @@ class Operand:
         is_reused: Whether the backward pass reuses what the forward pass rounded.
         clips: Whether its gradient is zero where it saturates forward.
         coding: The codes in which the backward pass keeps it; if there are none, it keeps the operand.
-        on_chip: Whether its codes are multiplied.
         is_requantized: Whether the backward pass rounds again what the forward pass rounded.
     """
 
@@ -39,32 +39,29 @@ class Operand:
     is_reused: bool
     clips: bool = False
     coding: str | None = None
-    on_chip: bool = False
     is_requantized: bool = False
 
     def round(
         self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, *, keeps: bool, raw: Tensor | None = None
-    ) -> RoundedOperand:
-        """The operand for the forward product, with what the backward pass needs, if it needs anything."""
-        if self.on_chip:
-            if not keeps or self.coding is None:
-                return RoundedOperand(encoded(ops, x, self.forward, seed), kept=x if keeps else None)
-            codes, kept = encoded_twice(ops, x, self.forward, self.backward, seed)
-            return RoundedOperand(codes, kept=kept)
-        if not keeps or self.coding is None:
-            rounded = self.forward.round(ops, x, seed, dtype)
-            return RoundedOperand(*rounded[:4], self._kept(ops, x if raw is None else raw, rounded, seed)) if keeps else rounded
+    ) -> tuple[RoundedOperand, Tensor | None]:
+        """The operand for the forward product, and what the backward pass needs: the tensor, what it was rounded to, codes, or nothing."""
         one, other = self.forward.quantizer, self.backward.quantizer
-        assert other is not None  # codes are of its format
+        if not keeps or self.coding is None or other is None:
+            rounded = self.forward.round(ops, x, seed, dtype)
+            return rounded, self._kept(ops, x if raw is None else raw, rounded, seed) if keeps else None
+        if self.forward.on_chip:
+            codes, kept = encoded_twice(ops, x, self.forward, self.backward, seed)
+            return RoundedOperand(codes), kept
         spelt, stream = other.spelt, self.backward.stream
-        chosen = seed if self.backward.is_stochastic or self.forward.is_stochastic else None
         if one is None:
-            return RoundedOperand(x.to(dtype), kept=ops.encode(x, chosen, spelt.grid, spelt.rule, self.coding, stream, 0, False))
+            kept = ops.encode(x, seed if spelt.is_stochastic else None, spelt.grid, spelt.rule, self.coding, stream, 0, False)
+            return RoundedOperand(x.to(dtype)), kept
         first = one.spelt
+        chosen = seed if spelt.is_stochastic or first.is_stochastic else None
         values, codes = ops.quantize_and_encode(
             x, chosen, first.grid, first.rule, self.forward.stream, dtype, spelt.grid, spelt.rule, self.coding, stream
         )
-        return RoundedOperand(values, kept=codes)
+        return RoundedOperand(values), codes
 
     def _kept(self, ops: Operators, x: Tensor, rounded: RoundedOperand, seed: Tensor | None) -> Tensor:
         """The tensor that the backward pass rounds again: the operand, or for a callable, which may not repeat itself, its result."""
@@ -74,34 +71,22 @@ class Operand:
 
     def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> RoundedOperand:
         """The operand for a product of the backward pass, from what was kept of it, and the scales of the forward pass, if reused."""
-        if self.on_chip:
-            return RoundedOperand(encoded(ops, kept, self.backward, seed) if self.coding is None else kept)
-        if self.coding is not None:
-            assert self.backward.quantizer is not None
-            return RoundedOperand(ops.decode(kept, self.backward.quantizer.spelt.grid, self.coding, dtype))
+        point = self.backward.quantizer
+        if self.coding is not None and point is not None:
+            return RoundedOperand(kept if self.forward.on_chip else ops.decode(kept, point.spelt.grid, self.coding, dtype))
         if self.is_reused and self.forward.call is not None:
             return RoundedOperand(kept if kept.dtype == dtype else kept.to(dtype))
-        if ops is DISPATCHED and self.forward.name == "weight" and torch.compiler.is_compiling():
-            kept = self._unlike_forward(kept)
+        if ops is DISPATCHED and self.forward.name == "weight" and not self.forward.on_chip and torch.compiler.is_compiling():
+            kept = _unlike_forward(kept, point)
         return self.backward.round(ops, kept, seed, dtype, scales)
 
-    def _unlike_forward(self, weight: Tensor) -> Tensor:
-        """A weight's values by an expression that a compiler does not find in the forward pass.
-
-        It would keep what it finds rounded there: a second copy of every weight. Stochastic roundings differ from the forward pass anyway.
-        """
-        point = self.backward.quantizer
-        if point is None or point.spelt.is_stochastic:
-            return weight
-        return weight.view(_BITS[weight.dtype.itemsize]).bitwise_or(0).view(weight.dtype)
-
-    def show(self, observer: Observer, x: Tensor, rounded: RoundedOperand, seed: Tensor | None) -> Any:
+    def show(self, observer: Observer, x: Tensor, rounded: RoundedOperand, kept: Tensor | None, seed: Tensor | None) -> Any:
         """Report to an observer what `round` did: forward, and backward if codes were kept.
 
         The latter counts once the backward pass uses the codes; the observer's record of them is returned.
         """
         self.forward.show(observer, x, seed, rounded)
-        if self.coding is None or rounded.kept is None or self.is_reused:
+        if self.coding is None or kept is None or self.is_reused:
             return None
         return observer.measured(self.backward, x, seed)
 
@@ -122,25 +107,23 @@ class Gradient:
         for_second: The site that rounds it for the gradient of the second.
         is_rounded_once: Whether one rounding serves both products.
         is_summed: Whether its sum over rows comes from the read that rounds it.
-        on_chip: Whether its codes are multiplied.
     """
 
     for_first: Site
     for_second: Site
     is_rounded_once: bool
     is_summed: bool
-    on_chip: bool = False
 
     def round(
         self,
         ops: Operators,
         g: Tensor,
         seed: Tensor | None,
-        products: tuple[Multiplication, Multiplication, Multiplication],
-        index: int,
+        carriers: Sequence[torch.dtype],
+        observer: Observer | None,
         *,
-        needs_both: bool,
         sums: bool,
+        is_second: bool = False,
     ) -> tuple[RoundedOperand, RoundedOperand | None, Tensor | None]:
         """The gradient for a product, for the second one, if it comes from the same read, and its sum, if it is needed, likewise.
 
@@ -148,22 +131,34 @@ class Gradient:
             ops: The operators.
             g: The gradient.
             seed: Needed only for stochastic rounding.
-            products: The three products.
-            index: The product: 1 for the gradient of the first operand, 2 for that of the second.
-            needs_both: Whether the other product follows.
+            carriers: The carrier of the product, and that of the second one if it follows.
+            observer: The observer of the layer, if there is one.
             sums: Whether the sum over rows is needed.
+            is_second: Whether the product is that for the second operand.
         """
-        site, carrier = self.for_first if index == 1 else self.for_second, products[index].carrier
-        if self.on_chip:
-            if not needs_both:
-                return RoundedOperand(encoded(ops, g, site, seed)), None, None
-            first, second = encoded_twice(ops, g, self.for_first, self.for_second, seed)
-            return RoundedOperand(first), RoundedOperand(second), None
-        if sums and self.is_summed:
+        site = self.for_second if is_second else self.for_first
+        carrier, *others = carriers
+        other = total = None
+        if site.on_chip and others:
+            rounded, other = map(RoundedOperand, encoded_twice(ops, g, self.for_first, self.for_second, seed))
+        elif sums and self.is_summed:
             rounded, total = site.round_and_sum(ops, g, seed, carrier)
         else:
-            rounded, total = site.round(ops, g, seed, carrier), None
-        if not needs_both or not self.is_rounded_once:
-            return rounded, None, total
-        other = products[2].carrier
-        return rounded, rounded if carrier == other else rounded._replace(values=rounded.values.to(other)), total
+            rounded = site.round(ops, g, seed, carrier)
+        if observer is not None:
+            site.show(observer, g, seed, rounded)
+            if other is not None and not self.is_rounded_once:
+                self.for_second.show(observer, g, seed, other)
+        if others and other is None and self.is_rounded_once:
+            other = rounded if carrier == others[0] else rounded._replace(values=rounded.values.to(others[0]))
+        return rounded, other, total
+
+
+def _unlike_forward(weight: Tensor, point: Quantizer | None) -> Tensor:
+    """A weight's values by an expression that a compiler does not find in the forward pass.
+
+    It would keep what it finds rounded there: a second copy of every weight. Stochastic roundings differ from the forward pass anyway.
+    """
+    if point is None or point.spelt.is_stochastic:
+        return weight
+    return weight.view(_BITS[weight.dtype.itemsize]).bitwise_or(0).view(weight.dtype)

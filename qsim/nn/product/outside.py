@@ -16,7 +16,7 @@ from qsim.recipes.five_point import FivePoint
 #: The operands before callables outside of the product rounded them; `None` for others.
 Raw = tuple[Tensor | None, Tensor | None]
 #: Streams of the points outside of products.
-_STREAMS = {name: streams.stream("five points", name) for name in ("output", "bias")}
+_STREAMS = {name: streams.stream("five points", name) for name in ("output", "bias")} | {"forward": streams.stream("quantize", "forward")}
 
 
 def operands(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> tuple[Tensor, Tensor, Tensor | None, Raw]:
@@ -30,7 +30,7 @@ def operands(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> tu
             raw[i], found[i] = found[i].detach(), site.with_gradient(site.call, found[i])
             if observer is not None:
                 observer.rounds(site, found[i].detach(), None, found[i].detach())
-    return found[0], found[1], None if bias is None else rounded("bias", bias, plan), (raw[0], raw[1])
+    return found[0], found[1], None if bias is None else rounded("bias", bias, plan.points.bias), (raw[0], raw[1])
 
 
 def first_point(points: FivePoint) -> str:
@@ -42,15 +42,15 @@ def first_point(points: FivePoint) -> str:
     return f"the point {'output' if points.output is not None else 'bias'}"
 
 
-def rounded(name: str, x: Tensor, plan: ProductPlan) -> Tensor:
-    """A bias or a result, rounded at its point."""
-    point: Quantizer | CallablePoint | None = plan.points.used[name]
+def rounded(name: str, x: Tensor, point: Quantizer | CallablePoint | None) -> Tensor:
+    """A tensor rounded at a point, such as a bias or a result."""
     if point is None:
         return x
     if isinstance(point, CallablePoint):
         result = point.with_gradient(name, x)
         seed, site = None, Site(name, None, 0, call=point)
     else:
+        # The seed and the stream that the quantizer itself would use.
         stream = streams.rank_stream(_STREAMS[name])
         seed = seeds.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
         result, site = point(x, seed=Noise(seed, stream)), Site(name, point, stream)

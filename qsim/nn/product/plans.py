@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.groups import Groups
 from qsim.nn.product.operands import Gradient, Operand
-from qsim.nn.product.outliers import Split, split_of
 from qsim.nn.product.sites import Site
 from qsim.nn.product.sums import PRODUCTS, spelled_lookup, spelled_sum
 from qsim.nn.product.tensors import OperandShards, Tensors
@@ -29,11 +29,20 @@ from qsim_kernels.chip.library import is_chip
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 #: Streams of the sums of the three products.
-SUMS = tuple(stream("accumulate", name) for name in ("forward", "grad_a", "grad_w"))
-
+_METHODS: tuple[Literal["forward", "grad_a", "grad_w"], ...] = ("forward", "grad_a", "grad_w")
+SUMS = tuple(stream("accumulate", name) for name in _METHODS)
 
 #: The sites of a product's operands.
 Pair = tuple[Site, Site]
+
+
+class Split(NamedTuple):
+    """Two products in place of one: see `PointsOfParts`, of which it has the plans."""
+
+    tensor: int
+    parts: Callable[[Tensor], tuple[Tensor, Tensor]]
+    rounded: ProductPlan
+    rest: ProductPlan
 
 
 @dataclass(frozen=True)
@@ -70,42 +79,53 @@ class ProductPlan:
     joins_gradients: bool
     adds_bias: bool
     casts: tuple[torch.dtype, torch.dtype, torch.dtype] | None
-    split: Split[ProductPlan] | None = None
+    split: Split | None = None
 
     @property
-    def pairs(self) -> tuple[Pair, Pair, Pair]:
-        """The sites of the operands of each product."""
-        return _pairs(self.first, self.second, self.gradient)
+    def pairs(self) -> tuple[Pair, ...]:
+        """The sites of the operands of each product; a lookup has none."""
+        return () if self.product.is_lookup else _pairs(self.first, self.second, self.gradient)
 
     @property
     def sites(self) -> list[Site]:
         """All sites."""
-        return [site for pair in self.pairs for site in pair]
+        return [site for pair in _pairs(self.first, self.second, self.gradient) for site in pair]
 
     def in_groups(self, ends: Tensor, *, is_observed: bool) -> ProductPlan:
         """The plan in one pass, whose rows fall into groups: only scales, transforms and observers need to know which."""
         if not is_observed and all(site.is_plain for site in self.sites):
             return self
-        groups, gradient = Groups(ends), self.gradient
+        return self.with_sites(groups=Groups(ends))
 
-        def bound(operand: Operand) -> Operand:
-            return replace(operand, forward=replace(operand.forward, groups=groups), backward=replace(operand.backward, groups=groups))
-
-        one, other = (replace(site, groups=groups) for site in (gradient.for_first, gradient.for_second))
-        return replace(
-            self, first=bound(self.first), second=bound(self.second), gradient=replace(gradient, for_first=one, for_second=other)
+    def with_sites(self, **changes: Any) -> ProductPlan:
+        """The plan with changes of all sites."""
+        first, second = (
+            replace(operand, forward=replace(operand.forward, **changes), backward=replace(operand.backward, **changes))
+            for operand in (self.first, self.second)
         )
-
-    def cast(self, a: Tensor, w: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The operands and the bias, as autocast casts them."""
-        if self.casts is None:
-            return a, w, bias
-        of_a, of_w, of_bias = self.casts
-        return a.to(of_a), w.to(of_w), None if bias is None else bias.to(of_bias)
+        one, other = (replace(site, **changes) for site in (self.gradient.for_first, self.gradient.for_second))
+        return replace(self, first=first, second=second, gradient=replace(self.gradient, for_first=one, for_second=other))
 
 
 def _pairs(first: Operand, second: Operand, gradient: Gradient) -> tuple[Pair, Pair, Pair]:
     return (first.forward, second.forward), (gradient.for_first, second.backward), (gradient.for_second, first.backward)
+
+
+class ProductKind(NamedTuple):
+    """All that a plan depends on, apart from the points, and its key."""
+
+    ops: Operators
+    product: Product
+    two_inputs: bool
+    of_a: torch.dtype
+    of_w: torch.dtype
+    dims: int
+    device: torch.device
+    device_of_w: torch.device
+    of_bias: tuple[torch.device, torch.dtype] | None
+    autocast: torch.dtype | None
+    rank: int
+    shards: OperandShards | None
 
 
 def plan_for(
@@ -120,16 +140,14 @@ def plan_for(
 ) -> ProductPlan | None:
     """The plan of a product with points, or `None` if there is nothing to round.
 
-    Arguments are checked where no plan is known for their kind: the key has all that these checks and the plan depend on.
+    Arguments are checked where no plan is known for their kind: it has all that these checks and the plan depend on.
     """
     if points is not None and type(points) is not FivePoint:
         points = points_of(points)
-    ops, device = operators(a, w, bias), a.device
     if points is None or points.is_identity:
         return None
-    if ops is DISPATCHED:
-        check_context(points, a, w)
-    key = (
+    ops, device = operators(a, w, bias), a.device
+    kind = (
         ops,
         product,
         two_inputs,
@@ -144,15 +162,16 @@ def plan_for(
         shards,
     )
     if ops is DISPATCHED:
+        check_context(points, a, w)
         check_operands(points, product, a, w, bias, two_inputs=two_inputs)
         if torch.compiler.is_compiling():
-            return _plan_in_graph(points, *key[1:])
-    plan: ProductPlan | None = points.plans.get(key)
+            return _plan_in_graph(points, *kind)
+    plan: ProductPlan | None = points.plans.get(kind)
     if plan is None:
         check_operands(points, product, a, w, bias, two_inputs=two_inputs)
-        plan = _plan(points, *key)
+        plan = _plan(points, ProductKind(*kind), compiles=False)
         if shards is None or shards.shared[1] is None:  # scales of a whole tensor are those of its shape
-            points.plans[key] = plan
+            points.plans[kind] = plan
     return plan
 
 
@@ -162,26 +181,26 @@ _TAKES_POINTS = TorchVersion(torch.__version__) >= "2.13"
 _OF_NUMBERS: dict[str, type[Product]] = {"convolution": ConvolutionProduct, "lookup": Lookup}
 
 
-def _plan_in_graph(points: FivePoint, product: Product, *kind: Any) -> ProductPlan:
+def _plan_in_graph(points: FivePoint, ops: Operators, product: Product, *rest: Any) -> ProductPlan:
     """A plan for a graph: a constant, where compilers can take it for one, so that they trace nothing of how plans are made."""
-    constant = product.constant if _TAKES_POINTS and kind[-1] is None else None
-    name = "" if constant is None else _attribute_of_plan(points, constant, *kind)
-    return getattr(points, name) if name else _plan(points, DISPATCHED, product, *kind)
+    constant = product.constant if _TAKES_POINTS and rest[-1] is None else None
+    name = "" if constant is None else _attribute_of_plan(points, constant, *rest)
+    return getattr(points, name) if name else _plan(points, ProductKind(ops, product, *rest), compiles=True)
 
 
-def _attribute_of_plan(points: FivePoint, constant: Any, *kind: Any) -> str:
+def _attribute_of_plan(points: FivePoint, constant: Any, *rest: Any) -> str:
     """Keep a plan as an attribute of the points, and return its name; an empty one if a compiler has only a model of them.
 
     A compiler takes the result for a constant. Layers with the same points share the plan.
     """
     if "plans" not in vars(points):
         return ""
-    key = constant, kind
+    key = constant, rest
     name: str | None = points.plans.get(key)
     if name is None:
         name = points.plans[key] = f"_plan_{len(points.plans)}"
         product = constant if isinstance(constant, Product) else _OF_NUMBERS[constant[0]](*constant[1:])
-        object.__setattr__(points, name, _plan(points, DISPATCHED, product, *kind, compiles=True))
+        object.__setattr__(points, name, _plan(points, ProductKind(DISPATCHED, product, *rest), compiles=True))
     return name
 
 
@@ -189,39 +208,21 @@ def _attribute_of_plan(points: FivePoint, constant: Any, *kind: Any) -> str:
 _attribute_of_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _plan(points: FivePoint, ops: Operators, product: Product, two_inputs: bool, *kind: Any, compiles: bool | None = None) -> ProductPlan:
-    split = split_of(points, two_inputs=two_inputs)
+def _plan(points: FivePoint, kind: ProductKind, *, compiles: bool) -> ProductPlan:
+    # Where both operands are inputs, one product takes the sum of an input's parts.
+    split = next((split for split in points.splits if split.tensor == 2 or not kind.two_inputs), None)
     if split is None:
-        return _whole_plan(points, ops, product, two_inputs, *kind, compiles=compiles)
-    *kind_, _, shards = kind
-
-    def part(own: FivePoint) -> ProductPlan:
-        rank = own_rank() if own.is_stochastic else 0
-        return _plan(own, ops, product, two_inputs, *kind_, rank, shards, compiles=compiles)
-
-    rounded, rest = part(split.rounded), part(split.rest)
+        return _whole_plan(points, kind, compiles)
+    rounded, rest = (
+        _plan(own, kind._replace(rank=own_rank() if own.is_stochastic else 0), compiles=compiles) for own in (split.rounded, split.rest)
+    )
     if split.tensor == 2:  # both products get the operands of the same forward pass
         rest = replace(rest, first=rounded.first, second=rounded.second)
     return replace(rounded, points=points, split=Split(split.tensor, split.parts, rounded, rest))
 
 
-def _whole_plan(
-    points: FivePoint,
-    ops: Operators,
-    product: Product,
-    two_inputs: bool,
-    of_a: torch.dtype,
-    of_w: torch.dtype,
-    dims: int,
-    device: torch.device,
-    _: torch.device,
-    of_bias: tuple[torch.device, torch.dtype] | None,
-    lower: torch.dtype | None,
-    rank: int,
-    shards: OperandShards | None,
-    *,
-    compiles: bool | None = None,
-) -> ProductPlan:
+def _whole_plan(points: FivePoint, kind: ProductKind, compiles: bool) -> ProductPlan:
+    _, product, two_inputs, of_a, of_w, dims, device, _, _, lower, rank, shards = kind
     result, casts = torch.promote_types(of_a, of_w), None
     if lower is not None and not product.is_lookup:
         # Autocast casts operands that no point rounds forward. Those that a point rounds are rounded once, in their own dtype.
@@ -232,15 +233,12 @@ def _whole_plan(
     elif product.is_lookup:
         check_table(of_w, points)
         result = of_w
-    compiles = torch.compiler.is_compiling() if compiles is None else compiles
     own = shards or OperandShards((rank, rank, rank), (rank, rank, rank))
-    tensors = Tensors(points, product, own, product.merges_rows(dims), two_inputs, keeps_codes=not compiles)
+    tensors = Tensors(points, product, own, product.merges_rows and dims == 2, two_inputs, keeps_codes=not compiles)
     first, second, gradient = tensors.first, tensors.second, tensors.gradient
     sites = _pairs(first, second, gradient)
     dtypes = ((of_a, of_w), result), ((result, of_w), of_a), ((result, of_a), of_w)
-    forward, grad_a, grad_w = (
-        _multiplication(points, ops, product, i, pair, *dtypes[i], device, own.sums[i]) for i, pair in enumerate(sites)
-    )
+    forward, grad_a, grad_w = (_multiplication(points, kind, i, pair, *dtypes[i], own.sums[i]) for i, pair in enumerate(sites))
     drawing = (first.forward, first.backward, gradient.for_first, gradient.for_second)
     weights = (second.forward, second.backward)
     draws_signs = any(site.draws_signs for site in (*drawing, *weights))
@@ -249,7 +247,7 @@ def _whole_plan(
         points,
         product,
         two_inputs,
-        ops,
+        kind.ops,
         first,
         second,
         gradient,
@@ -264,18 +262,10 @@ def _whole_plan(
 
 
 def _multiplication(
-    points: FivePoint,
-    ops: Operators,
-    product: Product,
-    index: int,
-    sites: Pair,
-    dtypes: tuple[torch.dtype, torch.dtype],
-    result: torch.dtype,
-    device: torch.device,
-    number: int,
+    points: FivePoint, kind: ProductKind, index: int, sites: Pair, dtypes: tuple[torch.dtype, torch.dtype], result: torch.dtype, number: int
 ) -> Multiplication:
     """One of the three products, of operands in some dtypes that pass two sites."""
-    one, other = zip(sites, dtypes, strict=True)
+    product, (one, other) = kind.product, zip(sites, dtypes, strict=True)
     # Results still to be multiplied by scales must not be rounded to 16 bits before.
     wide = torch.promote_types(result, torch.float32) if sites[0].leaves_factor or sites[1].leaves_factor else result
     is_turned = index == 2 and not product.gradient_first
@@ -283,15 +273,15 @@ def _multiplication(
         how = spelled_lookup(points.sums[2], *one) if index == 2 else None
     else:
         how = spelled_sum(points.sums[index], PRODUCTS[index], *((other, one) if is_turned else (one, other)))
-    carrier = product.carrier(index, one[0].values(one[1]), other[0].values(other[1]), wide, device)
-    return Multiplication(
-        product, index, carrier.dtype, Arithmetic(result, ops, carrier.exact), how, rank_stream(SUMS[index], number), points.chip, is_turned
-    )
+    carrier, exact = product.carrier(index, one[0].values(one[1]), other[0].values(other[1]), wide, kind.device)
+    is_torchs = carrier == result and how is None and not exact
+    plain = Arithmetic(result, kind.ops, exact, is_torchs, how, rank_stream(SUMS[index], number), points.chip)
+    return Multiplication(_METHODS[index], product, carrier, plain, is_turned)
 
 
 def _are_torchs(one: Multiplication, other: Multiplication) -> bool:
     """Whether torch computes two products, of operands with the same carrier."""
-    return one.carrier == other.carrier and not (one.plain.exact or other.plain.exact or one.sum or other.sum)
+    return one.carrier == other.carrier and not any(each.plain.exact or each.plain.sum for each in (one, other))
 
 
 def may_run_on_chip(plan: ProductPlan, dims: int) -> bool:
@@ -301,16 +291,16 @@ def may_run_on_chip(plan: ProductPlan, dims: int) -> bool:
         plan: The plan.
         dims: The number of dimensions of the second operand.
     """
-    can = plan.points.chip != "never" and plan.product.merges_rows(dims) and not (plan.first.is_requantized or plan.second.is_requantized)
-    return can and takes_codes(plan.sites, [product.sum for product in plan.products])
+    if plan.points.chip == "never" or plan.first.is_requantized or plan.second.is_requantized:
+        return False
+    return plan.product.merges_rows and dims == 2 and takes_codes(plan.sites, [product.plain.sum for product in plan.products])
 
 
 def plan_of_codes(plan: ProductPlan) -> ProductPlan:
     """The same products of FP8 codes."""
-
-    def on_chip(operand: Operand) -> Operand:
-        assert operand.backward.quantizer is not None  # `takes_codes` has found one
-        coding = operand.backward.quantizer.format.spelling[1] if operand.forward.name == "act" else None
-        return replace(operand, coding=coding, on_chip=True)
-
-    return replace(plan, first=on_chip(plan.first), second=on_chip(plan.second), gradient=replace(plan.gradient, on_chip=True))
+    found = plan.with_sites(on_chip=True)
+    first, second = (
+        replace(operand, coding=operand.backward.spelt.coding) if operand.forward.name == "act" else operand
+        for operand in (found.first, found.second)
+    )
+    return replace(found, first=first, second=second)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from qsim.formats import Float, Format
+from qsim.functional.arguments import Spelling
 from qsim.functional.callables import CallablePoint
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer, short
@@ -23,6 +24,7 @@ from qsim.functional.scaled import Scaled, ScaleLayout, Share, quantize_scaled
 from qsim.nn.product.along import Along
 from qsim.nn.product.arithmetic import rows
 from qsim.nn.product.carriers import Values
+from qsim.nn.product.codes import encoded
 from qsim.nn.product.grouped_rounding import round_units
 from qsim.nn.product.groups import Groups
 from qsim.random.noise import Noise
@@ -54,14 +56,12 @@ class RoundedOperand(NamedTuple):
         factor: What the product's result is still to be multiplied by, if anything.
         scales: The scales that were not multiplied in, for another rounding with the same ones.
         chains: The scales that enter with the short sums of an accumulator.
-        kept: What the backward pass needs: the tensor itself, what it was rounded to, codes, or nothing.
     """
 
     values: Tensor
     factor: Tensor | None = None
     scales: Tensor | None = None
     chains: ChainScales | None = None
-    kept: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class Site:
         shared: This process's shard, if the tensor is distributed.
         multiplies: Whether the tensor is an operand of a product, whose result can be multiplied by its scales.
         shared_stream: The stream of random bits that both operands of the product share.
+        on_chip: Whether its codes are multiplied, instead of its values.
         chain: The number of products in the short sums with which scales of blocks and tiles enter; 0 if they are multiplied in.
         groups: Which rows belong to which group, in one pass of a grouped product.
     """
@@ -96,6 +97,7 @@ class Site:
     transform: Hadamard | None = None
     shared: SharedOperand | None = None
     multiplies: bool = True
+    on_chip: bool = False
     chain: int = 0
     groups: Groups | None = None
     shared_stream: int = 0
@@ -116,6 +118,12 @@ class Site:
     def description(self) -> str:
         """A short description of the rounding."""
         return self.call.name if self.call is not None else "" if self.quantizer is None else short(self.quantizer, self.name)
+
+    @property
+    def spelt(self) -> Spelling:
+        """The quantizer for the operators."""
+        assert self.quantizer is not None  # asked only where there is one
+        return self.quantizer.spelt
 
     @property
     def is_stochastic(self) -> bool:
@@ -148,7 +156,7 @@ class Site:
             seen = x if self.call is None or self.is_outside else self.called(self.call, x, seed)
             return RoundedOperand(seen if seen.dtype == dtype or not seen.is_floating_point() else seen.to(dtype))
         if point.scale is None and self.transform is None:
-            return RoundedOperand(self.round_plainly(ops, x, seed, dtype))
+            return RoundedOperand(encoded(ops, x, self, seed) if self.on_chip else self.round_plainly(ops, x, seed, dtype))
         if self.groups is not None:
             return self._round_in_groups(ops, x, seed, dtype, known)
         if point.scale is not None:
@@ -211,8 +219,8 @@ class Site:
 
     def saturates(self, x: Tensor) -> Tensor:
         """Where a tensor is beyond the range of the quantizer."""
-        assert self.quantizer is not None  # nothing saturates where nothing is rounded
-        return (x < self.quantizer.format.min) | (x > self.quantizer.format.max)
+        fmt = self.spelt.format
+        return (x < fmt.min) | (x > fmt.max)
 
     def as_matrix(self, x: Tensor) -> Tensor:
         """A tensor in the shape that its scales follow."""

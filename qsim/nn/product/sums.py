@@ -45,7 +45,7 @@ def spelled_lookup(accumulator: Accumulator | None, site: Site, dtype: torch.dty
 
 def multiplied_by(points: FivePoint, weight: Tensor) -> str:
     """Who computes products of a layer's size with an accumulator: the chip, the emulator, or both; empty if none has run yet."""
-    sums = {how.sum for plan in points.plans.values() for how in getattr(plan, "products", ()) if how.sum is not None}
+    sums = {how for plan in points.plans.values() for each in getattr(plan, "products", ()) if (how := each.plain.sum) is not None}
     if not sums or weight.dim() != 2:
         return ""
     rows, columns = weight.shape

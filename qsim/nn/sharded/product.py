@@ -27,14 +27,15 @@ identically.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from qsim.nn.product.autograd import product_with_seeds
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct
+from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.plans import ProductPlan, plan_for
+from qsim.nn.sharded import embedding
 from qsim.nn.sharded.scales import result_shape, shares_of
 from qsim.nn.sharded.shares import (
     Placements,
@@ -48,19 +49,8 @@ from qsim.nn.sharded.shares import (
     shards_of_weight,
 )
 from qsim.random.places import WHOLE
+from qsim.random.shards import sizes
 from qsim.random.sources import Stream
-
-
-class ProductPlacements(NamedTuple):
-    """The placements of the tensors of a product along the dimensions of a mesh."""
-
-    a: Placements
-    w: Placements
-    out: Placements
-    grad_a: Placements
-    grad_w: Placements
-    bias: Placements
-    grad_bias: Placements
 
 
 def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream = 0) -> Tensor:
@@ -77,40 +67,48 @@ def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan
         TypeError: If some operands are distributed tensors and some are not.
         ValueError: If they are on different meshes, or have placements that no product supports.
     """
-    a, w, bias = _on_one_mesh(a, w, bias)
-    mesh, two_inputs = w.device_mesh, plan.two_inputs
-    layout = _layout(a, w, plan)
-    a, w = placed(a, layout.a), placed(w, layout.w)
-    seed = agreed_seed(a, stream) if plan.draws else None
+    a, w, bias = _on_one_mesh(a, w, bias, "embedding: the indices and the table" if plan.product.is_lookup else "the operands of a product")
+    mesh, two_inputs, product, elsewhere = w.device_mesh, plan.two_inputs, plan.product, None
+    of_a, of_w, out, grad_a, grad_w, of_bias, grad_bias = _layout(a, w, plan)
+    a, w = placed(a, of_a), placed(w, of_w)
+    seed = agreed_seed(w, stream) if plan.draws else None
     weight_seed = seed_of_shares(w, stream, plan.points.redraws_weight) if plan.weight_draws else None
-    shards = shards_of_weight(w, layout.a, layout.out, (layout.out, layout.grad_a, layout.grad_w))
+    shards = shards_of_weight(w, of_a, out, (out, grad_a, grad_w))
     if two_inputs:
-        shards = replace(shards, ranks=(shards.ranks[0], first_holder(mesh, layout.w), shards.ranks[2]), place=WHOLE, adds_bias=True)
+        shards = replace(shards, ranks=(shards.ranks[0], first_holder(mesh, of_w), shards.ranks[2]), place=WHOLE, adds_bias=True)
     if plan.points.is_scaled or any(site.call is not None for site in plan.sites):
-        shards = replace(shards, shared=shares_of(a, w, layout.out, plan))
-    own_a, own_w = a.to_local(grad_placements=layout.grad_a), w.to_local(grad_placements=layout.grad_w)
-    own_bias = None if bias is None else placed(bias, layout.bias).to_local(grad_placements=layout.grad_bias)
-    own = plan_for(plan.points, plan.product, own_a, own_w, own_bias, two_inputs=two_inputs, shards=shards)
+        shards = replace(shards, shared=shares_of(a, w, out, plan))
+    own_a, own_w = a.to_local(grad_placements=grad_a), w.to_local(grad_placements=grad_w)
+    own_bias = None if bias is None else placed(bias, of_bias).to_local(grad_placements=grad_bias)
+    if isinstance(product, Lookup) and any(is_shard(how, 0) for how in of_w):
+        product, own_a, elsewhere = embedding.of_rows(product, own_a, w, adds=plan.points.sums[2] is not None)
+    own = plan_for(plan.points, product, own_a, own_w, own_bias, two_inputs=two_inputs, shards=shards)
     assert own is not None  # there is something to round
     y = product_with_seeds(own_a, own_w, own_bias, seed, weight_seed, own)
-    return from_shards(result_shape(a, w, plan), y, mesh, layout.out)
+    return from_shards(result_shape(a, w, plan), y if elsewhere is None else y.masked_fill(elsewhere.unsqueeze(-1), 0), mesh, out)
 
 
-def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None) -> tuple[DTensor, DTensor, DTensor | None]:
+def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None, what: str) -> tuple[DTensor, DTensor, DTensor | None]:
     if not isinstance(a, DTensor) or not isinstance(w, DTensor) or not (bias is None or isinstance(bias, DTensor)):
         kinds = ", ".join(type(x).__name__ for x in (a, w, bias) if x is not None)
-        raise TypeError(f"the operands of a product must be all distributed tensors or none, got {kinds}")
+        raise TypeError(f"{what} must be all distributed tensors or none, got {kinds}")
     meshes = [x.device_mesh for x in (a, w, bias) if x is not None]
     if any(mesh != meshes[0] for mesh in meshes):
-        raise ValueError(f"the operands of a product must live on one mesh, got {', '.join(map(str, meshes))}")
+        raise ValueError(f"{what} must live on one mesh, got {', '.join(map(str, meshes))}")
     return a, w, bias
 
 
-def _layout(a: DTensor, w: DTensor, plan: ProductPlan) -> ProductPlacements:
-    """The layout, chosen separately along each dimension of the mesh."""
-    choose = _linear if isinstance(plan.product, LinearProduct) else _matmul if isinstance(plan.product, MatmulProduct) else _convolution
-    along = [choose(a, w, of_a, of_w) for of_a, of_w in zip(a.placements, w.placements, strict=True)]
-    return ProductPlacements(*zip(*along, strict=True))
+def _layout(a: DTensor, w: DTensor, plan: ProductPlan) -> tuple[Placements, ...]:
+    """The placements of both operands, the result, their gradients, the bias and its gradient, chosen for each dimension of the mesh."""
+    pairs = zip(a.placements, w.placements, strict=True)
+    if plan.product.is_lookup:
+        along = [embedding.layout(a, w, *pair, size) for pair, size in zip(pairs, sizes(w.device_mesh), strict=True)]
+    else:
+        choose = (
+            _linear if isinstance(plan.product, LinearProduct) else _matmul if isinstance(plan.product, MatmulProduct) else _convolution
+        )
+        along = [choose(a, w, *pair) for pair in pairs]
+    return tuple(zip(*along, strict=True))
 
 
 def _linear(a: DTensor, w: DTensor, of_a: Placement, of_w: Placement) -> Placements:

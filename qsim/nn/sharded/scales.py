@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -116,26 +116,12 @@ def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], plan: Pr
         second.check(plan.second.backward)
         result.check(plan.gradient.for_second)
         first.check(plan.first.backward)
+    if plan.product.is_lookup:  # if rows are sharded, each process rounds a gradient of the whole's shape, with zeros where others look up
+        result = replace(result, placements=tuple(Shard(0) if how.is_partial() else how for how in of_result))
     return first, second, result
 
 
 def result_shape(a: DTensor, w: DTensor, plan: ProductPlan) -> torch.Size:
     """The shape of the whole result, which torch knows without computing it."""
-    first, second = (torch.empty(x.shape, device="meta") for x in (a, w))
-    return plan.product.forward(first, second, None, Arithmetic(first.dtype, DISPATCHED)).shape
-
-
-def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...], plan: ProductPlan) -> tuple[MeshShare, MeshShare]:
-    """This process's shards of a table and of a lookup's result.
-
-    If the rows are sharded, each process rounds a gradient of the whole's shape, with zeros where others look up.
-
-    Raises:
-        ValueError: If shards would cut blocks or tiles.
-    """
-    looked_up = tuple(Shard(0) if how.is_partial() else how for how in of_result)
-    table = MeshShare(tuple(weight.shape), weight.device_mesh, tuple(weight.placements))
-    result = MeshShare((*x.shape, weight.shape[1]), weight.device_mesh, looked_up)
-    table.check(plan.second.forward)
-    MeshShare(result.shape, result.mesh, of_result).check(plan.gradient.for_second)
-    return table, result
+    first, second = (torch.empty(x.shape, dtype=x.dtype, device="meta") for x in (a, w))
+    return plan.product.forward(first, second, None, Arithmetic(second.dtype, DISPATCHED)).shape

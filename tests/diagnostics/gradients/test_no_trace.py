@@ -48,7 +48,7 @@ def everything(model: nn.Module) -> dict[str, Any]:
     found |= {f"object {name}": id(value) for name, value in (*model.named_parameters(), *model.named_buffers())}
     for name, module in model.named_modules():
         if isinstance(module, FivePointModule):
-            found |= {f"points {name}": id(module.points), f"in use {name}": module.points_in_use, f"stream {name}": module.stream}
+            found |= {f"points {name}": id(module.points), f"in use {name}": module.in_use.points, f"stream {name}": module.stream}
             found |= {f"history {name} {point}": history.mark()[0] for point, history in histories_of(module).items()}
         found[f"mode {name}"] = module.training
     found |= {"generator": torch.get_rng_state(), "seed": torch.initial_seed()}

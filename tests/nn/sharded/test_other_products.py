@@ -112,6 +112,6 @@ def test_unsupported_placements_raise_clear_errors(two: Ranks) -> None:
         mixed = "TypeError: the operands of a product must be all distributed tensors or none, got "
         assert said[:3] == [mixed + "Tensor, DTensor", mixed + "DTensor, Tensor", mixed + "DTensor, DTensor, Tensor"]
         assert said[3].startswith("ValueError: convolution: a weight must be placed Replicate(), got S")
-        assert said[4] == "TypeError: embedding: indices and table must both be distributed tensors or none, got Tensor and DTensor"
+        assert said[4] == "TypeError: embedding: the indices and the table must be all distributed tensors or none, got Tensor, DTensor"
         assert said[5] == "ValueError: embedding: scale_grad_by_freq cannot be combined with a table that is distributed by rows"
         assert said[6] == "ValueError: embedding: a table of 1 rows leaves some of 2 processes none"
