@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qsim.functional.tracing import refuse_tracing
 from qsim.nn.product.autograd import planned
 from qsim.nn.product.checks import check_bias, check_groups
 from qsim.nn.product.convolution import ConvolutionProduct
@@ -178,6 +179,7 @@ def convolve(
     points = points_of(points)
     if points.is_identity:
         return _torch_conv(dims, x, weight, bias, stride, padding, dilation, groups, output_padding)
+    refuse_tracing("layers with points", x, weight, has_points=True)
     name = f"conv{'_transpose' if transposed else ''}{dims}d"
     if weight.dim() != dims + 2 or x.dim() not in (dims + 1, dims + 2):
         raise ValueError(f"{name}: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")

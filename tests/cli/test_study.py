@@ -119,7 +119,7 @@ def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypa
     ("words", "message"),
     [
         (("batch-size", "--roundings", "nearest"), "qsim: roundings: must contain stochastic and nearest; got nearest"),
-        (("batch-size", "--model", "vit"), "qsim: model: must be one of own, resnet, gpt; got 'vit'\n"),
+        (("batch-size", "--model", "vit"), "qsim: model: must be one of own, resnet, wide, resnet-18, gpt; got 'vit'\n"),
         (("batch-size", "--batches", "64,16"), "qsim: batches: must be at least two, in increasing order; got 64,16\n"),
         (("batch-size", "--formats", "e4m1,e4m0"), "qsim: formats: must be at least one, from coarse to fine; got e4m1,e4m0\n"),
         (("batch-size", "--formats", "e4m1,e4m33"), "qsim: unknown format 'e4m33'"),
@@ -128,7 +128,7 @@ def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypa
         (("learning-rate", "--levels", "1,4"), "qsim: levels: must be at least 2, the largest update; got 1,4\n"),
         (("learning-rate", "--methods", "kahan"), "qsim: methods: must contain mixed and stochastic; got kahan\n"),
         (("learning-rate", "--lowest", "0.9"), "qsim: lowest, highest: must be two rates, the lower one first; got 0.9, 0.5\n"),
-        (("cancelled-updates", "--formats", "bf16"), "qsim: formats: must be at least two, from fine to coarse; got bf16\n"),
+        (("cancelled-updates", "--updates", "kahan"), "qsim: updates: must begin with nearest, stochastic, kahan; got kahan\n"),
         (("cancelled-updates", "--looks", "3"), "qsim: looks: must be at least 4, one per quarter, and at most the 400 steps; got 3\n"),
         (("random-bits", "--bits", "4,32"), "qsim: bits: must be from 1 to 31, because 32 is the reference; got 4,32\n"),
         (("stagnation", "--rates", "0.1"), "qsim: rates: must be at least two, from large to small; got 0.1\n"),

@@ -147,6 +147,8 @@ def plan_for(
     if points is None or points.is_identity:
         return None
     ops, device = operators(a, w, bias), a.device
+    if ops is DISPATCHED:
+        check_context(points, a, w)
     kind = (
         ops,
         product,
@@ -162,7 +164,6 @@ def plan_for(
         shards,
     )
     if ops is DISPATCHED:
-        check_context(points, a, w)
         check_operands(points, product, a, w, bias, two_inputs=two_inputs)
         if torch.compiler.is_compiling():
             return _plan_in_graph(points, *kind)
