@@ -6,9 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
-
-from torch import Tensor
+from typing import Any, ClassVar, Literal, get_args
 
 from qsim import accumulators, points
 from qsim.accumulators import Accumulator
@@ -16,7 +14,7 @@ from qsim.accumulators.chips import Chip, check_chip
 from qsim.formats import Format
 from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import GRADIENTS, Point, Quantizer, check_call, is_stochastic, short
-from qsim.points.outliers import Outliers
+from qsim.recipes.parts import PointsOfParts, parts_of
 from qsim.scaling import Delayed, PerBlock, PerTensor, PerTile
 from qsim.scaling.block_formats import Block
 from qsim.scaling.tiling import PerSlice
@@ -178,7 +176,7 @@ class FivePoint:
         )
         object.__setattr__(self, "is_delayed", any(isinstance(point.scale, Delayed) for point in quantizers))
         object.__setattr__(self, "is_scaled", any(point.scale is not None or point.transform is not None for point in quantizers))
-        object.__setattr__(self, "splits", _splits(self))
+        object.__setattr__(self, "splits", parts_of(self))
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -310,46 +308,6 @@ def _shown(name: str, point: Used | str) -> str:
 def _is_outside(point: object) -> bool:
     """Whether a point is called before the product, in autograd, for the sake of its gradient."""
     return isinstance(point, CallablePoint) and not point.is_straight
-
-
-class PointsOfParts(NamedTuple):
-    """The points of two products in place of one: a tensor is the sum of a part that is rounded and of its outliers.
-
-    Attributes:
-        tensor: Which tensor it is: 0 for the first operand, 1 for the second, 2 for the gradient of the result.
-        parts: Returns what is rounded and the rest.
-        rounded: The points of the product of what is rounded.
-        rest: Those of the product of the rest, which is not rounded there, and added in float32.
-    """
-
-    tensor: int
-    parts: Callable[[Tensor], tuple[Tensor, Tensor]]
-    rounded: FivePoint
-    rest: FivePoint
-
-
-def _splits(points: FivePoint) -> tuple[PointsOfParts, ...]:
-    """The tensors whose outliers are apart.
-
-    Where the backward pass rounds the operand at a point of its own, one product takes the sum of the parts.
-    """
-    found = []
-    for tensor, name in enumerate(("act", "weight", "grad")):
-        point = getattr(points, name)
-        if not isinstance(point, CallablePoint) or not isinstance(point.function, Outliers) or point.gradient != "own":
-            continue
-        is_gradient = name == "grad"
-        if points.grad_w is not None if is_gradient else getattr(points, f"{name}_bwd") != "same":
-            continue
-        # What is rounded outside of a product is rounded once.
-        own: dict[str, Any] = {} if is_gradient else {"output": None, "bias": None}
-        if is_gradient and points.chip == "require":
-            raise ValueError("grad: Outliers are added to products in float32, which no chip does: give chip='auto' or 'never'")
-        chip = "never" if is_gradient and points.accumulate is not None else points.chip
-        rounded = replace(points, **{**own, "chip": chip, name: point.function.point})
-        rest = replace(points, **{**own, "accumulate": None, "chip": "auto", name: None})
-        found.append(PointsOfParts(tensor, point.function.split, rounded, rest))
-    return tuple(found)
 
 
 def _check_transforms(first: str, one: Used, second: str, other: Used) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -202,26 +202,29 @@ def _on_tiles(call: _Call, making: Scales, kept: bool) -> Launch | None:
 
 
 def _in_pairs(call: _Call, making: Scales, read: Reading) -> Launch | None:
-    """Prepare a launch of `pairs_kernel`, if it supports the dtypes, the rounding and the tiles."""
+    """Prepare a launch of `pairs_kernel`, or of `turned_kernel`, if it supports the dtypes, the rounding and the tiles."""
     (variant, numbers), elements, is_under = call.rounding, call.elements, call.wholes > 0
     is_plain = call.types == (torch.bfloat16, torch.bfloat16) and call.aligned and call.even and elements.restore != Restore.NOTHING
-    turn, joins_rows = read.turn, call.wholes < 2
-    regions = cut_into_blocks(read, joins_rows=joins_rows) if turn.levels else cut_into_pairs(read, joins_rows=joins_rows)
+    is_turned = read.turn.levels > 0
+    regions = (cut_into_blocks if is_turned else cut_into_pairs)(read, joins_rows=call.wholes < 2)
     if regions is None or not is_plain or not arguments.has_scaled_pairs(variant, elements.grid):
         return None
     making_variants, making_numbers = tile_scales.making_of(making, is_under)
-    source, target = (torch.float32 if turn.levels else call.types[0]), call.types[1]
-    are_powers, clamps = making_variants[0].powers, clamp_of_tiles(making, elements, is_under, source, target) != Clamp.NEVER
+    clamp = clamp_of_tiles(making, elements, is_under, torch.float32 if is_turned else torch.bfloat16, torch.bfloat16)
+    are_powers, clamps = making_variants[0].powers, clamp != Clamp.NEVER
     # Products with E4M3's scales, for example, are bfloat16 numbers.
     is_short = making.grid.mantissa < 8 and making.grid.exponent >= -126
     is_exact = are_powers or (is_short and not clamps and not (is_under and elements.restore == Restore.ALL))
-    clamps = clamps or not is_exact
-    form = TurnedForm(is_exact, clamps, turn.down) if turn.levels else ScaledForm(are_powers, is_exact, clamps)
-    how = (turn, regions.shape) if turn.levels else (regions.shape, read.tiles.width == 1)
-    constants = (variant, *making_variants, *how, int(elements.restore), form, form.text, form.constraints)
-    kernel = turned_kernel if turn.levels else pairs_kernel
-    run = launcher(kernel, (is_under, call.unseeded), *numbers, *making_numbers, *constants, **regions.options)
-    signs = (pair_signs(read),) if turn.levels else ()
+    clamps, form = clamps or not is_exact, (is_under, call.unseeded)
+    pairs: ScaledForm | TurnedForm
+    if is_turned:
+        kernel, pairs, signs = turned_kernel, TurnedForm(is_exact, clamps, read.turn.down), [pair_signs(read)]
+        shape: tuple[Any, ...] = read.turn, regions.shape
+    else:
+        kernel, pairs, signs = pairs_kernel, ScaledForm(are_powers, is_exact, clamps), []
+        shape = regions.shape, read.tiles.width == 1
+    constants = (variant, *making_variants, *shape, int(elements.restore), pairs, pairs.text, pairs.constraints)
+    run = launcher(kernel, form, *numbers, *making_numbers, *constants, **regions.options)
     return Launch(run, regions.programs, (*regions.matrices, *signs, int(call.wholes > 1)))
 
 
