@@ -13,7 +13,7 @@ from qsim_kernels.numba.checksum import checksum
 from qsim_kernels.numba.jobs import pack_values
 from qsim_kernels.numba.native import check_numba
 from qsim_kernels.numba.rounding import strip
-from qsim_kernels.numba.stored import STORED, readable, writable
+from qsim_kernels.numba.stored import STORED, in_memory_order, readable, writable
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import DOUBLE, rounding_bits
 from qsim_kernels.numbers.encoding import Encoding
@@ -31,6 +31,8 @@ _QUANTIZE = Loop("values", "quantize")
 def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:
     """Round `x` onto a grid, into `out`, which may be `x` itself; see `qsim_kernels.torch.quantize_into`."""
     known = _rounding(rounding, x.dtype, out.dtype)
+    if noise[0] is None and not x.is_contiguous():
+        out, x = in_memory_order(out, x)
     if known is None or not (x.is_contiguous() and out.is_contiguous()):
         _quantize_copies(out, x, rounding, noise)
         return
@@ -66,6 +68,8 @@ def encode_into(out: Tensor, x: Tensor, encoding: Encoding, noise: Noise, check:
     (grid, _, coding), (seed, stream, offset) = encoding, noise
     if grid.table or not tables.has_codes(grid, coding):
         return reference.encode_into(out, x, encoding, noise, check)
+    if seed is None:
+        out, x = in_memory_order(out, x)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):
         values = torch.empty(source.shape, dtype=torch.bfloat16, device=source.device)
@@ -80,6 +84,7 @@ def encode_into(out: Tensor, x: Tensor, encoding: Encoding, noise: Noise, check:
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
     """Write the values of `codes` into `out`."""
+    out, codes = in_memory_order(out, codes)
     if codes.dtype != torch.uint8 or not out.is_contiguous() or not codes.is_contiguous():
         reference.decode_into(out, codes, grid, coding)
     else:

@@ -21,6 +21,19 @@ def writable(out: Tensor) -> Tensor:
     return out if out.dtype in STORED and out.is_contiguous() else torch.empty(out.shape, dtype=torch.float32, device=out.device)
 
 
+def in_memory_order(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Permute dimensions into the order in which elements lie in memory, as channels-last images do, if they lie alike in all tensors.
+
+    Loops that draw nothing may take elements in any order, and so need no copies.
+    """
+    strides = tensors[0].stride()
+    if all(x.is_contiguous() for x in tensors) or any(x.stride() != strides for x in tensors):
+        return tensors
+    order = sorted(range(len(strides)), key=strides.__getitem__, reverse=True)
+    permuted = tuple(x.permute(order) for x in tensors)
+    return permuted if permuted[0].is_contiguous() else tensors
+
+
 def held(x: Tensor) -> StoredValues:
     """The values of such a tensor."""
     return StoredValues(x.data_ptr(), x.element_size() == 2)
