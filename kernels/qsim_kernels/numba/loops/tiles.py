@@ -149,7 +149,7 @@ def quantize_rows(job_at, first, count, column, columns):
         start, end = column, column + columns
         while start < end:
             # Every strip but the first of a row begins with a block of random bits.
-            size = min(STRIP - (noise.first + at + start) % SERVED, end - start)
+            size = min(STRIP - (noise.offset + at + start) % SERVED, end - start)
             _spread(
                 inverses,
                 factors,
@@ -166,7 +166,7 @@ def quantize_rows(job_at, first, count, column, columns):
             if job.leaves_zero:
                 for i in range(size):
                     values[i] = _kept_from_zero(values[i], x[i])
-            drawn = noise.seed, noise.stream, noise.first + at + start
+            drawn = noise.seed, noise.stream, noise.offset + at + start
             call(job.strip.loop, (address_of(results), address_of(values), size, job.strip.grid, *drawn))
             _restore(job, at + start, results, factors, size)
             start += size

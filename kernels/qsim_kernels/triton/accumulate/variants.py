@@ -46,7 +46,7 @@ def aligned(adder: AlignedSum, single: bool, launches: int, promoted: bool, dpx:
         unroll=8 if single else 4,
         dpx=dpx,
     )
-    return unit, numbers[2:]
+    return unit, numbers[:-2]
 
 
 def two_step(adder: TwoStepSum, wide: bool) -> TwoStepVariant:

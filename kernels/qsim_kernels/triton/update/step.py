@@ -87,7 +87,7 @@ def _preparer(algorithm: Algorithm, roundings: Roundings, kind: Kind, absent: tu
         numbers = (algorithm.beta1, algorithm.beta2, algorithm.epsilon, algorithm.decay, 0.0)
     else:
         numbers = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
-    _, (_, _, *grid) = arguments.rounding(roundings.inner, False)
+    _, (*grid, _, _) = arguments.rounding(roundings.inner, False)
     patterns = tuple(double_bits(number) for number in numbers)
     return launcher(prepare_kernel, absent, *patterns, *grid, kind, _LANES, num_warps=1, enable_fp_fusion=False)
 
@@ -97,7 +97,7 @@ def _updater(
     roundings: Roundings, kind: Kind, param: torch.dtype, grad: torch.dtype, state: torch.dtype, smooth: bool, unchecked: bool
 ) -> Launcher:
     weights = arguments.rounding(roundings.weights, False)
-    _, (_, _, *inner_numbers) = arguments.rounding(roundings.inner, False)
+    _, (*inner_numbers, _, _) = arguments.rounding(roundings.inner, False)
     states = arguments.rounding(roundings.state, False)
     run = 16 // max(param.itemsize, grad.itemsize, state.itemsize)
     constants = (kind, weights[0], states[0], _TYPES[grad], _TYPES[state], max(run, 4), _BLOCK, _STEPS, smooth)
