@@ -16,8 +16,8 @@ from qsim_kernels.numbers.tables import steps_of
 from qsim_kernels.torch.rounding import rounds_by_addition
 from qsim_kernels.torch.tables import loop_table, rounding_table
 
-#: Tables of at most this many steps of bisection are compared with as a whole.
-_FEW_STEPS = 6
+#: Tables of at most this many steps of bisection are compared with as a whole: 16 values in 0.6 of the time, and 32 in as much or more.
+_FEW_STEPS = 4
 _CPU = torch.device("cpu")
 
 

@@ -159,12 +159,12 @@ def turned_kernel(
     start = tl.multiple_of((at.matrix * matrices.rows + at.row) * matrices.columns + at.column, 16)
     thread, columns = tl.arange(0, REGION.width // EACH), matrices.columns.to(tl.int32)
     inside = thread < ((matrices.columns - at.column) // EACH).to(tl.int32)
-    source = x.to(tl.pointer_type(tl.int32)) + start + thread * EACH
+    given = x.to(tl.pointer_type(tl.int32)) + start + thread * EACH
     target = out.to(tl.pointer_type(tl.int32)) + start + thread * EACH
     if TURN.down:
-        pairs = pairs_of_rows(source, columns, inside, PAIRS)
+        pairs = pairs_of_rows(given, columns, inside, PAIRS)
     else:
-        pairs = pairs_of_runs(source, inside, PAIRS)
+        pairs = pairs_of_runs(given, inside, PAIRS)
     flips = flips_of(signs.to(tl.int32), PAIRS, TURN.down)
     first, second = singles(pairs, flips, 0), singles(pairs, flips, 1)
     if not TURN.bounded:
