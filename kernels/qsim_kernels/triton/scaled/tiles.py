@@ -19,8 +19,7 @@ from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, la
 from qsim_kernels.triton.device.tile_scales import inverses_of, scale_numbers, tile_scales, under_whole
 from qsim_kernels.triton.device.values import rounding_of
 
-NOTHING: tl.constexpr = tl.constexpr(int(Restore.NOTHING))
-ALL: tl.constexpr = tl.constexpr(int(Restore.ALL))
+NOTHING, ALL = (tl.constexpr(int(restore)) for restore in (Restore.NOTHING, Restore.ALL))
 kept_from_zero = elements.kept_from_zero
 
 

@@ -34,7 +34,7 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     counts = tuple(map(Tensor.numel, params))
     table = table_of((*smooth, step.steps, step.products), counts, step.streams, step.places)
     types = (params[0].dtype, step.grads[0].dtype, step.first[0].dtype if step.first else params[0].dtype)
-    kind = _kind(algorithm, roundings, *types, bool(step.first), bool(step.compensations), step.grad_scale is not None)
+    kind = _kind(algorithm, roundings, types[0], types[2], bool(step.first), bool(step.compensations), step.grad_scale is not None)
     pointer = step.lr if step.lr.device == device else None
     # Kernels would round numbers that are passed to them as such.
     rate = 0 if pointer is not None else double_bits(float(step.lr))
@@ -54,14 +54,7 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
 
 @lru_cache(maxsize=4096)
 def _kind(
-    algorithm: Algorithm,
-    roundings: Roundings,
-    param: torch.dtype,
-    grad: torch.dtype,
-    state: torch.dtype,
-    moment: bool,
-    kahan: bool,
-    scaled: bool,
+    algorithm: Algorithm, roundings: Roundings, param: torch.dtype, state: torch.dtype, moment: bool, kahan: bool, scaled: bool
 ) -> Kind:
     inner, _ = arguments.rounding(roundings.inner, False)
     return Kind(
