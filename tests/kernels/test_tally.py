@@ -73,7 +73,7 @@ def test_counts_are_those_of_python(fmt: Format, dtype: torch.dtype, overflow: s
 def test_loops_against_reference(dtype: torch.dtype, target: torch.dtype) -> None:
     loops = pytest.importorskip("qsim_kernels.numba.tally", reason="needs numba")
     fmt = qsim.format("e5m2")
-    x = moderate(fmt, dtype)
+    x = moderate(fmt, dtype).cpu()
     rounded = qsim.quantize(x, fmt, overflow="nonfinite", dtype=target)
     for elements, q in ((x, rounded), (x[1::2], rounded[1::2]), (x[:1], rounded[:1]), (x[:0], rounded[:0])):
         (counts, sums), (due, added) = loops.tally(elements, q, fmt.min, fmt.max), tally(elements, q, fmt.min, fmt.max)

@@ -158,6 +158,77 @@ def test_fully_sharded(two: Ranks, kind: str) -> None:
             assert equal(sharded, alone), name
 
 
+Run = tuple[nn.Module, torch.optim.Optimizer]
+
+
+def _run(kind: str, name: str, device: torch.device, shard: bool) -> Run:
+    """A model, sharded or whole, and an optimizer with momentum, whose factors are powers of two: shards step to the same bits."""
+    from torch.distributed.fsdp import fully_shard
+
+    net = model(kind, name, device)
+    for layer in (net[0], net[2], net) if shard else ():
+        fully_shard(layer, mesh=mesh_of(device))
+    return net, torch.optim.SGD(net.parameters(), 2.0**-4, momentum=0.5)
+
+
+def _loaded(run: Run, folder: str) -> Run:
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    state = dict(zip(("model", "optimizer"), get_state_dict(*run), strict=True))
+    # A backward point's parameter has no gradient, so that the checkpoint has no momentum for it.
+    planner = checkpoint.DefaultLoadPlanner(allow_partial_load=True)
+    checkpoint.load(state, checkpoint_id=folder, planner=planner)
+    set_state_dict(*run, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return run
+
+
+def _resumed(device: torch.device, kind: str, name: str, folder: str) -> tuple[list[str], list[list[Tensor]]]:
+    """The keys of a checkpoint of a sharded run, and the ends of runs: of one process, sharded, and resumed on shards and as a whole."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    alone, sharded = _run(kind, name, device, shard=False), _run(kind, name, device, shard=True)
+    for run in (alone, sharded):
+        train(*run, range(2), device)
+    state = dict(zip(("model", "optimizer"), get_state_dict(*sharded), strict=True))
+    checkpoint.save(state, checkpoint_id=folder)
+    runs = [alone, sharded, *(_loaded(_run(kind, name, device, shard), folder) for shard in (True, False))]
+    for run in runs:
+        train(*run, range(2, 4), device)
+    return list(state["model"]), [[whole(p.detach()) for p in net.parameters()] for net, _ in runs]
+
+
+@NEEDS_GLOO
+@pytest.mark.slow
+@each_point
+@each_kind
+def test_resumed_from_a_checkpoint_of_shards(two: Ranks, kind: str, name: str, tmp_path: Path) -> None:
+    for keys, (alone, *others) in two(_resumed, kind, name, str(tmp_path)):
+        assert (f"2.{name}_point.step" in keys) == (kind == "module")
+        assert all(equal(alone, other) for other in others)
+
+
+def _compiled(device: torch.device, kind: str, name: str) -> list[list[Tensor]]:
+    """Parameters after two steps, of a model in one process and of a sharded one whose layers are compiled."""
+    runs = [_run(kind, name, device, shard) for shard in (False, True)]
+    torch._dynamo.reset()
+    for layer in (runs[1][0][0], runs[1][0][2]):  # type: ignore[index]
+        layer.compile(fullgraph=True, backend="aot_eager")
+    for run in runs:
+        train(*run, range(2), device)
+    return [[whole(p.detach()) for p in net.parameters()] for net, _ in runs]
+
+
+@NEEDS_GLOO
+@pytest.mark.slow
+@each_point
+@each_kind
+def test_compiled_shards(two: Ranks, kind: str, name: str) -> None:
+    for alone, sharded in two(_compiled, kind, name):
+        assert equal(alone, sharded)
+
+
 @pytest.mark.gpu
 @each_point
 @each_kind

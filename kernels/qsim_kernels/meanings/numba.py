@@ -164,33 +164,13 @@ def scales(rule: int) -> SimpleNamespace:
 
 
 def _vocabulary(carrier: Carrier) -> dict[str, Any]:
-    constants = words.constants(carrier)
-    nan, infinity = constants["MAGNITUDE"], constants["INFINITY"]
-    less, both, equal = _OPERATIONS["lt"], _OPERATIONS["and_"], _OPERATIONS["eq"]
-
-    @_inlined
-    def is_nan(x):
-        return less(infinity, both(x, nan))
-
-    @_inlined
-    def is_zero(x):
-        return equal(both(x, nan), 0)
-
-    return {**constants, **_OPERATIONS, "is_nan": is_nan, "is_zero": is_zero}
+    given = words.constants(carrier) | _OPERATIONS
+    defined = bound(words, given, _inlined)
+    return given | {"is_nan": defined.is_nan, "is_zero": defined.is_zero}
 
 
 #: The functions of `arithmetic.scales` for float32 elements, and those of `arithmetic.hadamard`.
 elements, hadamard = (bound(module, _vocabulary(SINGLE), _inlined) for module in (arithmetic.scales, arithmetic.hadamard))
-
-
-@intrinsic
-def _wide_product(context: Any, a: Any, b: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        product = builder.mul(*(context.cast(builder, x, kind, types.uint64) for x, kind in zip(given, signature.args, strict=True)))
-        mask, width = product.type(_WORD), product.type(32)
-        return context.make_tuple(builder, signature.return_type, (builder.lshr(product, width), builder.and_(product, mask)))
-
-    return types.UniTuple(types.uint64, 2)(a, b), generate
 
 
 def sums(vocabulary: dict[str, Any]) -> SimpleNamespace:
@@ -210,18 +190,12 @@ def _round_down(x):
     return np.floor(x)
 
 
-_and = _OPERATIONS["and_"]
-
-
-@_inlined
-def _low_word(x):
-    return _and(x, _WORD)
-
-
+_in_64_bits = {**_OPERATIONS, "unrolled": range}
+_in_64_bits |= {name: vars(bound(words, _OPERATIONS, _inlined))[name] for name in ("low_word", "wide_product")}
 #: `arithmetic.philox.philox` for words in 64 bits.
-philox = bound(arithmetic.philox, {**_OPERATIONS, "low_word": _low_word, "wide_product": _wide_product, "unrolled": range}, _inlined).philox
+philox = bound(arithmetic.philox, _in_64_bits, _inlined).philox
 #: The functions of `arithmetic.mixing` for words in 64 bits.
-mixing = bound(arithmetic.mixing, {**_OPERATIONS, "low_word": _low_word}, _inlined)
+mixing = bound(arithmetic.mixing, _in_64_bits, _inlined)
 
 
 @intrinsic

@@ -10,8 +10,9 @@ from torch import Tensor
 from qsim_kernels import torch as reference
 from qsim_kernels.numba import tables
 from qsim_kernels.numba.checksum import checksum
-from qsim_kernels.numba.jobs import pack_values
+from qsim_kernels.numba.jobs import Values
 from qsim_kernels.numba.native import check_numba
+from qsim_kernels.numba.packing import layout_of
 from qsim_kernels.numba.rounding import strip
 from qsim_kernels.numba.stored import STORED, in_memory_order, readable, writable
 from qsim_kernels.numba.threads import Loop
@@ -26,6 +27,8 @@ __all__ = ["checksum", "decode_into", "encode_into", "quantize_and_encode_into",
 check_numba()
 
 _QUANTIZE = Loop("values", "quantize")
+#: A `Values` in memory, given its numbers: small tensors need it often.
+_pack_values = layout_of(Values).pack
 
 
 def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:
@@ -38,7 +41,7 @@ def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) 
         return
     (out_is_narrow, x_is_narrow, loop, numbers), (seed, stream, offset) = known, noise
     values = out.data_ptr(), out_is_narrow, x.data_ptr(), x_is_narrow
-    job = pack_values(*values, loop, numbers, 0 if seed is None else seed.item(), stream, offset)
+    job = _pack_values(*values, loop, numbers, 0 if seed is None else seed.item(), stream, offset)
     _QUANTIZE.share(job, x.numel())
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.numba.jobs import Summands, packed
+from qsim_kernels.numba.jobs import Summands
+from qsim_kernels.numba.packing import packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.torch import checksum as in_torch
 

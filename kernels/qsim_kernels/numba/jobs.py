@@ -1,15 +1,11 @@
-"""Jobs: records of a call's numbers as the loops take them, 64 bits for each in a row. Addresses are 0 where there is nothing."""
+"""Jobs: records of a call's numbers as the loops take them; `packing` puts them into memory. Addresses are 0 where there is nothing."""
 
 from __future__ import annotations
 
-import ctypes
-import struct
-from collections.abc import Callable, Iterator
-from functools import cache
-from operator import attrgetter
-from typing import Any, NamedTuple, get_type_hints
+from typing import NamedTuple
 
-from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.numbers.carrier import GridNumbers, RoundingNumbers
+from qsim_kernels.numbers.grid import NoiseNumbers
 from qsim_kernels.numbers.scales import ScaleNumbers, TileSizes
 from qsim_kernels.numbers.updates import Factors, PlaceNumbers, UpdateTensors, UpdateVariant
 
@@ -59,14 +55,6 @@ class LoopRounding(NamedTuple):
     grid: int
 
 
-class LoopNoise(NamedTuple):
-    """The source of random bits as the loops take it: the seed, which of its streams, and the logical index of the first element."""
-
-    seed: int
-    stream: int
-    first: int
-
-
 class Values(NamedTuple):
     """Rounding to values; see `loops.values`.
 
@@ -80,7 +68,7 @@ class Values(NamedTuple):
     out: StoredValues
     x: StoredValues
     strip: LoopRounding
-    noise: LoopNoise
+    noise: NoiseNumbers
 
 
 class LookUp(NamedTuple):
@@ -225,7 +213,7 @@ class TilesJob(NamedTuple):
     factors: int = 0
     divisors: int = 0
     strip: LoopRounding = LoopRounding(0, 0)
-    noise: LoopNoise = LoopNoise(0, 0, 0)
+    noise: NoiseNumbers = NoiseNumbers(0, 0, 0)
     limit: int = 0
     leaves_zero: int = 0
     whole: int = 0
@@ -233,13 +221,6 @@ class TilesJob(NamedTuple):
     scales_loop: int = 0
     scales_job: int = 0
     rows_loop: int = 0
-
-
-class RoundingNumbers(NamedTuple):
-    """The numbers of a rounding: its grid, and which random bits it uses."""
-
-    grid: GridNumbers
-    used: UsedBits
 
 
 class StripNumbers(NamedTuple):
@@ -362,7 +343,7 @@ class ProductJob(NamedTuple):
     promoted: int
     adder: int
     rounded: int = 0
-    noise: LoopNoise = LoopNoise(0, 0, 0)
+    noise: NoiseNumbers = NoiseNumbers(0, 0, 0)
     stride: int = 0
     inner: int = 0
     width: int = 0
@@ -420,50 +401,3 @@ class RoundedAdder(NamedTuple):
     chunk: int
     roundings: int
     draws: int
-
-
-def packed(job: tuple[Any, ...]) -> bytes:
-    """A job in memory, as `Loop.run` takes it and `loops.bits.record_at` reads it: numbers, and the records of numbers in it."""
-    return _packing(type(job))(job)
-
-
-@cache
-def _packing(kind: type) -> Callable[[tuple[Any, ...]], bytes]:
-    """A function that packs a record: floats where they are annotated as such, and integers."""
-    layout, numbers = struct.Struct(_letters(kind)), attrgetter(*_paths(kind))
-    return lambda job: layout.pack(*numbers(job))
-
-
-def _paths(kind: Any) -> Iterator[str]:
-    """The numbers of a record, and of the records in it, as attributes of attributes."""
-    for name, hint in get_type_hints(kind).items():
-        yield from (f"{name}.{path}" for path in _paths(hint)) if hasattr(hint, "_fields") else (name,)
-
-
-def _letters(kind: Any) -> str:
-    if hasattr(kind, "_fields"):
-        return "".join(map(_letters, get_type_hints(kind).values()))
-    return "d" if kind is float else "q"
-
-
-#: A `Values` in memory, given its numbers: small tensors need it often.
-pack_values = struct.Struct(_letters(Values)).pack
-
-
-def job_address(job: bytes) -> int:
-    """The address of a job that a loop passes to another, valid as long as the job is kept."""
-    return ctypes.cast(ctypes.c_char_p(job), ctypes.c_void_p).value or 0
-
-
-def kept_address(job: tuple[Any, ...]) -> int:
-    """The address of a job in memory that is never freed, because other jobs refer to it."""
-    return job_address(_kept.setdefault(numbers := packed(job), numbers))
-
-
-# No cache of a function: where two threads ask first, that frees the memory which one of them got.
-_kept: dict[bytes, bytes] = {}
-
-
-def stored(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
-    """Numbers in memory that compiled code may change; `ctypes.addressof` gives their address, as long as they are kept."""
-    return (ctypes.c_int64 * len(numbers))(*numbers)

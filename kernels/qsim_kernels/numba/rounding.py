@@ -6,17 +6,18 @@ from functools import cache
 
 import torch
 
-from qsim_kernels.numba.jobs import IN_FLOATS, LoopRounding, RoundingNumbers, StripNumbers, kept_address
+from qsim_kernels.numba.jobs import IN_FLOATS, LoopRounding, StripNumbers
 from qsim_kernels.numba.native import Native
+from qsim_kernels.numba.packing import kept_address
 from qsim_kernels.numbers.buckets import UNFIT, buckets_of
-from qsim_kernels.numbers.carrier import SINGLE, GridBits, bits_that_matter, name_of, used_bits, variant_of
+from qsim_kernels.numbers.carrier import SINGLE, GridBits, RoundingNumbers, bits_that_matter, name_of, used_bits, variant_of
 from qsim_kernels.numbers.grid import Mode, Overflow, Rule
 from qsim_kernels.numbers.tables import steps_of
 from qsim_kernels.torch.rounding import rounds_by_addition
 from qsim_kernels.torch.tables import loop_table, rounding_table
 
-#: Tables of at most this many steps of bisection are compared with as a whole.
-_FEW_STEPS = 6
+#: Tables of at most this many steps of bisection are compared with as a whole: 16 values in 0.6 of the time, and 32 in as much or more.
+_FEW_STEPS = 4
 _CPU = torch.device("cpu")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.numba.jobs import LoopNoise, StoredValues
-from qsim_kernels.numbers.grid import Noise
+from qsim_kernels.numba.jobs import StoredValues
+from qsim_kernels.numbers.grid import Noise, NoiseNumbers
 
 STORED = (torch.float32, torch.bfloat16)
 
@@ -39,7 +39,7 @@ def held(x: Tensor) -> StoredValues:
     return StoredValues(x.data_ptr(), x.element_size() == 2)
 
 
-def loop_noise(noise: Noise) -> LoopNoise:
+def loop_noise(noise: Noise) -> NoiseNumbers:
     """The source of random bits as loops take it."""
     seed, stream, offset = noise
-    return LoopNoise(0 if seed is None else int(seed), stream, offset)
+    return NoiseNumbers(0 if seed is None else int(seed), stream, offset)

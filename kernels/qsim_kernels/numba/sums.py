@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numba import rounding
-from qsim_kernels.numba.jobs import AlignedAdder, OperandAddresses, ProductJob, RoundedAdder, TwoStepAdder, kept_address, packed
+from qsim_kernels.numba.jobs import AlignedAdder, OperandAddresses, ProductJob, RoundedAdder, TwoStepAdder
+from qsim_kernels.numba.packing import kept_address, packed
 from qsim_kernels.numba.stored import loop_noise
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import grid_bits

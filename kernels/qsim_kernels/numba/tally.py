@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.numba.jobs import Outcomes, packed
+from qsim_kernels.numba.jobs import Outcomes
+from qsim_kernels.numba.packing import packed
 from qsim_kernels.numba.stored import STORED, held
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers import tallies

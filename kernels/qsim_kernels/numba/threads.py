@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from qsim_kernels.numba.jobs import SharedLoop, job_address, stored
+from qsim_kernels.numba.jobs import SharedLoop
 from qsim_kernels.numba.native import Native
+from qsim_kernels.numba.packing import changeable, job_address
 from qsim_kernels.ops.backend import PROCESS
 
 #: Up to this many elements are not worth a second thread; torch's own operators share as many.
@@ -42,7 +43,7 @@ class Loop(Native):
         if count * row <= GRAIN or (threads := torch.get_num_threads()) == 1:
             self.run(job, 0, count)
             return
-        work = stored(SharedLoop(0, part or max(_PART // row, 1), count, self.address, job_address(job)))
+        work = changeable(SharedLoop(0, part or max(_PART // row, 1), count, self.address, job_address(job)))
         _team(os.getpid())(_SHARE.address, ctypes.addressof(work), threads)
 
 

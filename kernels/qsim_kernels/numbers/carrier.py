@@ -317,6 +317,13 @@ class UsedBits(NamedTuple):
     correction: Any
 
 
+class RoundingNumbers(NamedTuple):
+    """The numbers of a rounding: its grid, and which random bits it uses."""
+
+    grid: GridNumbers
+    used: UsedBits
+
+
 @lru_cache(maxsize=4096)
 def used_bits(carrier: Carrier, count: int, correction: bool) -> UsedBits:
     """The first `count` of the drawn random bits."""

@@ -125,6 +125,15 @@ class GridRounding(NamedTuple):
 #: logical index of the first element.
 Noise = tuple[Tensor | None, int, int]
 
+
+class NoiseNumbers(NamedTuple):
+    """The source of random bits as code takes it: the seed, which of its streams, and the logical index of the first element."""
+
+    seed: int
+    stream: int
+    offset: int
+
+
 Numbers = TypeVar("Numbers", bound=tuple[Any, ...])
 #: What separates the texts of a record's own numbers and of the records in it.
 BAR = " | "

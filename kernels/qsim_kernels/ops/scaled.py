@@ -71,10 +71,9 @@ def _prepared(x: Tensor, *rounding: Any) -> tuple[ScaledRounding, Tensor, tuple[
     return scaled, torch.empty_like(x, dtype=rounding[-2], memory_format=torch.contiguous_format), counts
 
 
-def _in_place(x: Tensor, *rounding: Any) -> tuple[ScaledRounding, Tensor]:
-    """The rounding of a tensor under scales, and an empty result that is stored as the tensor is."""
-    scaled, _ = _rounding(x, *rounding)
-    return scaled, torch.empty_like(x, dtype=rounding[-2])
+def _parts(given: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """The arguments of an operator in the basis of a transform: those of `_IN_BASIS` behind the tensor, its own, those of `_ROUNDING`."""
+    return given[:5], given[5:-7], given[-7:]
 
 
 class Implementation(OnBackend):
@@ -124,60 +123,31 @@ class Implementation(OnBackend):
         self._backend.quantize_tiles_into(out, None if restores else scales, x, under, read_scales(making, scale_grid), scaled)
         return out, scales
 
-    def quantize_best(
-        self,
-        x: Tensor,
-        flips: Tensor | None,
-        tiles: Sequence[int],
-        turn: Sequence[int],
-        making: str,
-        scale_grid: str,
-        choice: Sequence[float],
-        *rounding: Any,
-    ) -> Tensor:
+    def quantize_best(self, x: Tensor, *given: Any) -> Tensor:
         """Round a tensor under the better scale of each tile; the numbers of a choice are its candidates, behind the others."""
+        basis, (choice,), rounding = _parts(given)
         squares, reach, *candidates = choice
-        chosen = ScaleChoice(tuple(candidates), squares != 0, reach)
-        scaled, out = _in_place(x, tiles, turn, *rounding)
-        self._backend.quantize_best_into(out, x, flips, read_scales(making, scale_grid), chosen, scaled)
-        return out
+        return self._in_basis("quantize_best_into", x, ScaleChoice(tuple(candidates), squares != 0, reach), *basis, *rounding)
 
-    def quantize_nested(
-        self,
-        x: Tensor,
-        flips: Tensor | None,
-        tiles: Sequence[int],
-        turn: Sequence[int],
-        making: str,
-        scale_grid: str,
-        groups: Sequence[int],
-        reach: float,
-        *rounding: Any,
-    ) -> Tensor:
+    def quantize_nested(self, x: Tensor, *given: Any) -> Tensor:
         """Round a tensor under the scales of its tiles, which are under those of groups."""
-        scaled, out = _in_place(x, tiles, turn, *rounding)
-        above = ScaleGroups(TileSizes.of(groups), reach)
-        self._backend.quantize_nested_into(out, x, flips, read_scales(making, scale_grid), above, scaled)
-        return out
+        basis, (groups, reach), rounding = _parts(given)
+        return self._in_basis("quantize_nested_into", x, ScaleGroups(TileSizes.of(groups), reach), *basis, *rounding)
 
-    def quantize_eden(
-        self,
-        x: Tensor,
-        flips: Tensor | None,
-        tiles: Sequence[int],
-        turn: Sequence[int],
-        making: str,
-        scale_grid: str,
-        size: int,
-        reach: float,
-        correction: str,
-        seed: Tensor | None,
-        *rounding: Any,
-    ) -> Tensor:
+    def quantize_eden(self, x: Tensor, *given: Any) -> Tensor:
         """Round a tensor under scales that are corrected in groups, and rounded again by the rule `correction`."""
-        scaled, out = _in_place(x, tiles, turn, seed, *rounding)
-        corrected = ScaleCorrection(size, reach, read_rounding(scale_grid, correction, seed is not None).rule)
-        self._backend.quantize_eden_into(out, x, flips, read_scales(making, scale_grid), corrected, scaled)
+        basis, (size, reach, correction), (seed, *rounding) = _parts(given)
+        corrected = ScaleCorrection(size, reach, read_rounding(basis[-1], correction, seed is not None).rule)
+        return self._in_basis("quantize_eden_into", x, corrected, *basis, seed, *rounding)
+
+    def _in_basis(
+        self, into: str, x: Tensor, how: Any, flips: Tensor | None, tiles: Sequence[int], turn: Sequence[int], *numbers: Any
+    ) -> Tensor:
+        """Round a tensor in the basis of a transform, by a function of the backend, into a tensor that is stored as it is."""
+        making, scale_grid, *rounding = numbers
+        scaled, _ = _rounding(x, tiles, turn, *rounding)
+        out = torch.empty_like(x, dtype=rounding[-2])
+        getattr(self._backend, into)(out, x, flips, read_scales(making, scale_grid), how, scaled)
         return out
 
     def rescaled(self, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:

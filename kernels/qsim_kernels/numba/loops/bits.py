@@ -13,8 +13,6 @@ from numba.core import cgutils, types as numba_types
 from numba.extending import intrinsic
 
 types: Any = numba_types
-#: Elements of the vectors in the functions that work on vectors.
-GROUP = 16
 #: The options of functions that loops are made of; see `building.OPTIONS`.
 part = numba.njit(_nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 #: The same for functions that are copied into their callers before types are known.
@@ -140,47 +138,6 @@ def add_at(context: Any, address: Any, number: Any) -> Any:
         return builder.atomic_rmw("add", place, arguments[1], "monotonic")
 
     return types.int64(types.int64, types.int64), generate
-
-
-def _group_at(builder: Any, place: Any, index: Any, kind: Any) -> Any:
-    """The address of `GROUP` elements as one vector."""
-    return builder.bitcast(builder.gep(place, [index], source_etype=kind), ir.VectorType(kind, GROUP).as_pointer())
-
-
-@intrinsic
-def fill(context: Any, place: Any, index: Any, value: Any) -> Any:
-    """Write an int32 to `GROUP` consecutive elements: as a loop it would become as many stores."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place, index, value = arguments
-        vector = ir.VectorType(value.type, GROUP)
-        one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
-        same = builder.shuffle_vector(
-            one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), GROUP), [0] * GROUP)
-        )
-        builder.store(same, _group_at(builder, place, index, value.type), align=4)
-        return context.get_dummy_value()
-
-    return types.void(place, types.int64, types.int32), generate
-
-
-@intrinsic
-def largest_magnitude(context: Any, place: Any, index: Any, ignored: Any) -> Any:
-    """Find the largest magnitude among the float32 patterns of `GROUP` consecutive elements, those beyond `ignored` left out."""
-    integer = ir.IntType(32)
-    vector = ir.VectorType(integer, GROUP)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place, index, most = arguments
-        patterns = builder.load(_group_at(builder, place, index, integer), align=4, typ=vector)
-        magnitudes = builder.and_(patterns, ir.Constant(vector, [0x7FFFFFFF] * GROUP))
-        one = builder.insert_element(ir.Constant(vector, ir.Undefined), most, integer(0))
-        limit = builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(vector, [0] * GROUP))
-        counted = builder.select(builder.icmp_signed("<=", magnitudes, limit), magnitudes, ir.Constant(vector, [0] * GROUP))
-        reduce = builder.module.declare_intrinsic(f"llvm.vector.reduce.smax.v{GROUP}i32", fnty=ir.FunctionType(integer, [vector]))
-        return builder.call(reduce, [counted])
-
-    return types.int32(place, types.int64, types.int32), generate
 
 
 @intrinsic

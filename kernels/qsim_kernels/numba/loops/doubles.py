@@ -8,7 +8,7 @@ arguments:
     drawn_at: Address of a row of 32 random bits for each rounding, as far apart as rows of `WIDTH` float64 numbers; only stochastic
         rounding reads them.
     count: Number of elements.
-    grid_at: Address of a `GridNumbers` and a `UsedBits`.
+    grid_at: Address of a `RoundingNumbers`.
 """
 
 from __future__ import annotations

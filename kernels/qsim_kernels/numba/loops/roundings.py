@@ -13,9 +13,8 @@ import numpy as np
 from qsim_kernels.arithmetic.philox import LATE, SHARED
 from qsim_kernels.meanings import numba as meaning
 from qsim_kernels.meanings.numba import philox
-from qsim_kernels.numba.jobs import RoundingNumbers
 from qsim_kernels.numba.loops.bits import inlined, part, record_at, types
-from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, UsedBits, Variant
+from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, RoundingNumbers, UsedBits, Variant
 from qsim_kernels.numbers.grid import Mode, Overflow
 
 #: Functions that read a `RoundingNumbers` in float32's and in float64's bits.

@@ -7,7 +7,7 @@ Every loop takes the same arguments:
     out_at: Address of the results, which do not overlap the values.
     x_at: Address of the values.
     count: Number of elements.
-    grid_at: Address of a `GridNumbers` and a `UsedBits`, and whether 16 random bits are enough.
+    grid_at: Address of a `RoundingNumbers`, and whether 16 random bits are enough.
     seed: 64 bits.
     stream: Which of the seed's streams of random bits to use.
     first: Logical index of the first element.

@@ -276,7 +276,7 @@ def _copy(into_at, x_at, count):
 @part
 def _draw(job, room, index, count):
     """Draw the random bits of so many indices; return the place of the first."""
-    first = job.noise.first + index
+    first = job.noise.offset + index
     draw(words(room + _NOISE_AT), count // SERVED + 1, _u64(first // SERVED), _u64(job.noise.seed), _u64(job.noise.stream))
     return first % SERVED
 

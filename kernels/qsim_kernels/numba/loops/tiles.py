@@ -12,26 +12,13 @@ import numpy as np
 
 from qsim_kernels.meanings import numba as meaning
 from qsim_kernels.numba.jobs import TilesJob
-from qsim_kernels.numba.loops.bits import (
-    GROUP,
-    address_of,
-    call,
-    fill,
-    ints,
-    largest_magnitude,
-    part,
-    record_at,
-    room_for_ints,
-    shorts,
-)
+from qsim_kernels.numba.loops.bits import address_of, call, ints, part, record_at, room_for_ints, shorts
 from qsim_kernels.numba.loops.roundings import SERVED
 from qsim_kernels.numba.loops.strips import STRIP
 from qsim_kernels.numba.loops.values import load
 from qsim_kernels.numbers.carrier import SINGLE
 
 _NAN, _ONE = SINGLE.nan, SINGLE.pattern(1.0)
-#: A strip, and a group that begins in it.
-_ROOM = STRIP + GROUP
 #: Elements that stay in the nearest cache until they are rounded.
 _NEAR = 1 << 12
 _i16: Any = np.int16
@@ -114,15 +101,10 @@ def _raise_amaxes(amaxes, x, start, count, width, finite):
             amaxes[start + i] = max(amaxes[start + i], _counted(x[i], finite))
         return
     tile, left, i = start // width, width - start % width, 0
-    in_groups = left % GROUP == 0 and width % GROUP == 0 and count % GROUP == 0
     while i < count:
         end, amax = min(i + left, count), amaxes[tile]
-        if in_groups:
-            for j in range(i, end, GROUP):
-                amax = max(amax, largest_magnitude(x, j, finite))
-        else:
-            for j in range(i, end):
-                amax = max(amax, _counted(x[j], finite))
+        for j in range(i, end):
+            amax = max(amax, _counted(x[j], finite))
         amaxes[tile] = amax
         i, tile, left = end, tile + 1, width
 
@@ -138,35 +120,25 @@ def quantize_rows(job_at, first, count, column, columns):
     """Round some rows under given scales."""
     job = _job_at(job_at)
     room, results, values = room_for_ints(STRIP), room_for_ints(STRIP), room_for_ints(STRIP)
-    inverses, factors = room_for_ints(_ROOM), room_for_ints(_ROOM)
+    inverses, factors = room_for_ints(STRIP), room_for_ints(STRIP)
     sizes, noise = job.tiles, job.noise
     down, along = _tiles_of(sizes)
     for row in range(first, first + count):
-        at, tile = (
-            row * sizes.columns,
-            ((0 if sizes.across else row // sizes.rows * down) + row % sizes.rows // sizes.height) * along,
-        )
+        at, matrix = row * sizes.columns, 0 if sizes.across else row // sizes.rows
+        tile = (matrix * down + row % sizes.rows // sizes.height) * along
         start, end = column, column + columns
         while start < end:
             # Every strip but the first of a row begins with a block of random bits.
-            size = min(STRIP - (noise.first + at + start) % SERVED, end - start)
-            _spread(
-                inverses,
-                factors,
-                ints(job.divisors + 4 * tile),
-                ints(job.factors + 4 * tile),
-                start,
-                size,
-                sizes.width,
-                job.factors != 0,
-            )
+            size = min(STRIP - (noise.offset + at + start) % SERVED, end - start)
+            divisors, scales = ints(job.divisors + 4 * tile), ints(job.factors + 4 * tile)
+            _spread(inverses, factors, divisors, scales, start, size, sizes.width, job.factors != 0)
             x = _patterns(room, job, at + start, size)
             for i in range(size):
                 values[i] = _product(x[i], inverses[i])
             if job.leaves_zero:
                 for i in range(size):
                     values[i] = _kept_from_zero(values[i], x[i])
-            drawn = noise.seed, noise.stream, noise.first + at + start
+            drawn = noise.seed, noise.stream, noise.offset + at + start
             call(job.strip.loop, (address_of(results), address_of(values), size, job.strip.grid, *drawn))
             _restore(job, at + start, results, factors, size)
             start += size
@@ -181,18 +153,11 @@ def _spread(inverses, factors, divisors, scales, start, count, width, restores):
             factors[i] = scales[start + i] if restores else _i32(_ONE)
         return
     tile, left, i = start // width, width - start % width, 0
-    in_groups = left % GROUP == 0 and width % GROUP == 0
     while i < count:
         inverse, factor = _inverse(divisors[tile]), scales[tile] if restores else _i32(_ONE)
         end = min(i + left, count)
-        if in_groups:
-            # Beyond the end of the strip too: there is room.
-            for j in range(i, end, GROUP):
-                fill(inverses, j, inverse)
-                fill(factors, j, factor)
-        else:
-            for j in range(i, end):
-                inverses[j], factors[j] = inverse, factor
+        for j in range(i, end):
+            inverses[j], factors[j] = inverse, factor
         i, tile, left = end, tile + 1, width
 
 

@@ -50,14 +50,14 @@ def quantize(job_at, start, count):
     at, end = start, start + count
     while at < end:
         # Every strip but the first begins with a block of random bits.
-        size = min(STRIP - (noise.first + at) % SERVED, end - at)
+        size = min(STRIP - (noise.offset + at) % SERVED, end - at)
         source, target = job.x.at + 4 * at, job.out.at + 4 * at
         if job.x.is_narrow:
             load(given, job.x.at, at, size, True)
             source = address_of(given)
         if job.out.is_narrow or in_place:
             target = address_of(results)
-        call(job.strip.loop, (target, source, size, job.strip.grid, noise.seed, noise.stream, noise.first + at))
+        call(job.strip.loop, (target, source, size, job.strip.grid, noise.seed, noise.stream, noise.offset + at))
         if job.out.is_narrow or in_place:
             store(job.out.at, at, results, size, job.out.is_narrow)
         at += size

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.numbers.carrier import RoundingNumbers
 from qsim_kernels.triton.accumulate.aligned import aligned_sum, store_sums, terms_behind, with_one_nan, zeros
 from qsim_kernels.triton.accumulate.planes import first_terms
 from qsim_kernels.triton.accumulate.rounded_sums import RandomNumbers, add_term, first_blocks
@@ -84,13 +84,13 @@ def load_step(at_a, at_b, row, column, k, rows, columns, left, EVEN: tl.constexp
 def chunked_kernel(
     a, b, out, seed_pointer, random: RandomNumbers, rows, columns, length, every,
     batch_stride_a: tl.int64, row_stride, stride_a, batch_stride_b: tl.int64, stride_b, column_stride,
-    used: UsedBits, grid: GridNumbers, adder: tl.constexpr, chunks: tl.constexpr, tile: tl.constexpr,
+    numbers: RoundingNumbers, adder: tl.constexpr, chunks: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product, whose operands are matrices of bfloat16 or float16, by `chunks`, a `ChunkVariant`.
 
     Other arguments are as in `rounded_kernel`.
     """
-    onto = rounding_of(seed_pointer, random.seed, random.stream, used, grid, adder.wide)
+    onto = rounding_of(seed_pointer, random.seed, random.stream, numbers, adder.wide)
     tile_row, tile_column = swizzled(tl.program_id(0), tl.cdiv(rows, tile.rows), tl.cdiv(columns, tile.columns), chunks.group)
     batch = tl.program_id(2).to(tl.int64)
     a, b = a + batch * batch_stride_a, b + batch * batch_stride_b
@@ -136,14 +136,14 @@ def chunked_kernel(
 @kernel(do_not_specialize=["steps", "steps_of_chunk", "every"])
 def chained_kernel(
     a, b, exponents_a, exponents_b, out, seed_pointer, random: RandomNumbers, rows: tl.int64, columns: tl.int64, rows_a, rows_b,
-    length: tl.int64, steps, steps_of_chunk, every, used: UsedBits, grid: GridNumbers,
+    length: tl.int64, steps, steps_of_chunk, every, numbers: RoundingNumbers,
     adder: tl.constexpr, unit: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product whose chunks are emulated by `unit`, an `AlignedVariant`.
 
     Other arguments are those of `rounded_kernel` and `aligned_kernel`, with `every` counting steps.
     """
-    onto = rounding_of(seed_pointer, random.seed, random.stream, used, grid, adder.wide)
+    onto = rounding_of(seed_pointer, random.seed, random.stream, numbers, adder.wide)
     terms = first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, length // 2, tile)
     CARRIER: tl.constexpr = tl.float64 if adder.wide else tl.float32
     blocks = 0

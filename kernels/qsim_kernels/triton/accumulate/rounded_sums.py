@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.meanings.triton import round_bits, sums
-from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.numbers.carrier import RoundingNumbers
 from qsim_kernels.triton.accumulate.aligned import store_sums, zeros
 from qsim_kernels.triton.accumulate.planes import behind, first_terms, values_at, zeros_of
 from qsim_kernels.triton.device.directed import (
@@ -315,8 +315,7 @@ def first_blocks(rows, columns, random, tile: tl.constexpr):
 @kernel(do_not_specialize=["length", "every"])
 def rounded_kernel(
     a, b, out, seed_pointer, random: RandomNumbers, rows: tl.int64, columns: tl.int64, rows_a, rows_b, length, every,
-    used: UsedBits, grid: GridNumbers, product_used: UsedBits, product_grid: GridNumbers,
-    adder: tl.constexpr, tile: tl.constexpr,
+    numbers: RoundingNumbers, product_numbers: RoundingNumbers, adder: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product.
 
@@ -332,15 +331,13 @@ def rounded_kernel(
         rows_b: Rows of the plane of `b`, a multiple of the tile's columns.
         length: Elements along the sum.
         every: Elements of a short sum.
-        used: How the rounding of sums uses random bits.
-        grid: The grid of sums.
-        product_used: How the rounding of products does.
-        product_grid: The grid of products.
+        numbers: The numbers of the rounding of sums.
+        product_numbers: Those of the rounding of products.
         adder: A `RoundedVariant`.
         tile: A `ResultTile`.
     """
-    onto = rounding_of(seed_pointer, random.seed, random.stream, used, grid, adder.wide)
-    products_onto = rounding_of(seed_pointer, random.seed, random.stream, product_used, product_grid, adder.wide)
+    onto = rounding_of(seed_pointer, random.seed, random.stream, numbers, adder.wide)
+    products_onto = rounding_of(seed_pointer, random.seed, random.stream, product_numbers, adder.wide)
     terms = first_terms(a, b, a, b, rows_a, rows_b, length, 0, tile)
     blocks = 0
     if adder.roundings > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -46,7 +46,7 @@ def aligned(adder: AlignedSum, single: bool, launches: int, promoted: bool, dpx:
         unroll=8 if single else 4,
         dpx=dpx,
     )
-    return unit, numbers[2:]
+    return unit, numbers[:-2]
 
 
 def two_step(adder: TwoStepSum, wide: bool) -> TwoStepVariant:
@@ -72,17 +72,9 @@ def sums_in_single(adder: AlignedSum) -> bool:
     return (4 * adder.block + 2) << adder.fraction <= 1 << 24 and least_unit >= SINGLE_GRID.least
 
 
-class RoundedArguments(NamedTuple):
-    """A rounded sum, and the numbers of its roundings: of sums, and of products."""
-
-    variant: RoundedVariant
-    numbers: tuple[int, ...]
-    product_numbers: tuple[int, ...]
-
-
 @lru_cache(maxsize=256)
-def rounded(adder: RoundedSum, draws: bool, promoted: bool) -> RoundedArguments:
-    """A rounded sum."""
+def rounded(adder: RoundedSum, draws: bool, promoted: bool) -> tuple[RoundedVariant, tuple[int, ...], tuple[int, ...]]:
+    """A rounded sum, and the numbers of its roundings: of sums, and of products."""
     pairs = [GridRounding(adder.grid, adder.rule)]
     if adder.product is not None and adder.product_rule is not None:
         pairs.append(GridRounding(adder.product, adder.product_rule))
@@ -90,7 +82,7 @@ def rounded(adder: RoundedSum, draws: bool, promoted: bool) -> RoundedArguments:
     (of_sums, numbers), (product, product_numbers) = (_step_rounding(pair, wide) for pair in (pairs[0], pairs[-1]))
     roundings = adder.roundings if draws else 0
     variant = RoundedVariant(of_sums, product, len(pairs) > 1, adder.order == Order.KAHAN, wide, roundings, promoted)
-    return RoundedArguments(variant, numbers, product_numbers)
+    return variant, numbers, product_numbers
 
 
 def _step_rounding(rounding: GridRounding, wide: bool) -> tuple[StepRounding, tuple[int, ...]]:

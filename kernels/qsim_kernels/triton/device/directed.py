@@ -10,10 +10,7 @@ import triton.language as tl
 from qsim_kernels.meanings.triton import INTERPRETED
 
 #: The directions, by the names that PTX gives them: to nearest, toward zero, down, up.
-NEAREST: tl.constexpr = tl.constexpr("rn")
-TOWARD_ZERO: tl.constexpr = tl.constexpr("rz")
-DOWN: tl.constexpr = tl.constexpr("rm")
-UP: tl.constexpr = tl.constexpr("rp")
+NEAREST, TOWARD_ZERO, DOWN, UP = map(tl.constexpr, ("rn", "rz", "rm", "rp"))
 
 
 @triton.jit

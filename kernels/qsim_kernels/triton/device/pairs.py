@@ -59,7 +59,7 @@ def split(pair: str, half: int) -> list[str]:
     return [f"and.b32 bits, {pair}, 0xFFFF0000;" if half else f"shl.b32 bits, {pair}, 16;", "mov.b32 value, bits;"]
 
 
-def _raised(i: int, half: int, of: Registers) -> list[str]:
+def _raised(i: int, half: int) -> list[str]:
     """PTX for a power and the first random bits behind it, as `raised`."""
     return [f"prmt.b32 bits, first{i}, power{i}, {'0x7632' if half else '0x5410'};", "mov.b32 raised, bits;"]
 
@@ -78,7 +78,7 @@ def _sums(i: int, ends: Ends, of: Registers) -> list[str]:
     ]
     for half in (0, 1):
         place = 2 * i + half
-        lines += [f"mov.b32 value, sum{place};", *_raised(i, half, of), "add.rz.f32 value, raised, value;", f"mov.b32 sum{place}, value;"]
+        lines += [f"mov.b32 value, sum{place};", *_raised(i, half), "add.rz.f32 value, raised, value;", f"mov.b32 sum{place}, value;"]
     return lines
 
 
@@ -87,7 +87,7 @@ def _carried(i: int, half: int, ends: Ends, of: Registers) -> list[str]:
     place = 2 * i + half
     return [
         *ends.magnitude(i, half, of),
-        *_raised(i, half, of),
+        *_raised(i, half),
         f"mov.b32 total, sum{place};",
         "sub.f32 total, total, raised;",
         "sub.f32 value, value, total;",

@@ -11,7 +11,7 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, get_type_hints
 
 import triton
 import triton.language as tl
@@ -47,15 +47,26 @@ def _with_fields(function: Callable[..., None]) -> tuple[ast.FunctionDef, list[s
     kinds = inspect.get_annotations(function, eval_str=True)
     parameters: list[ast.arg] = []
     records: list[ast.stmt] = []
+    integers: list[str] = []
     for parameter in definition.args.args:
-        fields = getattr(kinds.get(parameter.arg), "_fields", None)
-        if fields is None:
-            parameters.append(parameter)
+        kind, name = kinds.get(parameter.arg), parameter.arg
+        if hasattr(kind, "_fields"):
+            names, made = _from_fields(kind, name, function.__globals__)
+            parameters += [ast.arg(field, ast.parse("tl.int64", mode="eval").body) for field in names]
+            records += ast.parse(f"{name} = {made}").body
+            integers += names
         else:
-            names = [f"{parameter.arg}_{field}" for field in fields]
-            parameters += [ast.arg(name, ast.parse("tl.int64", mode="eval").body) for name in names]
-            records += ast.parse(f"{parameter.arg} = {kinds[parameter.arg].__name__}({', '.join(names)})").body
-            kinds |= dict.fromkeys(names, tl.int64)
+            parameters.append(parameter)
+            integers += [name] if kind is tl.int64 else []
     definition.decorator_list, definition.args.args = [], parameters
     definition.body[1:1] = records  # after the docstring
-    return ast.fix_missing_locations(definition), [parameter.arg for parameter in parameters if kinds.get(parameter.arg) is tl.int64]
+    return ast.fix_missing_locations(definition), integers
+
+
+def _from_fields(kind: Any, name: str, scope: dict[str, Any]) -> tuple[list[str], str]:
+    """The names of the numbers of a record and of the records in it, and the text that makes it of them; their classes get into a scope."""
+    if not hasattr(kind, "_fields"):
+        return [name], name
+    scope.setdefault(kind.__name__, kind)
+    parts = [_from_fields(hint, f"{name}_{field}", scope) for field, hint in get_type_hints(kind).items()]
+    return [field for names, _ in parts for field in names], f"{kind.__name__}({', '.join(made for _, made in parts)})"

@@ -12,15 +12,9 @@ from qsim_kernels.triton.device.directed import TOWARD_ZERO as INWARD, add_towar
 from qsim_kernels.triton.device.noise import STOCHASTIC
 from qsim_kernels.triton.device.undecided import round_later
 
-NEAREST: tl.constexpr = tl.constexpr(int(Mode.NEAREST))
-TOWARD_ZERO: tl.constexpr = tl.constexpr(int(Mode.TOWARD_ZERO))
-UP: tl.constexpr = tl.constexpr(int(Mode.UP))
-DOWN: tl.constexpr = tl.constexpr(int(Mode.DOWN))
-ODD: tl.constexpr = tl.constexpr(int(Mode.ODD))
-
-SIGN: tl.constexpr = tl.constexpr(-(2**31))
-NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
-INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
+_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.ODD)
+NEAREST, TOWARD_ZERO, UP, DOWN, ODD = (tl.constexpr(int(mode)) for mode in _MODES)
+SIGN, NAN, INFINITY = map(tl.constexpr, (-(2**31), 0x7FFFFFFF, 0x7F800000))
 
 
 @triton.jit

@@ -70,8 +70,7 @@ def _keeps_exponents(making: Scales, elements: ElementRounding, source: torch.dt
     return math.ldexp(fraction, exponent) <= largest
 
 
-BY_TENSOR: tl.constexpr = tl.constexpr(int(Clamp.BY_TENSOR))
-ALWAYS: tl.constexpr = tl.constexpr(int(Clamp.ALWAYS))
+BY_TENSOR, ALWAYS = (tl.constexpr(int(clamp)) for clamp in (Clamp.BY_TENSOR, Clamp.ALWAYS))
 
 
 @triton.constexpr_function

@@ -29,23 +29,14 @@ class ScaledForm(NamedTuple):
     clamps: bool
 
     @property
-    def operands(self) -> dict[str, tuple[str, int]]:
-        """The kinds and numbers of the registers of operands."""
+    def code(self) -> tuple[str, str]:
+        """The PTX, and the constraints of its operands."""
         inverses = {"top": "r", "inverse": "r"} if self.divides_pairs else {"top": "f", "inverse0": "f", "inverse1": "f"}
-        factors = {"factor": "r"} if self.multiplies_pairs else {"factor0": "f", "factor1": "f"}
-        return {name: (kind, PAIRS) for name, kind in ({"x": "r"} | COMMON | inverses | factors).items()}
-
-    @property
-    def constraints(self) -> str:
-        """The constraints of the operands."""
-        return registers(PAIRS, self.operands)[1]
-
-    @property
-    def text(self) -> str:
-        """The PTX."""
-        named, _ = registers(PAIRS, self.operands)
+        named, constraints = registers(
+            PAIRS, {name: (kind, PAIRS) for name, kind in ({"x": "r"} | COMMON | inverses | _factors(self)).items()}
+        )
         quotients = (_magnitude_of_pair, _powers_of_pair) if self.divides_pairs else (_magnitude, _powers)
-        return text(Ends(*quotients, self._written), named)
+        return text(Ends(*quotients, self._written), named), constraints
 
     def _written(self, i: int, of: Registers) -> list[str]:
         return _signed(f"pair{i}" if self.divides_pairs else of["x"][i]) + _multiplied(self, i, of)
@@ -65,27 +56,22 @@ class TurnedForm(NamedTuple):
     in_quads: bool
 
     @property
-    def operands(self) -> dict[str, tuple[str, int]]:
-        """The kinds and numbers of the registers of operands."""
-        factors = {"factor": "r"} if self.multiplies_pairs else {"factor0": "f", "factor1": "f"}
-        return {"x": ("f", 2 * PAIRS)} | {name: (kind, 1) for name, kind in (COMMON | {"top": "f"} | factors).items()}
-
-    @property
-    def constraints(self) -> str:
-        """The constraints of the operands."""
-        return registers(PAIRS, self.operands)[1]
-
-    @property
-    def text(self) -> str:
-        """The PTX."""
-        named, _ = registers(PAIRS, self.operands)
-        named |= {name: named[name] * PAIRS for name in named if name != "x"}
-        return text(Ends(_magnitude_of_quotient, _powers, self._written), named, in_quads=self.in_quads)
+    def code(self) -> tuple[str, str]:
+        """The PTX, and the constraints of its operands."""
+        others = {name: (kind, 1) for name, kind in (COMMON | {"top": "f"} | _factors(self)).items()}
+        named, constraints = registers(PAIRS, {"x": ("f", 2 * PAIRS)} | others)
+        named |= {name: named[name] * PAIRS for name in others}
+        return text(Ends(_magnitude_of_quotient, _powers, self._written), named, in_quads=self.in_quads), constraints
 
     def _written(self, i: int, of: Registers) -> list[str]:
         x = of["x"][2 * i : 2 * i + 2]
         signs = [f"mov.b32 bits, {x[0]};", f"mov.b32 random, {x[1]};", "prmt.b32 bits, bits, random, 0x7632;"]
         return signs + _signed("bits") + _multiplied(self, i, of)
+
+
+def _factors(form: ScaledForm | TurnedForm) -> dict[str, str]:
+    """The kinds of the registers of a rounded pair's factors."""
+    return {"factor": "r"} if form.multiplies_pairs else {"factor0": "f", "factor1": "f"}
 
 
 def _signed(signs: str) -> list[str]:

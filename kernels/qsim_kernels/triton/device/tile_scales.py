@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED, elements, scale_of
-from qsim_kernels.numbers.carrier import GridNumbers, double_bits
+from qsim_kernels.numbers.carrier import double_bits
 from qsim_kernels.numbers.grid import Grid, GridRounding, Rule
 from qsim_kernels.numbers.scales import SMALLEST, ScaleNumbers, ScaleRule, Scales, rounding_of_scales, scale_numbers as numbers_of
 from qsim_kernels.triton.device.directed import add_toward_zero
@@ -45,21 +45,12 @@ class ScaleVariant(NamedTuple):
     ratios: bool
 
 
-class MakingNumbers(NamedTuple):
-    """`ScaleNumbers` except for the grid, as kernels take them: 64-bit integers."""
-
-    largest: Any
-    factor: Any
-    power: Any
-    spare: Any
-    least: Any
-
-
 @triton.jit
-def scale_numbers(making, grid, SCALE_ROUNDING: tl.constexpr):
-    """Convert int64 arguments to `ScaleNumbers`. In the interpreter a small integer is narrower than declared."""
+def scale_numbers(making, SCALE_ROUNDING: tl.constexpr):
+    """`ScaleNumbers` with a grid in the carrier. In the interpreter a small integer is narrower than declared."""
     largest, factor, least = making.largest.to(tl.int64), making.factor.to(tl.int64), making.least.to(tl.int64)
-    return ScaleNumbers(largest, factor, making.power.to(tl.int64), making.spare.to(tl.int64), least, in_carrier(grid, SCALE_ROUNDING.wide))
+    grid = in_carrier(making.grid, SCALE_ROUNDING.wide)
+    return ScaleNumbers(largest, factor, making.power.to(tl.int64), making.spare.to(tl.int64), least, grid)
 
 
 @triton.jit
@@ -178,12 +169,11 @@ def under_whole(scales, under):
 
 @kernel(do_not_specialize_on_alignment=["under"])
 def scales_kernel(
-    amaxes, out, under, count: tl.int64, each: tl.int64,
-    making: MakingNumbers, grid: GridNumbers,
+    amaxes, out, under, count: tl.int64, each: tl.int64, making: ScaleNumbers,
     MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the scales that result from `count` largest magnitudes, `each` of which are under one scale."""
-    making = scale_numbers(making, grid, SCALE_ROUNDING)
+    making = scale_numbers(making, SCALE_ROUNDING)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     bits = tl.load(amaxes + place, mask=place < count, other=0).to(tl.int32, bitcast=True)
     if under is not None:
@@ -215,7 +205,7 @@ def making_of(scales: Scales, is_under: bool) -> tuple[tuple[ScaleVariant, Kerne
     """
     rule = rounding_of_scales(scales.rule)
     ratios = is_under and _is_of_ratios(scales, rule)
-    rounding, (_, _, *grid) = arguments.rounding(GridRounding(scales.grid, rule), not ratios)
+    rounding, (*grid, _, _) = arguments.rounding(GridRounding(scales.grid, rule), not ratios)
     *numbers, _ = numbers_of(scales)
     return (ScaleVariant(scales.rule, not is_under and _is_of_powers(scales), ratios), rounding), (*numbers, *grid)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.carrier import GridNumbers, UsedBits, Variant
+from qsim_kernels.numbers.carrier import GridNumbers, RoundingNumbers, UsedBits, Variant
 from qsim_kernels.numbers.encoding import CodingVariant
 from qsim_kernels.numbers.grid import Overflow
 
@@ -140,18 +140,20 @@ def in_carrier(grid, WIDE: tl.constexpr):
 
 
 @triton.jit
-def used_in_carrier(used, WIDE: tl.constexpr):
-    """Convert `UsedBits` to words of the carrier's arithmetic."""
+def numbers_in_carrier(numbers, WIDE: tl.constexpr):
+    """Convert int64 `RoundingNumbers` to the carrier's patterns and the words of its arithmetic."""
     WORD: tl.constexpr = tl.int64 if WIDE else tl.uint32
-    return UsedBits(used.keep.to(WORD), used.correction.to(WORD))
+    used = numbers.used
+    return RoundingNumbers(in_carrier(numbers.grid, WIDE), UsedBits(used.keep.to(WORD), used.correction.to(WORD)))
 
 
 @triton.jit
-def rounding_of(seed_pointer, seed, stream, used, grid, WIDE: tl.constexpr):
-    """Gather what a rounding reads from a kernel's parameters: the seed by pointer or by value, and int64 numbers."""
+def rounding_of(seed_pointer, seed, stream, numbers, WIDE: tl.constexpr):
+    """Gather what a rounding reads from a kernel's parameters: the seed by pointer or by value, and `RoundingNumbers`."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
-    return RuntimeRounding(in_carrier(grid, WIDE), Noise(seed, stream, used_in_carrier(used, WIDE)))
+    numbers = numbers_in_carrier(numbers, WIDE)
+    return RuntimeRounding(numbers.grid, Noise(seed, stream, numbers.used))
 
 
 @triton.jit

@@ -34,7 +34,7 @@ def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
 
 @lru_cache(maxsize=4096)
 def rounding(chosen: GridRounding, wide: bool, writes_codes: bool = False) -> tuple[KernelVariant, tuple[Any, ...]]:
-    """The variant and the numbers of a rounding, those of `UsedBits` and `GridNumbers`; a table's address is a `TableAddress`.
+    """The variant and the numbers of a rounding, those of `RoundingNumbers`; a table's address is a `TableAddress`.
 
     Args:
         chosen: The rounding.
@@ -60,7 +60,7 @@ def rounding(chosen: GridRounding, wide: bool, writes_codes: bool = False) -> tu
         variant = variant._replace(rounding=table, width=buckets.width, steps=buckets.steps)
     if grid.table:
         numbers = numbers._replace(table=TableAddress(bits._replace(writes_codes=writes_codes), rule))  # type: ignore[arg-type]
-    return variant, (*used_bits(bits.carrier, rule.bits, rule.correction), *numbers)
+    return variant, (*numbers, *used_bits(bits.carrier, rule.bits, rule.correction))
 
 
 def _is_fast(bits: GridBits, rule: Rule) -> bool:

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.numbers.carrier import RoundingNumbers
+from qsim_kernels.numbers.grid import NoiseNumbers
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, encoded, note_lost, rounded
 from qsim_kernels.triton.device.code_pairs import codes_of_pairs
 from qsim_kernels.triton.device.codes import values_of
@@ -51,12 +52,12 @@ def quantize_part(part, x, out, offset, rounding, ROUNDING: tl.constexpr, BLOCKS
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_kernel(
-    x, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64, sizes: Sizes, used: UsedBits, grid: GridNumbers,
+    x, out, seed_pointer, source: NoiseNumbers, sizes: Sizes, numbers: RoundingNumbers,
     ROUNDING: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round values, of transposed matrices if there is a `TransposedTile`."""
-    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
-    on_parts(quantize_part, (x, out, offset, rounding), (ROUNDING,), sizes, BLOCKS, TILE)
+    rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
+    on_parts(quantize_part, (x, out, source.offset, rounding), (ROUNDING,), sizes, BLOCKS, TILE)
 
 
 @triton.jit
@@ -84,14 +85,13 @@ def encode_part(
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "lost"])
 def encode_kernel(
-    x, out, lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    sizes: Sizes, used: UsedBits, grid: GridNumbers, coding: Codes,
+    x, out, lost, seed_pointer, source: NoiseNumbers, sizes: Sizes, numbers: RoundingNumbers, coding: Codes,
     ROUNDING: tl.constexpr, CODING: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round values and write their codes; set `lost`, if given, where a NaN has no code."""
-    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
+    rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
     coding = codes_in_carrier(coding, rounding.grid.shift, ROUNDING.wide)
-    on_parts(encode_part, (x, out, lost, offset, rounding, coding), (ROUNDING, CODING), sizes, BLOCKS, TILE)
+    on_parts(encode_part, (x, out, lost, source.offset, rounding, coding), (ROUNDING, CODING), sizes, BLOCKS, TILE)
 
 
 @triton.jit
@@ -135,14 +135,14 @@ def quantize_and_encode_part(
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_encode_kernel(
     x, out, codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64, sizes: Sizes,
-    used: UsedBits, grid: GridNumbers, code_used: UsedBits, code_grid: GridNumbers, coding: Codes,
+    numbers: RoundingNumbers, code_numbers: RoundingNumbers, coding: Codes,
     ROUNDING: tl.constexpr, CODE_ROUNDING: tl.constexpr, CODING: tl.constexpr,
     ONE_GRID: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round values to one grid, and to another whose codes are written: both that a layer needs of its input, in one read."""
-    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
-    code_rounding = rounding_of(seed_pointer, seed, code_stream, code_used, code_grid, CODE_ROUNDING.wide)
-    coding = codes_in_carrier(coding, code_grid.shift, CODE_ROUNDING.wide)
+    rounding = rounding_of(seed_pointer, seed, noise_stream, numbers, ROUNDING.wide)
+    code_rounding = rounding_of(seed_pointer, seed, code_stream, code_numbers, CODE_ROUNDING.wide)
+    coding = codes_in_carrier(coding, code_numbers.grid.shift, CODE_ROUNDING.wide)
     # A thread holds as many neighbours for the narrow codes as for the values; otherwise one of them would go through shared memory.
     given = (x, out, codes_out, rounding, code_rounding, coding)
     on_parts(quantize_and_encode_part, given, (ROUNDING, CODE_ROUNDING, CODING, ONE_GRID), sizes, BLOCKS, TILE, BLOCKS.run)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.numbers.carrier import RoundingNumbers
 from qsim_kernels.numbers.encoding import code_dtype, read_encoding
 from qsim_kernels.triton.device.blocks import as_single, encoded
 from qsim_kernels.triton.device.noise import random_integers
@@ -52,8 +52,7 @@ def tile_of_codes(values, first, rounding, coding, ROUNDING: tl.constexpr, CODIN
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def both_ways_kernel(
     x, turned_out, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64, rows: tl.int64, columns: tl.int64,
-    used: UsedBits, grid: GridNumbers, coding: Codes,
-    turned_used: UsedBits, turned_grid: GridNumbers, turned_coding: Codes,
+    numbers: RoundingNumbers, coding: Codes, turned_numbers: RoundingNumbers, turned_coding: Codes,
     ROUNDING: tl.constexpr, CODING: tl.constexpr, TURNED_ROUNDING: tl.constexpr, TURNED_CODING: tl.constexpr, SQUARE: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix onto two grids, and write the codes of one rounding in place, if wanted, and of the other transposed.
@@ -84,14 +83,14 @@ def both_ways_kernel(
         part = Part(0, places, (row < rows)[:, None] & (column < columns)[None, :], first)
         turned_part = Part(0, turned_places, (column < columns)[:, None] & (row < rows)[None, :], first)
     values = as_single(load_part(x, part))
-    turned_rounding = rounding_of(seed_pointer, seed, turned_stream, turned_used, turned_grid, TURNED_ROUNDING.wide)
+    turned_rounding = rounding_of(seed_pointer, seed, turned_stream, turned_numbers, TURNED_ROUNDING.wide)
     turned = tile_of_codes(values, first, turned_rounding, turned_coding, TURNED_ROUNDING, TURNED_CODING, SQUARE)
     turned = turned.to(turned_out.dtype.element_ty)
     if out is not None:
         if SQUARE.alike:
             codes = turned
         else:
-            rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
+            rounding = rounding_of(seed_pointer, seed, noise_stream, numbers, ROUNDING.wide)
             codes = tile_of_codes(values, first, rounding, coding, ROUNDING, CODING, SQUARE).to(out.dtype.element_ty)
         store_part(out, codes, part)
     store_part(turned_out, tl.trans(turned), turned_part)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.numbers.carrier import RoundingNumbers
 from qsim_kernels.numbers.grid import GridRounding, Noise
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, rounded
 from qsim_kernels.triton.device.noise import random_integers
@@ -58,11 +58,10 @@ def walk_down(
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_sum_kernel(
     x, out, sums, seed_pointer, seed: tl.int64, noise_stream: tl.int64, rows: tl.int64, columns: tl.int64, depth: tl.int64,
-    used: UsedBits, grid: GridNumbers,
-    ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+    numbers: RoundingNumbers, ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix; `sums` gets one row of sums per `depth` rows."""
-    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
+    rounding = rounding_of(seed_pointer, seed, noise_stream, numbers, ROUNDING.wide)
     across = tl.cdiv(columns, BLOCK)
     program = tl.program_id(0).to(tl.int64)
     column, part = program % across * BLOCK, program // across

@@ -20,21 +20,13 @@ _FEW, _MANY, _LARGE = 4, 32, 1 << 23
 #: Elements whose squares are summed before they are added to those of other blocks; a thread reads this many at once.
 _GROUP = 4
 
-FIELDS: tl.constexpr = tl.constexpr(tallies.FIELDS)
-LARGEST: tl.constexpr = tl.constexpr(tallies.LARGEST)
-SPECIAL: tl.constexpr = tl.constexpr(tallies.SPECIAL)
-BIAS: tl.constexpr = tl.constexpr(tallies.BIAS)
-SUMS: tl.constexpr = tl.constexpr(tallies.SUMS)
-SIGNAL: tl.constexpr = tl.constexpr(tallies.SIGNAL)
-NOISE: tl.constexpr = tl.constexpr(tallies.NOISE)
+FIELDS, LARGEST, SPECIAL, BIAS = map(tl.constexpr, (tallies.FIELDS, tallies.LARGEST, tallies.SPECIAL, tallies.BIAS))
+SUMS, SIGNAL, NOISE = map(tl.constexpr, (tallies.SUMS, tallies.SIGNAL, tallies.NOISE))
 #: The counts after those of fields share the bits of one integer: each has this many, enough for a program's blocks.
 EACH: tl.constexpr = tl.constexpr(6)
 MOST: tl.constexpr = tl.constexpr(63)
-ZERO: tl.constexpr = tl.constexpr(1 << 6 * (tallies.ZERO - tallies.FIELDS))
-NAN: tl.constexpr = tl.constexpr(1 << 6 * (tallies.NAN - tallies.FIELDS))
-SATURATED: tl.constexpr = tl.constexpr(1 << 6 * (tallies.SATURATED - tallies.FIELDS))
-UNDERFLOWED: tl.constexpr = tl.constexpr(1 << 6 * (tallies.UNDERFLOWED - tallies.FIELDS))
-EXACT: tl.constexpr = tl.constexpr(1 << 6 * (tallies.EXACT - tallies.FIELDS))
+_PLACES = (tallies.ZERO, tallies.NAN, tallies.SATURATED, tallies.UNDERFLOWED, tallies.EXACT)
+ZERO, NAN, SATURATED, UNDERFLOWED, EXACT = (tl.constexpr(1 << 6 * (place - tallies.FIELDS)) for place in _PLACES)
 FACTS: tl.constexpr = tl.constexpr(tallies.SIZE - tallies.FIELDS)
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, UsedBits
-from qsim_kernels.numbers.grid import GridRounding
+from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, RoundingNumbers
+from qsim_kernels.numbers.grid import GridRounding, NoiseNumbers
 from qsim_kernels.numbers.scales import ScaleChoice, Scales, rounding_of_scales
 from qsim_kernels.torch import best as reference
 from qsim_kernels.triton.device.blocks import rounded
@@ -120,8 +120,8 @@ def second_is_better(first, first_scales, second, second_scales, values, amax, S
 
 @kernel(do_not_specialize_on_alignment=["flips", "seed_pointer"])
 def best_kernel(
-    x, out, largest, flips, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    matrices: Matrices, signs: tl.int64, choice: ChoiceNumbers, used: UsedBits, grid: GridNumbers, scale_grid: GridNumbers,
+    x, out, largest, flips, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, choice: ChoiceNumbers,
+    numbers: RoundingNumbers, scale_grid: GridNumbers,
     ROUNDING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr, REGION: tl.constexpr,
     SQUARES: tl.constexpr,
 ):  # fmt: skip
@@ -135,7 +135,7 @@ def best_kernel(
         REGION: The `RegionShape`.
         SQUARES: See `ScaleChoice`.
     """
-    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
+    rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
     scales_at = in_carrier(scale_grid, SCALE_ROUNDING.wide)
     at = region_place(tl.program_id(0), matrices, REGION)
     of_tensor = tl.load(largest)
@@ -145,9 +145,9 @@ def best_kernel(
     least = as_double(choice.least)
     first_scales = best_scales(amax, as_double(choice.first), least, tensor, scales_at, SCALE_ROUNDING)
     second_scales = best_scales(amax, as_double(choice.second), least, tensor, scales_at, SCALE_ROUNDING)
-    drawn = random_integers(rounding.noise, offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
+    drawn = random_integers(rounding.noise, source.offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
     first = rounded(quotients_of(values, first_scales, REGION), drawn, rounding.grid, ROUNDING, False)
-    drawn = random_integers(rounding.noise, offset + choice.count + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
+    drawn = random_integers(rounding.noise, source.offset + choice.count + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
     second = rounded(quotients_of(values, second_scales, REGION), drawn, rounding.grid, ROUNDING, False)
     is_better = second_is_better(first, first_scales, second, second_scales, values, amax, SQUARES, REGION)
     # Whatever the blocks, a tensor with a number that is not finite becomes NaN.
@@ -165,7 +165,7 @@ def _prepared(call: CallInBasis, scales: Scales, choice: ScaleChoice) -> tuple[L
         return None
     cut, turn, _ = regions
     variant, numbers = arguments.rounding(GridRounding(elements.grid, elements.rule), False)
-    scale_variant, (_, _, *scale_grid) = arguments.rounding(GridRounding(scales.grid, rounding_of_scales(scales.rule)), False)
+    scale_variant, (*scale_grid, _, _) = arguments.rounding(GridRounding(scales.grid, rounding_of_scales(scales.rule)), False)
     variant = arguments.drawn_later(variant, elements.grid, few_bits=False)
     number = DOUBLE.pattern
     first, second = map(number, choice.candidates)

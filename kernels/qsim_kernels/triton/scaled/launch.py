@@ -223,7 +223,7 @@ def _in_pairs(call: _Call, making: Scales, read: Reading) -> Launch | None:
     else:
         kernel, pairs, signs = pairs_kernel, ScaledForm(are_powers, is_exact, clamps), []
         shape = regions.shape, read.tiles.width == 1
-    constants = (variant, *making_variants, *shape, int(elements.restore), pairs, pairs.text, pairs.constraints)
+    constants = (variant, *making_variants, *shape, int(elements.restore), pairs, *pairs.code)
     run = launcher(kernel, form, *numbers, *making_numbers, *constants, **regions.options)
     return Launch(run, regions.programs, (*regions.matrices, *signs, int(call.wholes > 1)))
 

@@ -10,15 +10,15 @@ from functools import lru_cache, partial
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.carrier import SINGLE, GridNumbers, UsedBits
-from qsim_kernels.numbers.grid import GridRounding
-from qsim_kernels.numbers.scales import ScaleGroups, Scales
+from qsim_kernels.numbers.carrier import SINGLE, RoundingNumbers
+from qsim_kernels.numbers.grid import GridRounding, NoiseNumbers
+from qsim_kernels.numbers.scales import ScaleGroups, ScaleNumbers, Scales
 from qsim_kernels.torch import scaling as reference
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_in_basis, region_place, store_from_basis
-from qsim_kernels.triton.device.tile_scales import MakingNumbers, making_of, scale_numbers, tile_scales
+from qsim_kernels.triton.device.tile_scales import making_of, scale_numbers, tile_scales
 from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
@@ -37,20 +37,20 @@ def group_scales(values, reach, GROUPS: tl.constexpr):
 
 @kernel(do_not_specialize_on_alignment=["flips", "seed_pointer"])
 def nested_kernel(
-    x, out, largest, flips, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    matrices: Matrices, signs: tl.int64, reach: tl.int64, used: UsedBits, grid: GridNumbers, making: MakingNumbers, scale_grid: GridNumbers,
+    x, out, largest, flips, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, reach: tl.int64,
+    numbers: RoundingNumbers, making: ScaleNumbers,
     ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr,
     REGION: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Round a region; `GROUPS` is its `RegionShape` with groups for tiles."""
-    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
-    making = scale_numbers(making, scale_grid, SCALE_ROUNDING)
+    rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
+    making = scale_numbers(making, SCALE_ROUNDING)
     at = region_place(tl.program_id(0), matrices, REGION)
     values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION)
     scales = group_scales(values, reach, GROUPS)
     quotients = quotients_of_any(values, scales, GROUPS)
     made, inverses = tile_scales(largest_of_tiles(quotients, REGION), None, making, MAKING, SCALE_ROUNDING)
-    drawn = random_integers(rounding.noise, offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
+    drawn = random_integers(rounding.noise, source.offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
     result = rounded(divided(quotients, spread(inverses, REGION), ROUNDING), drawn, rounding.grid, ROUNDING, False)
     result = result * spread(made, REGION) * spread(scales, GROUPS)
     store_from_basis(out, result, flips, at, matrices, signs, BACK, REGION)

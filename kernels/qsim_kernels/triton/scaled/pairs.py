@@ -8,13 +8,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.numbers.carrier import RoundingNumbers
+from qsim_kernels.numbers.grid import NoiseNumbers
+from qsim_kernels.numbers.scales import ScaleNumbers
 from qsim_kernels.triton.device.pairs import larger_pair
 from qsim_kernels.triton.device.parts import Part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, region_place
 from qsim_kernels.triton.device.scaled_pairs import pair_of, powers_of_pairs, rounded_pairs
-from qsim_kernels.triton.device.tile_scales import MakingNumbers, scale_numbers, tile_scales
+from qsim_kernels.triton.device.tile_scales import scale_numbers, tile_scales
 from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.scaled.tiles import restoring_factors, spread
 
@@ -55,14 +57,14 @@ def factors_of_pairs(first, second, under, REGION: tl.constexpr, RESTORE: tl.con
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "under"])
 def pairs_kernel(
-    x, out, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    matrices: Matrices, apart: tl.int64, used: UsedBits, grid: GridNumbers, making: MakingNumbers, scale_grid: GridNumbers,
+    x, out, under, seed_pointer, source: NoiseNumbers, matrices: Matrices, apart: tl.int64,
+    numbers: RoundingNumbers, making: ScaleNumbers,
     ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, REGION: tl.constexpr, BY_COLUMN: tl.constexpr,
     RESTORE: tl.constexpr, FORM: tl.constexpr, TEXT: tl.constexpr, CONSTRAINTS: tl.constexpr,
 ):  # fmt: skip
     """Round matrices under the scales of their tiles; see `tiles_kernel`."""
-    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
-    making = scale_numbers(making, scale_grid, SCALE_ROUNDING)
+    rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
+    making = scale_numbers(making, SCALE_ROUNDING)
     at = region_place(tl.program_id(0), matrices, REGION)
     if under is not None:
         under += at.matrix * apart
@@ -80,6 +82,6 @@ def pairs_kernel(
         inverses = spread(first_inverses, REGION), spread(second_inverses, REGION)
         factors = factors_of_pairs(first, second, under, REGION, RESTORE, FORM)
     # Four pairs share a Philox block.
-    block = (offset >> 3) + (part.start >> 2) + (part.places >> 2)
+    block = (source.offset >> 3) + (part.start >> 2) + (part.places >> 2)
     result = rounded_pairs(pairs, block, rounding.noise, inverses, factors, rounding.grid, FORM, TEXT, CONSTRAINTS)
     store_part(out.to(tl.pointer_type(tl.int32)), result, part)

@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.meanings.triton import INTERPRETED, elements
-from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
-from qsim_kernels.numbers.scales import Restore
+from qsim_kernels.numbers.carrier import RoundingNumbers
+from qsim_kernels.numbers.grid import NoiseNumbers
+from qsim_kernels.numbers.scales import Restore, ScaleNumbers
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.parts import store_part
@@ -15,11 +16,10 @@ from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_transformed, narrowed, region_part, region_place
 from qsim_kernels.triton.device.rounding import DOWN, ODD, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
-from qsim_kernels.triton.device.tile_scales import MakingNumbers, inverses_of, scale_numbers, tile_scales, under_whole
+from qsim_kernels.triton.device.tile_scales import inverses_of, scale_numbers, tile_scales, under_whole
 from qsim_kernels.triton.device.values import rounding_of
 
-NOTHING: tl.constexpr = tl.constexpr(int(Restore.NOTHING))
-ALL: tl.constexpr = tl.constexpr(int(Restore.ALL))
+NOTHING, ALL = (tl.constexpr(int(restore)) for restore in (Restore.NOTHING, Restore.ALL))
 kept_from_zero = elements.kept_from_zero
 
 
@@ -132,12 +132,12 @@ def quotients_of_any(values, scales, REGION: tl.constexpr):
 
 @triton.jit
 def round_region(
-    values, inverses, factors, reach, out, at, matrices, offset, rounding,
+    values, inverses, factors, reach, out, at, matrices, source, rounding,
     ROUNDING: tl.constexpr, REGION: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """Round the values of a region under scales broadcast over it, and write them; for `CLAMP` see `saturation`."""
     part = region_part(at, matrices, REGION)
-    drawn = random_integers(rounding.noise, offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
+    drawn = random_integers(rounding.noise, source.offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
     # NaN is made canonical when it is stored.
     result = rounded(divided(values, inverses, ROUNDING), drawn, rounding.grid, ROUNDING, False).to(tl.float32)
     if RESTORE != NOTHING:
@@ -155,14 +155,14 @@ def round_region(
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "under"])
 def tiles_kernel(
-    x, out, scales, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    matrices: Matrices, signs: tl.int64, apart: tl.int64, used: UsedBits, grid: GridNumbers, making: MakingNumbers, scale_grid: GridNumbers,
+    x, out, scales, under, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, apart: tl.int64,
+    numbers: RoundingNumbers, making: ScaleNumbers,
     ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, REGION: tl.constexpr,
     RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """Round matrices under the scales of their tiles, and write these too. `apart` is 1 if each is under a scale of its own."""
-    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
-    making = scale_numbers(making, scale_grid, SCALE_ROUNDING)
+    rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
+    making = scale_numbers(making, SCALE_ROUNDING)
     at = region_place(tl.program_id(0), matrices, REGION)
     if under is not None:
         under += at.matrix * apart
@@ -172,7 +172,7 @@ def tiles_kernel(
         store_scales(scales, made, at, matrices, REGION)
     factors = spread(restoring_factors(made, under, RESTORE), REGION)
     reach = reach_of(under, making, SCALE_ROUNDING) if CLAMP == BY_TENSOR else 0.0
-    round_region(values, spread(inverses, REGION), factors, reach, out, at, matrices, offset, rounding, ROUNDING, REGION, RESTORE, CLAMP)
+    round_region(values, spread(inverses, REGION), factors, reach, out, at, matrices, source, rounding, ROUNDING, REGION, RESTORE, CLAMP)
 
 
 @triton.jit
@@ -193,16 +193,16 @@ def scales_of_region(scales, at, matrices, REGION: tl.constexpr, ACROSS: tl.cons
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "scales", "under"])
 def scaled_kernel(
-    x, out, scales, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    matrices: Matrices, signs: tl.int64, apart: tl.int64, used: UsedBits, grid: GridNumbers,
+    x, out, scales, under, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, apart: tl.int64,
+    numbers: RoundingNumbers,
     ROUNDING: tl.constexpr, TURN: tl.constexpr, REGION: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Round matrices under given scales; see `tiles_kernel`."""
-    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
+    rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
     at = region_place(tl.program_id(0), matrices, REGION)
     if under is not None:
         under += at.matrix * apart
     values = load_transformed(x, at, matrices, signs, TURN, REGION)
     given = scales_of_region(scales, at, matrices, REGION, ACROSS)
     factors = restoring_factors(given, under, RESTORE)
-    round_region(values, inverses_of(given, under), factors, 0.0, out, at, matrices, offset, rounding, ROUNDING, REGION, RESTORE, CLAMP)
+    round_region(values, inverses_of(given, under), factors, 0.0, out, at, matrices, source, rounding, ROUNDING, REGION, RESTORE, CLAMP)

@@ -15,12 +15,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.numbers.carrier import RoundingNumbers
+from qsim_kernels.numbers.grid import NoiseNumbers
+from qsim_kernels.numbers.scales import ScaleNumbers
 from qsim_kernels.triton.device.pairs import larger_pair
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, region_place
 from qsim_kernels.triton.device.scaled_pairs import pair_of, rounded_quotients
-from qsim_kernels.triton.device.tile_scales import MakingNumbers, scale_numbers, tile_scales
+from qsim_kernels.triton.device.tile_scales import scale_numbers, tile_scales
 from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.scaled.tiles import larger, restoring_factors
 
@@ -140,14 +142,14 @@ def flips_of(signs, PAIRS: tl.constexpr, DOWN: tl.constexpr):
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "under"])
 def turned_kernel(
-    x, out, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    matrices: Matrices, signs: tl.int64, apart: tl.int64, used: UsedBits, grid: GridNumbers, making: MakingNumbers, scale_grid: GridNumbers,
+    x, out, under, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, apart: tl.int64,
+    numbers: RoundingNumbers, making: ScaleNumbers,
     ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, REGION: tl.constexpr,
     RESTORE: tl.constexpr, FORM: tl.constexpr, TEXT: tl.constexpr, CONSTRAINTS: tl.constexpr,
 ):  # fmt: skip
     """Round transformed matrices under the scales of their blocks; see `tiles_kernel`. Columns are counted in pairs."""
-    rounding = rounding_of(seed_pointer, seed, noise_stream, used, grid, ROUNDING.wide)
-    making = scale_numbers(making, scale_grid, SCALE_ROUNDING)
+    rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
+    making = scale_numbers(making, SCALE_ROUNDING)
     at = region_place(tl.program_id(0), matrices, REGION)
     if under is not None:
         under += at.matrix * apart
@@ -157,12 +159,12 @@ def turned_kernel(
     start = tl.multiple_of((at.matrix * matrices.rows + at.row) * matrices.columns + at.column, 16)
     thread, columns = tl.arange(0, REGION.width // EACH), matrices.columns.to(tl.int32)
     inside = thread < ((matrices.columns - at.column) // EACH).to(tl.int32)
-    source = x.to(tl.pointer_type(tl.int32)) + start + thread * EACH
+    given = x.to(tl.pointer_type(tl.int32)) + start + thread * EACH
     target = out.to(tl.pointer_type(tl.int32)) + start + thread * EACH
     if TURN.down:
-        pairs = pairs_of_rows(source, columns, inside, PAIRS)
+        pairs = pairs_of_rows(given, columns, inside, PAIRS)
     else:
-        pairs = pairs_of_runs(source, inside, PAIRS)
+        pairs = pairs_of_runs(given, inside, PAIRS)
     flips = flips_of(signs.to(tl.int32), PAIRS, TURN.down)
     first, second = singles(pairs, flips, 0), singles(pairs, flips, 1)
     if not TURN.bounded:
@@ -184,7 +186,7 @@ def turned_kernel(
         factors = (pair_of(scales, others),)
     else:
         factors = restoring_factors(scales, under, RESTORE), restoring_factors(others, under, RESTORE)
-    block = (offset >> 3) + (start >> 2) + (thread * EACH >> 2)
+    block = (source.offset >> 3) + (start >> 2) + (thread * EACH >> 2)
     result = ()
     for four in tl.static_range(PAIRS // 4):
         quotients = ()

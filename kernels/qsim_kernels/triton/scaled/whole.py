@@ -9,13 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import GridNumbers
-from qsim_kernels.numbers.scales import Scales
+from qsim_kernels.numbers.scales import ScaleNumbers, Scales
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.pairs import larger_pair
 from qsim_kernels.triton.device.parts import block_part, load_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.tile_scales import MakingNumbers, making_of, scale_numbers, tile_scales
+from qsim_kernels.triton.device.tile_scales import making_of, scale_numbers, tile_scales
 from qsim_kernels.triton.host.arguments import has_dpx
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
@@ -51,7 +50,7 @@ def largest_of_blocks(
 
 @kernel(do_not_specialize_on_alignment=["out", "state"])
 def whole_scale_kernel(
-    x, out, state, count: tl.int64, making: MakingNumbers, grid: GridNumbers,
+    x, out, state, count: tl.int64, making: ScaleNumbers,
     MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
     IN_PAIRS: tl.constexpr,
 ):  # fmt: skip
@@ -74,7 +73,7 @@ def whole_scale_kernel(
         if is_last:
             amax = tl.atomic_max(state, 0, sem="relaxed")
     if is_last:
-        scale, _ = tile_scales(tl.zeros([1], tl.int32) + amax, None, scale_numbers(making, grid, SCALE_ROUNDING), MAKING, SCALE_ROUNDING)
+        scale, _ = tile_scales(tl.zeros([1], tl.int32) + amax, None, scale_numbers(making, SCALE_ROUNDING), MAKING, SCALE_ROUNDING)
         tl.store(out + tl.arange(0, 1), scale)
 
 

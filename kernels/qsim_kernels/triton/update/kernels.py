@@ -5,13 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.carrier import GridNumbers, UsedBits
+from qsim_kernels.numbers.carrier import GridNumbers, RoundingNumbers
 from qsim_kernels.numbers.updates import Factors, PlaceNumbers, UpdateTensors
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.noise import integers_at, random_integers
 from qsim_kernels.triton.device.parts import block_part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.values import Noise, in_carrier, used_in_carrier
+from qsim_kernels.triton.device.values import Noise, in_carrier, numbers_in_carrier
 from qsim_kernels.triton.update.multi_tensor import COLUMNS, COUNT, FACTORS, KEYS, OFFSET, ROW, STRIDE, addresses
 from qsim_kernels.triton.update.rules import adam, compensated, decayed, excess, sgd, with_decay, written
 
@@ -19,7 +19,7 @@ from qsim_kernels.triton.update.rules import adam, compensated, decayed, excess,
 @triton.jit
 def integers(keys, role, used, start, place, ROUNDING: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, SMOOTH: tl.constexpr):
     """The random integers of a block's elements: of neighbours at once, or of each by its position in the whole tensor."""
-    noise = Noise(tl.load(keys + 2 * role), tl.load(keys + 2 * role + 1), used_in_carrier(used, ROUNDING.wide))
+    noise = Noise(tl.load(keys + 2 * role), tl.load(keys + 2 * role + 1), used)
     if SMOOTH:
         drawn = random_integers(noise, place.offset + start, ROUNDING, RUN, True, BLOCK)
     else:
@@ -52,7 +52,7 @@ def read_block(at, start, count, KIND: tl.constexpr, RUN: tl.constexpr, BLOCK: t
 
 @triton.jit
 def update_block(
-    x, at, keys, start, count, factors, place, used, grid, inner, moments_used, moments_grid,
+    x, at, keys, start, count, factors, place, weights, inner, moments,
     KIND: tl.constexpr, WEIGHTS: tl.constexpr, MOMENTS: tl.constexpr, MOMENT: tl.constexpr,
     RUN: tl.constexpr, BLOCK: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
@@ -66,11 +66,9 @@ def update_block(
         count: The number of the parameter's elements.
         factors: `Factors`.
         place: `PlaceNumbers`.
-        used: `UsedBits` of the weights' rounding.
-        grid: `GridNumbers` of the weights.
+        weights: `RoundingNumbers` of the weights.
         inner: `GridNumbers` of the compensation and of intermediates.
-        moments_used: `UsedBits` of the moments' rounding.
-        moments_grid: `GridNumbers` of the moments.
+        moments: `RoundingNumbers` of the moments.
         KIND: The `Kind`.
         WEIGHTS: The `KernelVariant` of the weights' rounding.
         MOMENTS: The `KernelVariant` of the moments' rounding.
@@ -89,34 +87,35 @@ def update_block(
         change, first = sgd(grad, as_single(x.first), factors, inner, KIND)
     change = with_decay(change, weight, factors, inner, KIND)
     if KIND.moment:
-        drawn = integers(keys, 1, moments_used, start, place, MOMENTS, RUN, BLOCK, SMOOTH)
-        store_part(at.first, written(first, drawn, moments_grid, MOMENTS, KIND.native_moments, MOMENT), part)
+        drawn = integers(keys, 1, moments.used, start, place, MOMENTS, RUN, BLOCK, SMOOTH)
+        store_part(at.first, written(first, drawn, moments.grid, MOMENTS, KIND.native_moments, MOMENT), part)
     if KIND.adam:
-        drawn = integers(keys, 2, moments_used, start, place, MOMENTS, RUN, BLOCK, SMOOTH)
-        store_part(at.second, written(second, drawn, moments_grid, MOMENTS, KIND.native_moments, MOMENT), part)
+        drawn = integers(keys, 2, moments.used, start, place, MOMENTS, RUN, BLOCK, SMOOTH)
+        store_part(at.second, written(second, drawn, moments.grid, MOMENTS, KIND.native_moments, MOMENT), part)
         if KIND.amsgrad:
-            store_part(at.largest, written(largest, drawn, moments_grid, MOMENTS, KIND.native_moments, MOMENT), part)
-    drawn = integers(keys, 0, used, start, place, WEIGHTS, RUN, BLOCK, SMOOTH)
+            store_part(at.largest, written(largest, drawn, moments.grid, MOMENTS, KIND.native_moments, MOMENT), part)
+    drawn = integers(keys, 0, weights.used, start, place, WEIGHTS, RUN, BLOCK, SMOOTH)
     if KIND.kahan:
         INNER: tl.constexpr = KIND.inner
         added = compensated(change, as_single(x.compensation), inner, KIND)
-        total = written(weight + added, drawn, grid, WEIGHTS, KIND.native, KIND.stored)
+        total = written(weight + added, drawn, weights.grid, WEIGHTS, KIND.native, KIND.stored)
         store_part(at.param, total, part)
         lost = excess(as_single(total), weight, added, inner, KIND)
         store_part(at.compensation, written(lost, 0, inner, INNER, KIND.native_inner, KIND.stored), part)
     else:
-        store_part(at.param, written(weight - change, drawn, grid, WEIGHTS, KIND.native, KIND.stored), part)
+        store_part(at.param, written(weight - change, drawn, weights.grid, WEIGHTS, KIND.native, KIND.stored), part)
 
 
 @kernel(do_not_specialize_on_alignment=["found_inf"])
 def update_kernel(
     table, work, factors, keys, found_inf,
-    used: UsedBits, grid: GridNumbers, inner: GridNumbers, moments_used: UsedBits, moments_grid: GridNumbers,
+    weights: RoundingNumbers, inner: GridNumbers, moments: RoundingNumbers,
     KIND: tl.constexpr, WEIGHTS: tl.constexpr, MOMENTS: tl.constexpr, GRADIENT: tl.constexpr, MOMENT: tl.constexpr,
     RUN: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
     """Update a few blocks of one of many parameters; `work` says which."""
-    grid, inner, moments_grid = in_carrier(grid, WEIGHTS.wide), in_carrier(inner, KIND.inner.wide), in_carrier(moments_grid, MOMENTS.wide)
+    weights, moments = numbers_in_carrier(weights, WEIGHTS.wide), numbers_in_carrier(moments, MOMENTS.wide)
+    inner = in_carrier(inner, KIND.inner.wide)
     tensor = tl.load(work + 2 * tl.program_id(0))
     start = tl.load(work + 2 * tl.program_id(0) + 1).to(tl.int64) * (STEPS * BLOCK)
     row = table + tensor * COLUMNS
@@ -137,7 +136,7 @@ def update_kernel(
         if step + 1 < STEPS:
             after = read_block(at, begin + BLOCK, count, KIND, RUN, BLOCK, not SMOOTH)
         update_block(
-            x, at, keys, begin, count, numbers, place, used, grid, inner, moments_used, moments_grid,
+            x, at, keys, begin, count, numbers, place, weights, inner, moments,
             KIND, WEIGHTS, MOMENTS, MOMENT, RUN, BLOCK, SMOOTH,
         )  # fmt: skip
         x = after

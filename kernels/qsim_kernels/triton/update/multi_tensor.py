@@ -21,18 +21,7 @@ from qsim_kernels.numbers.updates import UpdateTensors
 
 #: Columns of the table of tensors: addresses, then numbers.
 COLUMNS: tl.constexpr = tl.constexpr(16)
-GRAD: tl.constexpr = tl.constexpr(1)
-FIRST: tl.constexpr = tl.constexpr(2)
-SECOND: tl.constexpr = tl.constexpr(3)
-LARGEST: tl.constexpr = tl.constexpr(4)
-COMPENSATION: tl.constexpr = tl.constexpr(5)
-STEP: tl.constexpr = tl.constexpr(6)
-PRODUCTS: tl.constexpr = tl.constexpr(7)
-COUNT: tl.constexpr = tl.constexpr(8)
-OFFSET: tl.constexpr = tl.constexpr(9)
-ROW: tl.constexpr = tl.constexpr(10)
-STRIDE: tl.constexpr = tl.constexpr(11)
-STREAM: tl.constexpr = tl.constexpr(12)
+GRAD, FIRST, SECOND, LARGEST, COMPENSATION, STEP, PRODUCTS, COUNT, OFFSET, ROW, STRIDE, STREAM = map(tl.constexpr, range(1, 13))
 
 #: Room for the factors of a tensor, in the order of `updates.Factors`, and for the keys of its random bits.
 FACTORS: tl.constexpr = tl.constexpr(16)

@@ -34,7 +34,7 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     counts = tuple(map(Tensor.numel, params))
     table = table_of((*smooth, step.steps, step.products), counts, step.streams, step.places)
     types = (params[0].dtype, step.grads[0].dtype, step.first[0].dtype if step.first else params[0].dtype)
-    kind = _kind(algorithm, roundings, *types, bool(step.first), bool(step.compensations), step.grad_scale is not None)
+    kind = _kind(algorithm, roundings, types[0], types[2], bool(step.first), bool(step.compensations), step.grad_scale is not None)
     pointer = step.lr if step.lr.device == device else None
     # Kernels would round numbers that are passed to them as such.
     rate = 0 if pointer is not None else double_bits(float(step.lr))
@@ -54,14 +54,7 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
 
 @lru_cache(maxsize=4096)
 def _kind(
-    algorithm: Algorithm,
-    roundings: Roundings,
-    param: torch.dtype,
-    grad: torch.dtype,
-    state: torch.dtype,
-    moment: bool,
-    kahan: bool,
-    scaled: bool,
+    algorithm: Algorithm, roundings: Roundings, param: torch.dtype, state: torch.dtype, moment: bool, kahan: bool, scaled: bool
 ) -> Kind:
     inner, _ = arguments.rounding(roundings.inner, False)
     return Kind(
@@ -87,7 +80,7 @@ def _preparer(algorithm: Algorithm, roundings: Roundings, kind: Kind, absent: tu
         numbers = (algorithm.beta1, algorithm.beta2, algorithm.epsilon, algorithm.decay, 0.0)
     else:
         numbers = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
-    _, (_, _, *grid) = arguments.rounding(roundings.inner, False)
+    _, (*grid, _, _) = arguments.rounding(roundings.inner, False)
     patterns = tuple(double_bits(number) for number in numbers)
     return launcher(prepare_kernel, absent, *patterns, *grid, kind, _LANES, num_warps=1, enable_fp_fusion=False)
 
@@ -97,7 +90,7 @@ def _updater(
     roundings: Roundings, kind: Kind, param: torch.dtype, grad: torch.dtype, state: torch.dtype, smooth: bool, unchecked: bool
 ) -> Launcher:
     weights = arguments.rounding(roundings.weights, False)
-    _, (_, _, *inner_numbers) = arguments.rounding(roundings.inner, False)
+    _, (*inner_numbers, _, _) = arguments.rounding(roundings.inner, False)
     states = arguments.rounding(roundings.state, False)
     run = 16 // max(param.itemsize, grad.itemsize, state.itemsize)
     constants = (kind, weights[0], states[0], _TYPES[grad], _TYPES[state], max(run, 4), _BLOCK, _STEPS, smooth)
