@@ -13,15 +13,15 @@ from qsim_kernels.numbers.grid import GridRounding
 from qsim_kernels.numbers.scales import ScaleCorrection, Scales, rounding_of_scales
 from qsim_kernels.torch import eden as reference
 from qsim_kernels.torch.best import SMALLEST
-from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_in_basis, region_place, store_from_basis
+from qsim_kernels.triton.device.rounding import rounded_magnitudes
 from qsim_kernels.triton.device.values import in_carrier, rounding_of
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.basis import CallInBasis, RegionsInBasis, quantize_in_basis
-from qsim_kernels.triton.scaled.tiles import largest_of_tiles, quotients_of_any, spread, sums_of_tiles
+from qsim_kernels.triton.scaled.tiles import largest_of_tiles, quotients_of_any, signed, spread, sums_of_tiles
 
 
 class CorrectionNumbers(NamedTuple):
@@ -93,43 +93,41 @@ def eden_kernel(
     values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION)
     amax = largest_of_tiles(values, REGION).to(tl.float32, bitcast=True)
     ratio = tl.div_rn(tl.div_rn(amax, amax * 0 + as_single_number(correction.largest)), amax * 0 + whole)
-    scales = rounded(ratio, 0, nearest_scale_grid, SCALE_ROUNDING, False)
+    scales = rounded_magnitudes(ratio, 0, nearest_scale_grid, SCALE_ROUNDING)
     scales = tl.where(scales == 0, 1.0, scales)
-    quotients = quotients_of_any(values, scales * whole, REGION)
-    elements = rounded(quotients, 0, grid, ROUNDING, False)
+    quotients = quotients_of_any(tl.abs(values), scales * whole, REGION)
+    elements = rounded_magnitudes(quotients, 0, grid, ROUNDING)
     TILES: tl.constexpr = REGION.width // REGION.tile_width
     first = offset + at.first // REGION.tile_width
     drawn = random_integers(corrected.noise, first, CORRECTED, 8, REGION.aligned and TILES % 8 == 0, TILES)
     # A sum of as many products is off by less than 2**-24 of it for each.
     SLACK: tl.constexpr = (2 * GROUPS.tile_width + 4) * 2.0**-24
     wanted = scales * per_tile(corrections(quotients, elements, GROUPS), REGION, GROUPS)
-    made = rounded(wanted * (1 - SLACK), drawn, corrected.grid, CORRECTED, False)
-    above = rounded(wanted * (1 + SLACK), drawn, corrected.grid, CORRECTED, False)
+    made = rounded_magnitudes(wanted * (1 - SLACK), drawn, corrected.grid, CORRECTED)
+    above = rounded_magnitudes(wanted * (1 + SLACK), drawn, corrected.grid, CORRECTED)
     if tl.max(tl.max((made != above).to(tl.int32), axis=1), axis=0) > 0:
         exact = scales * per_tile(corrections(quotients.to(tl.float64), elements, GROUPS), REGION, GROUPS)
-        made = rounded(exact, drawn, corrected.grid, CORRECTED, False)
+        made = rounded_magnitudes(exact, drawn, corrected.grid, CORRECTED)
     # Whatever the blocks, a tensor with a number that is not finite becomes NaN.
     factor = tl.where(of_tensor < float("inf"), whole, float("nan"))
-    store_from_basis(out, elements * spread(made * factor, REGION), flips, at, matrices, signs, BACK, REGION)
+    store_from_basis(out, signed(elements, values), spread(made * factor, REGION), flips, at, matrices, signs, BACK, REGION)
 
 
 @lru_cache(maxsize=4096)
 def _prepared(call: CallInBasis, scales: Scales, correction: ScaleCorrection) -> tuple[Launch, RegionsInBasis] | None:
-    """Prepare a launch for groups of one row that regions hold; none where plain torch computes."""
+    """Prepare a launch for groups of one row that regions hold, and usual roundings; none where plain torch computes."""
     elements, tiles = call.elements, call.tiles
     regions = call.regions(correction.size, scales) if tiles.height == 1 and correction.size % tiles.width == 0 else None
     rules = correction.rule, rounding_of_scales(scales.rule), elements.rule
     grids = scales.grid, scales.grid, elements.grid
-    (corrected, numbers), (scale_variant, (_, _, *scale_grid)), (variant, (_, _, *grid)) = (
-        arguments.rounding(GridRounding(*how), False) for how in zip(grids, rules, strict=True)
-    )
-    if regions is None or regions.cut.shape.width % correction.size or any(each.wide for each in (corrected, scale_variant, variant)):
+    found = [arguments.rounding(GridRounding(*how), False) for how in zip(grids, rules, strict=True)]
+    # All random bits are drawn at once: to draw some later, a thread must hold eight numbers, and it holds fewer scales.
+    variants, (numbers, (_, _, *scale_grid), (_, _, *grid)) = zip(*found, strict=True)
+    if regions is None or regions.cut.shape.width % correction.size or not all(map(arguments.rounds_magnitudes, variants)):
         return None
     cut, turn, _ = regions
-    # All random bits are drawn at once: to draw some later, a thread must hold eight numbers, and it holds fewer scales.
-    variants = corrected, scale_variant, variant
     shapes = turn, turn._replace(bounded=True), cut.shape._replace(tile_width=tiles.width), cut.shape
-    run = launcher(eden_kernel, call.form, *numbers, *scale_grid, *grid, *variants, *shapes, enable_fp_fusion=False, **cut.options)
+    run = launcher(eden_kernel, call.form, *numbers, *scale_grid, *grid, *variants, *shapes, **cut.options)
     of_tensor = map(SINGLE.pattern, (correction.reach, scales.largest, SMALLEST / scales.grid.least))
     return Launch(run, cut.programs, (*regions.numbers, *of_tensor)), regions
 
