@@ -265,7 +265,8 @@ def load_in_basis(x, flips, at, matrices, signs, TURN: tl.constexpr, REGION: tl.
     """Load a region in the basis of a transform along rows; for the arguments see `torch.hadamard.in_basis`."""
     values = load_region(x, at, matrices, REGION)
     if not TURN.bounded:
-        largest = tl.max(tl.max(tl.abs(values), axis=1), axis=0)
+        # One warp decides faster than several, which would wait for each other.
+        largest = tl.max(tl.max(tl.abs(values), axis=1), axis=0) if REGION.height * REGION.width <= 32 * REGION.run else float("inf")
         if largest > 3.4028234663852886e38 / (1 << TURN.levels):
             values = limited(values, TURN)
     return transformed(flipped(values, flips, TURN, REGION), signs, TURN, REGION.height, REGION.width)

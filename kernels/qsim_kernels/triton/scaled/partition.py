@@ -180,14 +180,15 @@ def pair_signs(read: Reading) -> int:
 
 
 def cut_small(read: Reading, types: Types, elements: ElementRounding, aligned: bool, scales: Scales) -> Cut | None:
-    """Regions that hold whole tiles; those of rows are so small that several numbers for each value stay in registers."""
-    count, tiles, turn, _ = read
-    if tiles.height > 1 or tiles.width & (tiles.width - 1) or tiles.width > _LARGEST or turn.down:
+    """Regions that hold whole tiles, so small that several numbers for each value stay in registers; see `cut_between_tiles`."""
+    count, (rows, columns, height, width, across), turn, _ = read
+    if across or turn.down or height & (height - 1) or width & (width - 1) or height * width > _LARGEST:
         return cut_between_tiles(read, types, elements, aligned, scales)
     run = max(_RUN, 1 << turn.levels)
-    wide = max(32 * run, tiles.width)
-    cut = cut_into(count, types, aligned, Regions((1, count), (1, wide), (1, tiles.width), wide // (32 * run)))
-    return cut._replace(shape=cut.shape._replace(run=run)) if types[0].itemsize == 2 and count % run == 0 else cut
+    wide = max(32 * run // height, width)
+    matrix = (1, count) if height == 1 else (rows, columns)
+    cut = cut_into(count, types, aligned, Regions(matrix, (height, wide), (height, width), max(height * wide // (32 * run), 1)))
+    return cut._replace(shape=cut.shape._replace(run=run)) if height == 1 and types[0].itemsize == 2 and count % run == 0 else cut
 
 
 def cut_transposed(read: Reading, types: Types, aligned: bool, rows: int) -> Cut | None:
