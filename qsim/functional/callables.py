@@ -84,6 +84,11 @@ class CallablePoint:
         return bool(getattr(self.function, "draws_signs", False))
 
     @property
+    def is_stochastic(self) -> bool:
+        """Whether a layer gives it a seed where a product calls it, as its attribute `is_stochastic` says."""
+        return self.is_straight and bool(getattr(self.function, "is_stochastic", False))
+
+    @property
     def module(self) -> nn.Module | None:
         """The module, if it is one."""
         return self.function if isinstance(self.function, nn.Module) else None
@@ -104,7 +109,7 @@ class CallablePoint:
         Args:
             name: The point's name.
             x: The tensor.
-            **noise: The noise that it shares with the other operand of a product, as `signs=`, if it draws signs.
+            **noise: The noise that it draws from, as `seed=`, and what it shares with the other operand of a product, as `signs=`.
         """
         result: Any = self.function(x, **noise)
         if not isinstance(result, Tensor) or result.shape != x.shape or not result.is_floating_point():

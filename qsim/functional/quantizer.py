@@ -193,8 +193,8 @@ def check_call(name: str, point: Quantizer) -> None:
 
 
 def is_stochastic(point: object) -> bool:
-    """Whether a point draws random bits."""
-    return isinstance(point, Quantizer) and point.spelt.is_stochastic
+    """Whether a point draws random bits from a seed; of callables, those with an attribute `is_stochastic` say so."""
+    return point.spelt.is_stochastic if isinstance(point, Quantizer) else bool(getattr(point, "is_stochastic", False))
 
 
 def short(point: Quantizer, name: str = "") -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qsim.formats import Format
 from qsim.functional.arguments import check_input
-from qsim.functional.quantizer import Point, Quantizer
+from qsim.functional.quantizer import Point, Quantizer, is_stochastic
 from qsim.points.calls import call_of
 
 #: How the backward pass of a layer treats a point.
@@ -40,12 +40,14 @@ class PointModule(nn.Module):
     gradient: Gradient = "own"
     call: str | None = None
     __signature__: ClassVar[inspect.Signature]
+    _takes_seeds: ClassVar[bool]
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Give the class the signature of its `__init__`, which that of `__new__` would hide from `help` and editors."""
         super().__init_subclass__(**options)
         own = inspect.signature(cls.__init__)
         cls.__signature__ = own.replace(parameters=[*own.parameters.values()][1:])
+        cls._takes_seeds = any(each.kind == each.VAR_KEYWORD for each in inspect.signature(cls.rounded).parameters.values())
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Note the call."""
@@ -57,7 +59,17 @@ class PointModule(nn.Module):
     @property
     def format(self) -> Format | None:
         """The format of what it rounds to, before steps or scales multiply it, if there is one."""
-        return getattr(getattr(self, "quantizer", getattr(self, "point", None)), "format", None)
+        return getattr(self._inner, "format", None)
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether it draws random bits from a seed, which a layer gives it. Its `rounded` must then take `**noise`."""
+        return self._takes_seeds and is_stochastic(self._inner)
+
+    @property
+    def _inner(self) -> object:
+        """The quantizer or the point that it applies."""
+        return getattr(self, "quantizer", getattr(self, "point", None))
 
     def forward(self, x: Tensor, **noise: Any) -> Tensor:
         """Apply the point.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qsim.formats.base import check_integer
-from qsim.functional.quantizer import Point, Quantizer
+from qsim.functional.quantizer import Point, Quantizer, is_stochastic
 from qsim.points.base import Gradient, PointModule, callable_of, surrogate, wide
 
 
@@ -63,6 +63,11 @@ class Channels(PointModule):
     def draws_signs(self) -> bool:
         """Whether the other operand of a product must have the same signs."""
         return bool(getattr(self.point, "draws_signs", False))
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether one of the points draws random bits from a seed."""
+        return any(map(is_stochastic, (self.point, self.wider)))
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Round the chosen channels and the rest."""

@@ -54,6 +54,7 @@ class MSEden(PointModule):
     gradient: Gradient = "straight"
     format = E2M1
     is_directed = True
+    is_stochastic = True
 
     def __init__(self, size: int = 32) -> None:
         super().__init__()

@@ -43,6 +43,7 @@ class StochasticScales(PointModule):
     """
 
     gradient: Gradient = "straight"
+    is_stochastic = True
 
     def __init__(self, point: Point) -> None:
         super().__init__()

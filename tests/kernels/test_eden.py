@@ -1,4 +1,4 @@
-"""Rounding under corrected scales: with the functions of kernels equal to plain torch, bit for bit."""
+"""The kernel that rounds under corrected scales: equal to plain torch, bit for bit, also where float32 cannot decide."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import qsim
 from qsim.functional.arguments import spelling
 from qsim.functional.scaled import numbers_of
 from qsim.points import eden
+from qsim.random import Noise
 from qsim.scaling import PerBlock
 from qsim.transforms import Hadamard
 from qsim_kernels.numbers.scales import Restore
@@ -55,6 +57,25 @@ def test_in_the_basis_of_a_transform() -> None:
 def test_stored_transposed() -> None:
     x = rows(24)[:, :64].bfloat16().T.contiguous().T
     compare(x, flips=FLIPS, turn=Hadamard(32).turn(x.shape))
+
+
+def test_where_float32_cannot_decide() -> None:
+    """Random bits are those with which a slightly different correction would round another way."""
+    torch.manual_seed(3)
+    x = torch.randn(1, 32)
+    groups = x.view(2, 16)
+    amax = groups.abs().amax(1, keepdim=True)
+    whole = amax.max() / 255.99 / eden._TARGET
+    scales = qsim.quantize(amax / eden._TARGET / whole, "e4m3")
+    quotients = (groups / (scales * whole)).double()
+    corrected = scales[0] * (quotients.square().sum() / (quotients * qsim.quantize(quotients, "e2m1")).sum())
+    below, above = (
+        qsim.quantize((corrected * (1 + shift)).float().expand(2**18), "e4m3", "stochastic", seed=Noise(5, 3)) for shift in (-2e-6, 2e-6)
+    )
+    places = (below != above).nonzero()
+    for place in places[:3]:
+        compare(x, offset=int(place))
+    assert len(places) > 2
 
 
 def test_corrected_scales_need_a_seed() -> None:

@@ -242,7 +242,6 @@ def _whole_plan(points: FivePoint, kind: ProductKind, compiles: bool) -> Product
     forward, grad_a, grad_w = (_multiplication(points, kind, i, pair, *dtypes[i], own.sums[i]) for i, pair in enumerate(sites))
     drawing = (first.forward, first.backward, gradient.for_first, gradient.for_second)
     weights = (second.forward, second.backward)
-    draws_signs = any(site.draws_signs for site in (*drawing, *weights))
     sums = points.sums[2:] if product.is_lookup else points.sums
     plan = ProductPlan(
         points,
@@ -253,7 +252,9 @@ def _whole_plan(points: FivePoint, kind: ProductKind, compiles: bool) -> Product
         second,
         gradient,
         (forward, grad_a, grad_w),
-        draws=draws_signs or any(site.is_stochastic for site in drawing) or any(sum_ is not None and sum_.is_stochastic for sum_ in sums),
+        draws=any(site.draws for site in (*drawing, *weights))
+        or any(site.is_stochastic for site in drawing)
+        or any(sum_ is not None and sum_.is_stochastic for sum_ in sums),
         weight_draws=not two_inputs and any(site.is_stochastic for site in weights),
         joins_gradients=product.joins_gradients and gradient.is_rounded_once and _are_torchs(grad_a, grad_w),
         adds_bias=own.adds_bias,

@@ -127,13 +127,18 @@ class Site:
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether qsim draws random bits here; a callable draws its own."""
+        """Whether a quantizer draws random bits here."""
         return self.quantizer is not None and self.quantizer.spelt.is_stochastic
 
     @property
     def draws_signs(self) -> bool:
         """Whether it rounds by a callable that shares random signs with the other operand of its product."""
         return self.call is not None and self.call.draws_signs
+
+    @property
+    def draws(self) -> bool:
+        """Whether the seed of inputs and gradients is needed: a callable of a weight draws from it, too."""
+        return self.call is not None and (self.call.draws_signs or self.call.is_stochastic)
 
     @property
     def leaves_factor(self) -> bool:
@@ -166,10 +171,12 @@ class Site:
 
     def called(self, call: CallablePoint, x: Tensor, seed: Tensor | None) -> Tensor:
         """Round a tensor by a callable."""
+        noise = {}
+        if call.is_stochastic and seed is not None:
+            noise["seed"] = Noise(seed, self.stream)
         if call.draws_signs and seed is not None:
-            signs = Noise(seed, self.shared_stream)
-            return self._along_sum(call, x, lambda seen: call.rounded(self.name, seen, signs=signs))
-        return self._along_sum(call, x, lambda seen: call.rounded(self.name, seen))
+            noise["signs"] = Noise(seed, self.shared_stream)
+        return self._along_sum(call, x, lambda seen: call.rounded(self.name, seen, **noise))
 
     def with_gradient(self, call: CallablePoint, x: Tensor) -> Tensor:
         """Round a tensor by a callable before the product, with the gradient that was chosen."""

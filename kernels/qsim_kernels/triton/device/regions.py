@@ -159,7 +159,22 @@ def with_signs(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.con
 
 @triton.jit
 def hadamard(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Transform a region of float32 values.
+    """Transform a region of float32 values; see `transformed`. Large finite values saturate first."""
+    if not TURN.bounded:
+        x = limited(x, TURN)
+    return transformed(x, signs, TURN, HEIGHT, WIDTH)
+
+
+@triton.jit
+def limited(x, TURN: tl.constexpr):
+    """Clamp finite values so that no sum of a block overflows."""
+    LARGEST: tl.constexpr = 3.4028234663852886e38 / (1 << TURN.levels)
+    return tl.where(tl.abs(x) < float("inf"), tl.maximum(tl.minimum(x, LARGEST), -LARGEST), x)
+
+
+@triton.jit
+def transformed(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Transform a region of float32 values whose sums do not overflow.
 
     Args:
         x: The values, `HEIGHT` by `WIDTH`.
@@ -170,12 +185,8 @@ def hadamard(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.const
     """
     if TURN.levels > 0:
         LEVELS: tl.constexpr = TURN.levels
-        SIZE: tl.constexpr = 1 << LEVELS
         FACTOR: tl.constexpr = TURN.factor
         INNER: tl.constexpr = WIDTH if TURN.down else 1
-        if not TURN.bounded:
-            LARGEST: tl.constexpr = 3.4028234663852886e38 / SIZE
-            x = tl.where(tl.abs(x) < float("inf"), tl.maximum(tl.minimum(x, LARGEST), -LARGEST), x)
         x = with_signs(x, signs, TURN, HEIGHT, WIDTH)
         for level in tl.static_range(LEVELS):
             pairs = tl.reshape(x, (HEIGHT * WIDTH // (INNER << (level + 1)), 2, INNER << level))
@@ -252,15 +263,31 @@ def store_columns(out, values, places, step, inside, COUNT: tl.constexpr):
 @triton.jit
 def load_in_basis(x, flips, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
     """Load a region in the basis of a transform along rows; for the arguments see `torch.hadamard.in_basis`."""
-    values = flipped(load_region(x, at, matrices, REGION), flips, TURN, REGION)
-    return hadamard(values, signs, TURN, REGION.height, REGION.width)
+    values = load_region(x, at, matrices, REGION)
+    if not TURN.bounded:
+        # One warp decides faster than several, which would wait for each other.
+        largest = tl.max(tl.max(tl.abs(values), axis=1), axis=0) if REGION.height * REGION.width <= 32 * REGION.run else float("inf")
+        if largest > 3.4028234663852886e38 / (1 << TURN.levels):
+            values = limited(values, TURN)
+    return transformed(flipped(values, flips, TURN, REGION), signs, TURN, REGION.height, REGION.width)
 
 
 @triton.jit
-def store_from_basis(out, values, flips, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
-    """Undo a transform and write the values; `TURN` may not bound them."""
-    values = with_signs(hadamard(values, signs * 0, TURN, REGION.height, REGION.width), signs, TURN, REGION.height, REGION.width)
+def store_from_basis(out, values, factors, flips, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
+    """Multiply values by factors, undo a transform and write the result."""
+    values = transformed(product_apart(values, factors), signs * 0, TURN, REGION.height, REGION.width)
+    values = with_signs(values, signs, TURN, REGION.height, REGION.width)
     store_region(out, flipped(values, flips, TURN, REGION), at, matrices, REGION)
+
+
+@triton.jit
+def product_apart(a, b):
+    """A rounded product; a compiler would add to an unrounded one."""
+    if INTERPRETED:
+        result = a * b
+    else:
+        result = tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
+    return result
 
 
 @triton.jit

@@ -112,6 +112,17 @@ def round_magnitude(y, negative, drawn, grid, ROUNDING: tl.constexpr):
 
 
 @triton.jit
+def rounded_magnitudes(x, drawn, grid, ROUNDING: tl.constexpr):
+    """Round float32 magnitudes to values, if `arguments.rounds_magnitudes`; see `round_single`."""
+    y = clamped_magnitude(x, grid, ROUNDING)
+    if ROUNDING.draws_late:
+        result = round_later(x, y, drawn, grid, ROUNDING.few_bits, grid.top)
+    else:
+        result = round_magnitude(y, False, drawn, grid, ROUNDING)
+    return result
+
+
+@triton.jit
 def round_single(x, drawn, grid, ROUNDING: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
     """Round float32 values onto a grid with evenly spaced values around zero.
 

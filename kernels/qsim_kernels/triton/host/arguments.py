@@ -90,6 +90,12 @@ def drawn_later(variant: KernelVariant, grid: Grid, few_bits: bool) -> KernelVar
     return variant._replace(draws_late=draws and room and not INTERPRETED, few_bits=few_bits)
 
 
+def rounds_magnitudes(variant: KernelVariant) -> bool:
+    """Whether a rounding saturates and treats both signs alike, and `triton.device.rounding` has it."""
+    is_even = variant.mode in (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.STOCHASTIC) and variant.symmetric and variant.keep_sign
+    return variant.fast and variant.saturates and is_even
+
+
 def has_pairs(variant: KernelVariant, coding: CodeVariant, grid: Grid) -> bool:
     """Whether `triton.device.code_pairs` supports the codes of bfloat16 values, given the variant that `drawn_later` returned."""
     bits = grid_bits(grid, variant.wide)

@@ -1,7 +1,7 @@
 """The common part of the operators that round in the basis of a transform, of tensors that may be stored transposed.
 
-They are `quantize_best` and `quantize_nested`. Each has a kernel that loads a region in the basis, rounds it, and stores it from the basis.
-Where the largest magnitude of the whole tensor is needed, another kernel finds it first.
+They are `quantize_best`, `quantize_nested` and `quantize_eden`. Each has a kernel that loads a region in the basis, rounds it, and stores it
+from the basis. Where the largest magnitude of the whole tensor is needed, another kernel finds it first.
 """
 
 from __future__ import annotations
@@ -139,7 +139,10 @@ def largest_kernel(x, out, flips, matrices: Matrices, signs: tl.int64, TURN: tl.
         at = region_place(tl.program_id(0) * STEPS + step, matrices, REGION)
         values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION)
         largest = tl.maximum(largest, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-    tl.atomic_max(out.to(tl.pointer_type(tl.int32)), tl.max(tl.max(largest, axis=1), axis=0), sem="relaxed")
+    found, out = tl.max(tl.max(largest, axis=1), axis=0), out.to(tl.pointer_type(tl.int32))
+    # Few programs raise it, and all that do wait for each other.
+    if found > tl.load(out, cache_modifier=".cg"):
+        tl.atomic_max(out, found, sem="relaxed")
 
 
 def largest_in_basis(x: Tensor, flips: Tensor | None, regions: RegionsInBasis) -> Tensor:

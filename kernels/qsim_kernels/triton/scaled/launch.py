@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qsim_kernels.numbers.grid import GridRounding
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, Scales, TileSizes, Turn
-from qsim_kernels.torch import eden, scaling as reference
+from qsim_kernels.torch import scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device import tile_scales
 from qsim_kernels.triton.device.parts import store_part
@@ -24,9 +24,9 @@ from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.quantize.launch import quantize_into
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
 from qsim_kernels.triton.scaled.best import quantize_best_into
+from qsim_kernels.triton.scaled.eden import quantize_eden_into
 from qsim_kernels.triton.scaled.nested import quantize_nested_into
 from qsim_kernels.triton.scaled.pairs import pairs_kernel
 from qsim_kernels.triton.scaled.partition import (
@@ -273,7 +273,3 @@ def _transform(shape: torch.Size, source: torch.dtype, turn: Turn) -> Launch | N
     regions = cut_into(count, (source, torch.float32), False, form)
     run = launcher(hadamard_kernel, (source,), read.turn, regions.shape, **regions.options)
     return Launch(run, regions.programs, (*regions.matrices, read.signs))
-
-
-#: Round under corrected scales; plain torch on these kernels.
-quantize_eden_into = partial(eden.quantize_eden_into, quantize=quantize_into, transform=hadamard)

@@ -23,7 +23,7 @@ from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.basis import CallInBasis, quantize_in_basis
-from qsim_kernels.triton.scaled.tiles import divided, largest_of_tiles, quotients_of_any, spread
+from qsim_kernels.triton.scaled.tiles import divided, largest_of_tiles, quotients_of_any, signed, spread
 
 
 @triton.jit
@@ -48,12 +48,11 @@ def nested_kernel(
     at = region_place(tl.program_id(0), matrices, REGION)
     values = load_in_basis(x, flips, at, matrices, signs, TURN, REGION)
     scales = group_scales(values, reach, GROUPS)
-    quotients = quotients_of_any(values, scales, GROUPS)
+    quotients = signed(quotients_of_any(tl.abs(values), scales, GROUPS), values)
     made, inverses = tile_scales(largest_of_tiles(quotients, REGION), None, making, MAKING, SCALE_ROUNDING)
     drawn = random_integers(rounding.noise, source.offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
     result = rounded(divided(quotients, spread(inverses, REGION), ROUNDING), drawn, rounding.grid, ROUNDING, False)
-    result = result * spread(made, REGION) * spread(scales, GROUPS)
-    store_from_basis(out, result, flips, at, matrices, signs, BACK, REGION)
+    store_from_basis(out, result * spread(made, REGION), spread(scales, GROUPS), flips, at, matrices, signs, BACK, REGION)
 
 
 @lru_cache(maxsize=4096)
@@ -69,7 +68,7 @@ def _prepared(call: CallInBasis, making: Scales, groups: ScaleGroups) -> tuple[L
     variant = arguments.drawn_later(variant, elements.grid, few_bits=False)
     making_variants, making_numbers = making_of(making, False)
     constants = (variant, *making_variants, turn, turn._replace(bounded=True), cut.shape._replace(tile_width=tiles.width), cut.shape)
-    run = launcher(nested_kernel, call.form, *numbers, *making_numbers, *constants, enable_fp_fusion=False, **cut.options)
+    run = launcher(nested_kernel, call.form, *numbers, *making_numbers, *constants, **cut.options)
     return Launch(run, cut.programs, (*regions.numbers, SINGLE.pattern(reach))), None
 
 

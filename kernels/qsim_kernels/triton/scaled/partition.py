@@ -15,10 +15,8 @@ from qsim_kernels.triton.quantize.launch import run_length
 
 # Elements of the largest region that a program holds.
 _LARGEST = 2**14
-#: Elements of a small region of rows.
-_SMALL_ROW = 2048
-#: Rows and columns of a region of a matrix that is stored transposed.
-_TRANSPOSED = (32, 128)
+#: Elements of a row that a thread of a small region holds, at least, and columns of one of a transposed matrix, at most.
+_RUN, _WIDEST = 16, 256
 #: Transforms of larger blocks go through plain torch.
 _LARGEST_TURN = 32
 
@@ -182,24 +180,25 @@ def pair_signs(read: Reading) -> int:
 
 
 def cut_small(read: Reading, types: Types, elements: ElementRounding, aligned: bool, scales: Scales) -> Cut | None:
-    """Regions that hold whole tiles; those of rows are so small that several numbers for each value stay in registers."""
-    count, tiles, turn, _ = read
-    if tiles.height > 1 or tiles.width & (tiles.width - 1) or tiles.width > _SMALL_ROW or turn.down:
+    """Regions that hold whole tiles, so small that several numbers for each value stay in registers; see `cut_between_tiles`."""
+    count, (rows, columns, height, width, across), turn, _ = read
+    if across or turn.down or height & (height - 1) or width & (width - 1) or height * width > _LARGEST:
         return cut_between_tiles(read, types, elements, aligned, scales)
-    run = max(16, 1 << turn.levels) if types[0].itemsize == 2 and count % 32 == 0 else 0
-    warps = _SMALL_ROW // (32 * run) if run else 4
-    cut = cut_into(count, types, aligned, Regions((1, count), (1, _SMALL_ROW), (1, tiles.width), warps))
-    return cut._replace(shape=cut.shape._replace(run=run)) if run else cut
+    run = max(_RUN, 1 << turn.levels)
+    wide = max(32 * run // height, width)
+    matrix = (1, count) if height == 1 else (rows, columns)
+    cut = cut_into(count, types, aligned, Regions(matrix, (height, wide), (height, width), max(height * wide // (32 * run), 1)))
+    return cut._replace(shape=cut.shape._replace(run=run)) if height == 1 and types[0].itemsize == 2 and count % run == 0 else cut
 
 
 def cut_transposed(read: Reading, types: Types, aligned: bool, rows: int) -> Cut | None:
-    """Regions of matrices of some rows that are stored transposed, if tiles are parts of rows and fit into regions."""
+    """The same of matrices of some rows that are stored transposed, if tiles are parts of rows: a thread for each run of a row."""
     count, tiles, turn, _ = read
-    tall, wide = _TRANSPOSED
-    if tiles.height > 1 or tiles.across or turn.down or tiles.columns % wide or wide % tiles.width:
+    run = max(_RUN, 1 << turn.levels)
+    wide = max(run, tiles.width)
+    if tiles.height > 1 or tiles.across or turn.down or tiles.columns % wide or wide > _WIDEST:
         return None
-    run = max(16, 1 << turn.levels)
-    cut = cut_into(count, types, aligned, Regions((rows, tiles.columns), (tall, wide), (1, tiles.width), tall * wide // (32 * run)))
+    cut = cut_into(count, types, aligned, Regions((rows, tiles.columns), (32, wide), (1, tiles.width), wide // run))
     return cut._replace(shape=cut.shape._replace(even=rows % 16 == 0, run=run, transposed=True))
 
 

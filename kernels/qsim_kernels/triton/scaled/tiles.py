@@ -16,7 +16,7 @@ from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_transformed, narrowed, region_part, region_place
 from qsim_kernels.triton.device.rounding import DOWN, ODD, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
-from qsim_kernels.triton.device.tile_scales import inverses_of, scale_numbers, tile_scales, under_whole
+from qsim_kernels.triton.device.tile_scales import inverses_of, reciprocal, scale_numbers, tile_scales, under_whole
 from qsim_kernels.triton.device.values import rounding_of
 
 NOTHING, ALL = (tl.constexpr(int(restore)) for restore in (Restore.NOTHING, Restore.ALL))
@@ -103,30 +103,34 @@ def divided(values, inverses, ROUNDING: tl.constexpr):
 
 
 @triton.jit
-def quotients_of(values, scales, REGION: tl.constexpr):
-    """Values divided by the scales of their tiles, correctly rounded."""
-    divisors = spread(scales, REGION)
+def signed(magnitudes, values):
+    """Magnitudes with the signs of values."""
+    signs = values.to(tl.int32, bitcast=True) & -0x80000000
+    return (magnitudes.to(tl.int32, bitcast=True) | signs).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def quotients_of(magnitudes, scales, REGION: tl.constexpr):
+    """Magnitudes divided by the scales of their tiles, correctly rounded."""
     if INTERPRETED:
-        quotients = tl.div_rn(values, divisors)
+        quotients = tl.div_rn(magnitudes, spread(scales, REGION))
     else:
-        inverses = spread(tl.div_rn(scales * 0 + 1, scales), REGION)
-        quotients = values * inverses
+        # A minus sign takes an instruction: one for a tile.
+        inverses, divisors = spread(reciprocal(scales), REGION), spread(-scales, REGION)
+        quotients = magnitudes * inverses
         # The first correction leaves an error below one in the last place, and the second none.
-        quotients = tl.fma(tl.fma(-quotients, divisors, values), inverses, quotients)
-        quotients = tl.fma(tl.fma(-quotients, divisors, values), inverses, quotients)
-        # The residual of a zero is positive.
-        signs = values.to(tl.int32, bitcast=True) & -0x80000000
-        quotients = (tl.abs(quotients).to(tl.int32, bitcast=True) | signs).to(tl.float32, bitcast=True)
+        quotients = tl.fma(tl.fma(quotients, divisors, magnitudes), inverses, quotients)
+        quotients = tl.fma(tl.fma(quotients, divisors, magnitudes), inverses, quotients)
     return quotients
 
 
 @triton.jit
-def quotients_of_any(values, scales, REGION: tl.constexpr):
+def quotients_of_any(magnitudes, scales, REGION: tl.constexpr):
     """`quotients_of` for any positive scales."""
-    quotients = quotients_of(values, scales, REGION)
+    quotients = quotients_of(magnitudes, scales, REGION)
     if tl.min(tl.min(scales, axis=1), axis=0) < 8.673617379884035e-19:
         # Where residuals could underflow.
-        quotients = tl.div_rn(values, spread(scales, REGION))
+        quotients = tl.div_rn(magnitudes, spread(scales, REGION))
     return quotients
 
 
