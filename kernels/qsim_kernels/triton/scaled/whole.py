@@ -49,6 +49,21 @@ def largest_of_blocks(
     return tl.max(amaxes)
 
 
+@triton.jit
+def write_scale(out, state, amax, making, grid, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr):
+    """Write the scale that results from the largest magnitude pattern of all programs, each of which gives its own."""
+    is_last = True
+    if state is not None:
+        tl.atomic_max(state, amax, sem="relaxed")
+        # What the others wrote before they were counted is visible to the last.
+        is_last = tl.atomic_add(state + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
+        if is_last:
+            amax = tl.atomic_max(state, 0, sem="relaxed")
+    if is_last:
+        scale, _ = tile_scales(tl.zeros([1], tl.int32) + amax, None, scale_numbers(making, grid, SCALE_ROUNDING), MAKING, SCALE_ROUNDING)
+        tl.store(out + tl.arange(0, 1), scale)
+
+
 @kernel(do_not_specialize_on_alignment=["out", "state"])
 def whole_scale_kernel(
     x, out, state, count: tl.int64, making: MakingNumbers, grid: GridNumbers,
@@ -66,16 +81,7 @@ def whole_scale_kernel(
         has_others = amax >= 0x7F800000
         if has_others:
             amax = largest_of_blocks(x, first, count, FINITE, STEPS, BLOCK, False, True)
-    is_last = True
-    if state is not None:
-        tl.atomic_max(state, amax, sem="relaxed")
-        # What the others wrote before they were counted is visible to the last.
-        is_last = tl.atomic_add(state + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
-        if is_last:
-            amax = tl.atomic_max(state, 0, sem="relaxed")
-    if is_last:
-        scale, _ = tile_scales(tl.zeros([1], tl.int32) + amax, None, scale_numbers(making, grid, SCALE_ROUNDING), MAKING, SCALE_ROUNDING)
-        tl.store(out + tl.arange(0, 1), scale)
+    write_scale(out, state, amax, making, grid, MAKING, SCALE_ROUNDING)
 
 
 def whole_scale_into(out: Tensor, x: Tensor, making: Scales, finite: bool) -> None:
