@@ -19,11 +19,11 @@ from torch.compiler import is_dynamo_compiling
 from qsim_kernels.ops import accumulate, accumulate_scaled, quantize, scaled, transposes, update  # noqa: F401 (define operators)
 from qsim_kernels.ops.backend import library
 
-#: The operators that can be called directly.
-_NAMES = (
+#: The operators that can be called directly, except those that change their arguments.
+FUNCTIONAL = (
     "accumulate", "accumulate_scaled", "amaxes", "checksum", "decode", "encode", "encode_transpose", "encode_with_transpose", "hadamard",
     "matmul_rescaled", "quantize", "quantize_and_encode", "quantize_and_sum", "quantize_best", "quantize_eden", "quantize_nested",
-    "quantize_scaled", "quantize_tiles", "rescaled", "scales", "scales_of_tiles", "update_",
+    "quantize_scaled", "quantize_tiles", "rescaled", "scales", "scales_of_tiles",
 )  # fmt: skip
 
 
@@ -35,7 +35,7 @@ class Operators:
     """
 
     def __init__(self, find: Callable[[str], Callable[..., Any]]) -> None:
-        self.__dict__ |= {name: find(name) for name in _NAMES}
+        self.__dict__ |= {name: find(name) for name in (*FUNCTIONAL, "update_")}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         raise AttributeError(f"no operator is called {name!r} that can be called directly")
@@ -93,6 +93,11 @@ def _operators_like(x: Tensor) -> Operators:
             chosen = _direct(backend)
     _of_tensors[keys.raw_repr()] = chosen
     return chosen
+
+
+def on_device(kind: str) -> Operators:
+    """The direct operators for tensors on a kind of device, for code that a compiler writes."""
+    return _direct(kind.upper())
 
 
 @cache
