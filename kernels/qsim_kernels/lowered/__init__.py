@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
-from qsim_kernels.lowered import inductor, products, rounding, scaling
+from qsim_kernels.lowered import fusible, inductor, products, rounding, scaling
 from qsim_kernels.ops import scaled  # noqa: F401 (defines operators)
 from qsim_kernels.ops.backend import library
 from qsim_kernels.ops.direct import FUNCTIONAL
@@ -46,6 +46,7 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
 
 
 for _module, _names in (
+    (fusible, ("again",)),
     (products, ("accumulate",)),
     (rounding, ("quantize", "quantize_and_sum")),
     (scaling, ("amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "rescaled")),

@@ -21,7 +21,7 @@ from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.partition import reading
 from qsim_kernels.triton.scaled.tiles import larger
 from qsim_kernels.triton.scaled.turned import bounded, flips_of, largest_of, pairs_of_rows, singles, transformed
-from qsim_kernels.triton.scaled.whole import write_scale
+from qsim_kernels.triton.scaled.whole import state_for, write_scale
 
 #: Pairs of columns of a program, its warps, and the blocks of a thread.
 _PAIRS, _WARPS, _STEPS = 128, 4, 4
@@ -75,7 +75,7 @@ def turned_scale_kernel(
     x, out, state, blocks: tl.int64, columns: tl.int64, signs: tl.int64, making: MakingNumbers, grid: GridNumbers,
     MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, FINITE: tl.constexpr, PAIRS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Write the scale of transformed columns, which are counted in pairs; for `state` see `whole_scale_kernel`."""
+    """Write the scale of transformed columns, which are counted in pairs; for `state` see `state_for`."""
     along = tl.cdiv(columns, PAIRS).to(tl.int32)
     row = (tl.program_id(0) // along).to(tl.int64) * STEPS
     pair = (tl.program_id(0) % along).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
@@ -94,7 +94,7 @@ def turned_scale_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn, fini
     launch = _prepared(x.shape, x.dtype, tiles, turn, finite, making)
     if launch is None or x.data_ptr() % 4:
         return False
-    launch(x.contiguous(), out, torch.zeros(2, dtype=torch.int32, device=x.device))
+    launch(x.contiguous(), out, state_for(x))
     return True
 
 
