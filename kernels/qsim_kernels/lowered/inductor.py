@@ -79,8 +79,8 @@ def _write_call(name: str, node: Any, write: Callable[[Any], None]) -> None:
 
     wrapper, device = V.graph.wrapper_code, node.get_device()
     if device is not None and _is_tested(device):
-        wrapper.add_import_once("from qsim_kernels.ops.direct import on_device as qsim_on_device")
-        wrapper.add_import_once(f"qsim_{device.type} = qsim_on_device({device.type!r})")
+        wrapper.add_import_once("from qsim_kernels.ops.direct import _direct as qsim_direct")
+        wrapper.add_import_once(f"qsim_{device.type} = qsim_direct({device.type.upper()!r})")
         node.python_kernel_name = f"qsim_{device.type}.{name}"
     write(ExternKernelAllocLine(wrapper, node))
 

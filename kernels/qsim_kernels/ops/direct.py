@@ -95,13 +95,9 @@ def _operators_like(x: Tensor) -> Operators:
     return chosen
 
 
-def on_device(kind: str) -> Operators:
-    """The direct operators for tensors on a kind of device, for code that a compiler writes."""
-    return _direct(kind.upper())
-
-
 @cache
 def _direct(backend: str) -> Operators:
+    """The direct operators of a backend, which code that `qsim_kernels.lowered` lets a compiler write finds here, too."""
     return Operators(lambda name: library.implementation(name, backend))
 
 
