@@ -6,7 +6,11 @@ import copy
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import count
 from typing import Any, ClassVar, Literal, get_args
+from weakref import WeakValueDictionary
+
+import torch
 
 from qsim import accumulators, points
 from qsim.accumulators import Accumulator
@@ -124,6 +128,8 @@ class FivePoint:
     sums: ClassVar[Three]
     # A cache of products with these points. It can be recomputed, and is not copied.
     plans: ClassVar[dict[Hashable, Any]]
+    # Stands for these points where a compiler takes only plain constants; empty for points that exist only in a compiled function.
+    handle: ClassVar[str]
 
     def __init__(
         self,
@@ -164,6 +170,7 @@ class FivePoint:
         quantizers = [point for point in self.used.values() if isinstance(point, Quantizer)]
         inputs = (self.act, self.act_bwd, self.grad, self.grad_w)
         object.__setattr__(self, "plans", {})
+        object.__setattr__(self, "handle", "" if torch.compiler.is_compiling() else _registered(self))
         summed = [accumulator for accumulator in sums if accumulator is not None]
         object.__setattr__(self, "is_identity", not any(self.used.values()) and not summed)
         noisy = any(map(is_stochastic, inputs)) or any(accumulator.is_stochastic for accumulator in summed)
@@ -298,6 +305,23 @@ class FivePoint:
         if self.chip != "auto":
             shown["chip"] = self.chip
         return ", ".join(f"{name}={text}" for name, text in shown.items()) or "identity"
+
+
+#: Points by their handles.
+_BY_HANDLE: WeakValueDictionary[str, FivePoint] = WeakValueDictionary()
+_NUMBERS = count()
+
+
+def _registered(points: FivePoint) -> str:
+    """A new handle of points."""
+    handle = f"points {next(_NUMBERS)}"
+    _BY_HANDLE[handle] = points
+    return handle
+
+
+def with_handle(handle: str) -> FivePoint:
+    """The points that a handle stands for."""
+    return _BY_HANDLE[handle]
 
 
 def _shown(name: str, point: Used | str) -> str:

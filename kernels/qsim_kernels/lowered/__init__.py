@@ -15,9 +15,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
-from qsim_kernels.lowered import inductor, products, rounding, scaling
+from qsim_kernels.lowered import fusible, inductor, products, rounding, scaling
 from qsim_kernels.ops import scaled  # noqa: F401 (defines operators)
 from qsim_kernels.ops.backend import library
+from qsim_kernels.ops.direct import FUNCTIONAL
 
 __all__ = ["inductor", "products", "rounding", "scaling"]
 
@@ -33,6 +34,8 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
             return NotImplemented
         # Without a graph being traced AOTAutograd only asks for shapes, which the operator's fake implementation knows.
         if get_proxy_mode() is not None and not torch.compiler.is_exporting():
+            if inductor.compiles():
+                inductor.learn_calls(FUNCTIONAL)
             with mode:
                 lowered = function(*args, **(kwargs or {}))
             if lowered is not None:
@@ -43,6 +46,7 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
 
 
 for _module, _names in (
+    (fusible, ("again",)),
     (products, ("accumulate",)),
     (rounding, ("quantize", "quantize_and_sum")),
     (scaling, ("amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "rescaled")),

@@ -47,9 +47,12 @@ def fusible(schema: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tens
     return define
 
 
-library.define("in_memory(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-torch.library.register_fake("qsim::in_memory", lambda x: x.new_empty_strided(x.shape, x.stride()), lib=library)
-library.impl("in_memory", lambda x: x.clone(), "CompositeExplicitAutograd")
+for _name in ("in_memory", "again"):
+    library.define(f"{_name}(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.register_fake(f"qsim::{_name}", lambda x: x.new_empty_strided(x.shape, x.stride()), lib=library)
+    library.impl(_name, lambda x: x.clone(), "CompositeExplicitAutograd")
+#: The integers of a dtype's size, in bytes.
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def in_memory(x: Tensor) -> Tensor:
@@ -58,3 +61,14 @@ def in_memory(x: Tensor) -> Tensor:
         return x
     inductor.learn_to_hold(torch.ops.qsim.in_memory)
     return torch.ops.qsim.in_memory.default(x)  # type: ignore[no-any-return]
+
+
+def again(x: Tensor) -> Tensor | None:
+    """A tensor's values by an expression that a compiler does not find elsewhere; Inductor takes the same memory for it.
+
+    A compiler would keep what is computed of them in the forward pass for the backward pass.
+    """
+    if inductor.generates(x.device):
+        inductor.learn_to_hold(torch.ops.qsim.again)
+        return None
+    return x.view(_BITS[x.dtype.itemsize]).bitwise_or(0).view(x.dtype)

@@ -1,14 +1,15 @@
-"""Inductor, torch's default compiler: whether it compiles a graph, and how it learns to generate the loops of an operator.
+"""Inductor, torch's default compiler: whether it compiles a graph, and how it learns to generate the loops and the calls of operators.
 
-torch has no public interface for an operator whose loops fuse with their neighbours. This file and `meanings.loop_elements` name the
-private ones that are used in its place. Devices and releases of torch that they have not been tested with get plain torch operators, which
+torch has no public interface for an operator whose loops fuse with their neighbours, nor for code that calls an operator's implementation
+itself: through the dispatcher a call takes longer than a small kernel. This file and `meanings.loop_elements` name the private ones that
+are used in its place. Devices and releases of torch that they have not been tested with get plain torch operators, which
 have the same bits and take longer to compile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,11 +22,18 @@ TESTED = {"cpu": ("2.11.", "2.13."), "cuda": ("2.11.",)}
 
 def generates(device: torch.device) -> bool:
     """Whether Inductor compiles the graph that is being traced, for a device and in a release of torch that the loops were tested with."""
-    if not torch.__version__.startswith(TESTED.get(device.type, ())):
-        return False
+    return _is_tested(device) and compiles()
+
+
+def compiles() -> bool:
+    """Whether Inductor compiles the graph that is being traced."""
     from torch._inductor.virtualized import NullHandler, V  # imports sympy
 
     return not isinstance(V.get_fake_mode(), NullHandler)
+
+
+def _is_tested(device: torch.device) -> bool:
+    return torch.__version__.startswith(TESTED.get(device.type, ()))
 
 
 def writes_loops(x: object) -> bool:
@@ -53,6 +61,28 @@ def learn_to_hold(operator: Any) -> None:
         return x
 
     _register(operator, held)
+
+
+@cache
+def learn_calls(names: tuple[str, ...]) -> None:
+    """Let the Python code that Inductor writes call the implementations of some operators directly."""
+    from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
+
+    for name in names:
+        CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.qsim.{name}.default"] = CustomCodegen(python=partial(_write_call, name))
+
+
+def _write_call(name: str, node: Any, write: Callable[[Any], None]) -> None:
+    """Write a line that calls an operator: directly, on devices that this was tested with."""
+    from torch._inductor.codegen.wrapper import ExternKernelAllocLine
+    from torch._inductor.virtualized import V
+
+    wrapper, device = V.graph.wrapper_code, node.get_device()
+    if device is not None and _is_tested(device):
+        wrapper.add_import_once("from qsim_kernels.ops.direct import _direct as qsim_direct")
+        wrapper.add_import_once(f"qsim_{device.type} = qsim_direct({device.type.upper()!r})")
+        node.python_kernel_name = f"qsim_{device.type}.{name}"
+    write(ExternKernelAllocLine(wrapper, node))
 
 
 def _register(operator: Any, lowered: Callable[..., Any]) -> None:

@@ -19,11 +19,11 @@ from torch.compiler import is_dynamo_compiling
 from qsim_kernels.ops import accumulate, accumulate_scaled, quantize, scaled, transposes, update  # noqa: F401 (define operators)
 from qsim_kernels.ops.backend import library
 
-#: The operators that can be called directly.
-_NAMES = (
+#: The operators that can be called directly, except those that change their arguments.
+FUNCTIONAL = (
     "accumulate", "accumulate_scaled", "amaxes", "checksum", "decode", "encode", "encode_transpose", "encode_with_transpose", "hadamard",
     "matmul_rescaled", "quantize", "quantize_and_encode", "quantize_and_sum", "quantize_best", "quantize_eden", "quantize_nested",
-    "quantize_scaled", "quantize_tiles", "rescaled", "scales", "scales_of_tiles", "update_",
+    "quantize_scaled", "quantize_tiles", "rescaled", "scales", "scales_of_tiles",
 )  # fmt: skip
 
 
@@ -35,7 +35,7 @@ class Operators:
     """
 
     def __init__(self, find: Callable[[str], Callable[..., Any]]) -> None:
-        self.__dict__ |= {name: find(name) for name in _NAMES}
+        self.__dict__ |= {name: find(name) for name in (*FUNCTIONAL, "update_")}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         raise AttributeError(f"no operator is called {name!r} that can be called directly")
@@ -97,6 +97,7 @@ def _operators_like(x: Tensor) -> Operators:
 
 @cache
 def _direct(backend: str) -> Operators:
+    """The direct operators of a backend, which code that `qsim_kernels.lowered` lets a compiler write finds here, too."""
     return Operators(lambda name: library.implementation(name, backend))
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -119,7 +119,7 @@ class Implementation(OnBackend):
         """Round a tensor under the scales of its own tiles; also return the scales if the result was not multiplied by them again."""
         scaled, out, counts = _prepared(x, tiles, turn, *rounding)
         restores = scaled.elements.restore != Restore.NOTHING
-        scales = x.new_empty((0,) if restores else counts, dtype=torch.float32)
+        scales = _nothing(x.device) if restores else x.new_empty(counts, dtype=torch.float32)
         self._backend.quantize_tiles_into(out, None if restores else scales, x, under, read_scales(making, scale_grid), scaled)
         return out, scales
 
@@ -161,6 +161,13 @@ class Implementation(OnBackend):
         out = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
         self._backend.matmul_rescaled_into(out, a, b, factors, bias)
         return out
+
+
+@cache
+def _nothing(device: torch.device) -> Tensor:
+    """An empty tensor, in place of scales that are not returned."""
+    with torch.inference_mode(False):
+        return torch.empty(0, dtype=torch.float32, device=device)
 
 
 def _fake_scales(x: Tensor, tiles: Sequence[int], restore: int = 0) -> Tensor:

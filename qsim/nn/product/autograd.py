@@ -20,7 +20,7 @@ from qsim.nn.product.functorch import transformed_product
 from qsim.nn.product.plans import ProductPlan, Split
 from qsim.random import seeds
 from qsim.random.shards import is_distributed
-from qsim.random.sources import Stream
+from qsim.random.sources import Stream, is_exporting
 from qsim_kernels.ops.direct import DISPATCHED, operators
 
 #: What to do with distributed tensors instead.
@@ -114,6 +114,8 @@ def product_with_seeds(
     operands = (a, w) if bias is None else (a, w, bias)
     if has_torch_function(operands):
         return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, plan, ends, raw)
+    if plan.in_graph is not None and ends is None and not is_exporting():
+        return changeable(plan.in_graph(a, w, bias, seed, weight_seed))
     with without_autocast(w.device):
         return changeable(applied(FivePointProduct, plan.ops)(a, w, bias, seed, weight_seed, ends, *raw, plan, torch.is_grad_enabled()))
 

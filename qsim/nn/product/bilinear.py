@@ -43,8 +43,8 @@ class Product:
 
     @property
     def constant(self) -> Any:
-        """A constant for compilers that specifies this operation, `None` if it may depend on sizes; one that a module has is a constant."""
-        return self
+        """A constant for compilers that specifies this operation; `None` if it may depend on sizes, or there is none."""
+        return None
 
     def carrier(self, index: int, one: Values, other: Values, result: torch.dtype, device: torch.device) -> ProductCarrier:
         """The carrier of the operands of one of the three products, of which each is given by a format that holds its values."""
@@ -118,6 +118,11 @@ class LinearProduct(Product):
     sums_rows: ClassVar[bool] = True
     merges_rows: ClassVar[bool] = True
 
+    @property
+    def constant(self) -> Any:
+        """The name."""
+        return ("linear",)
+
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if how.is_torchs:
             return F.linear(a, w, bias)
@@ -149,6 +154,11 @@ class MatmulProduct(Product):
     equation: ClassVar[str] = "...mk,kn->mn"
     gradient_first: ClassVar[bool] = False
     merges_rows: ClassVar[bool] = True
+
+    @property
+    def constant(self) -> Any:
+        """The name."""
+        return ("matmul",)
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         return _batched(a, w, how)

@@ -8,11 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.torch_version import TorchVersion
 
 from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.autocast import autocasts
-from qsim.nn.product.bilinear import Multiplication, Product
+from qsim.nn.product.bilinear import LINEAR, MATMUL, Multiplication, Product
 from qsim.nn.product.checks import check_context, check_operands, check_table
 from qsim.nn.product.codes import takes_codes
 from qsim.nn.product.convolution import ConvolutionProduct
@@ -23,7 +22,7 @@ from qsim.nn.product.sites import Site
 from qsim.nn.product.sums import PRODUCTS, spelled_lookup, spelled_sum
 from qsim.nn.product.tensors import OperandShards, Tensors
 from qsim.random.streams import own_rank, rank_stream, stream
-from qsim.recipes.five_point import FivePoint
+from qsim.recipes.five_point import FivePoint, with_handle
 from qsim.recipes.points_of import points_of
 from qsim_kernels.chip.library import is_chip
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
@@ -64,6 +63,7 @@ class ProductPlan:
         adds_bias: Whether the bias is added here.
         casts: The dtypes to which autocast casts the operands and the bias first; `None` where it is off.
         split: The two products in place of this one, if the outliers of a tensor are apart.
+        in_graph: The function of tensors that a graph calls, of which compilers trace only the operators.
     """
 
     points: FivePoint
@@ -80,6 +80,7 @@ class ProductPlan:
     adds_bias: bool
     casts: tuple[torch.dtype, torch.dtype, torch.dtype] | None
     split: Split | None = None
+    in_graph: Callable[..., Tensor] | None = None
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -176,32 +177,37 @@ def plan_for(
     return plan
 
 
-#: Before torch 2.13, Dynamo passes only plain constants on to functions whose results it takes for constants.
-_TAKES_POINTS = TorchVersion(torch.__version__) >= "2.13"
-#: The operations whose constants are their numbers.
-_OF_NUMBERS: dict[str, type[Product]] = {"convolution": ConvolutionProduct, "lookup": Lookup}
+#: The operations that compilers take for constants, by the first of these, and made from the others.
+_MADE: dict[str, Callable[..., Product]] = {
+    "convolution": ConvolutionProduct,
+    "lookup": Lookup,
+    "linear": lambda: LINEAR,
+    "matmul": lambda: MATMUL,
+}
 
 
 def _plan_in_graph(points: FivePoint, ops: Operators, product: Product, *rest: Any) -> ProductPlan:
     """A plan for a graph: a constant, where compilers can take it for one, so that they trace nothing of how plans are made."""
-    constant = product.constant if _TAKES_POINTS and rest[-1] is None else None
-    name = "" if constant is None else _attribute_of_plan(points, constant, *rest)
-    return getattr(points, name) if name else _plan(points, ProductKind(ops, product, *rest), compiles=True)
+    constant = product.constant if points.handle and rest[-1] is None else None
+    if constant is None:
+        return _plan(points, ProductKind(ops, product, *rest), compiles=True)
+    return getattr(points, _attribute_of_plan(points.handle, constant, *rest))  # type: ignore[no-any-return]
 
 
-def _attribute_of_plan(points: FivePoint, constant: Any, *rest: Any) -> str:
-    """Keep a plan as an attribute of the points, and return its name; an empty one if a compiler has only a model of them.
+def _attribute_of_plan(handle: str, constant: tuple[Any, ...], *rest: Any) -> str:
+    """Keep a plan as an attribute of the points, and return its name, which a compiler takes for a constant.
 
-    A compiler takes the result for a constant. Layers with the same points share the plan.
+    Layers with the same points share the plan.
     """
-    if "plans" not in vars(points):
-        return ""
-    key = constant, rest
+    points, key = with_handle(handle), (constant, rest)
     name: str | None = points.plans.get(key)
     if name is None:
+        from qsim.nn.product.in_graphs import with_function  # which applies plans
+
         name = points.plans[key] = f"_plan_{len(points.plans)}"
-        product = constant if isinstance(constant, Product) else _OF_NUMBERS[constant[0]](*constant[1:])
-        object.__setattr__(points, name, _plan(points, ProductKind(DISPATCHED, product, *rest), compiles=True))
+        kind, *numbers = constant
+        plan = _plan(points, ProductKind(DISPATCHED, _MADE[kind](*numbers), *rest), compiles=True)
+        object.__setattr__(points, name, with_function(plan))
     return name
 
 

@@ -46,6 +46,7 @@ from qsim_kernels.triton.scaled.rescaling import matmul_rescaled_into, rescaled_
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
 from qsim_kernels.triton.scaled.turned import turned_kernel
 from qsim_kernels.triton.scaled.whole import whole_scale_into
+from qsim_kernels.triton.scaled.whole_turned import turned_scale_into
 
 __all__ = [
     "amaxes_into",
@@ -80,7 +81,7 @@ def scales_of_tiles_into(
     """Write the scales of a tensor's tiles; see `reference.scaling.scales_of_tiles_into`."""
     if under is None and turn is None and _is_whole(tiles, x.shape, x.dtype):
         whole_scale_into(out, x, making, finite)
-    else:
+    elif under is not None or turn is None or not turned_scale_into(out, x, tiles, turn, finite, making):
         reference.scales_of_tiles_into(out, x, under, tiles, turn, finite, making, amaxes_into, scales_into)
 
 

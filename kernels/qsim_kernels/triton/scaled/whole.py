@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -17,6 +18,11 @@ from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.tile_scales import making_of, scale_numbers, tile_scales
 from qsim_kernels.triton.host.arguments import has_dpx
 from qsim_kernels.triton.host.launcher import Launch, launcher
+
+# A torch without CUDA lacks this.
+_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
+#: The zeros of `state_for`, by device and stream.
+_states: dict[tuple[int, int], Tensor] = {}
 
 #: Elements that a single program reads at most, in eight blocks.
 _SMALL = 1 << 16
@@ -48,13 +54,29 @@ def largest_of_blocks(
     return tl.max(amaxes)
 
 
+@triton.jit
+def write_scale(out, state, amax, making, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr):
+    """Write the scale that results from the largest magnitude pattern of all programs, each of which gives its own."""
+    is_last = True
+    if state is not None:
+        tl.atomic_max(state, amax, sem="relaxed")
+        # What the others wrote before they were counted is visible to the last.
+        is_last = tl.atomic_add(state + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
+        if is_last:
+            amax = tl.atomic_max(state, 0, sem="relaxed")
+            tl.store(state + tl.arange(0, 2), tl.zeros([2], tl.int32))
+    if is_last:
+        scale, _ = tile_scales(tl.zeros([1], tl.int32) + amax, None, scale_numbers(making, SCALE_ROUNDING), MAKING, SCALE_ROUNDING)
+        tl.store(out + tl.arange(0, 1), scale)
+
+
 @kernel(do_not_specialize_on_alignment=["out", "state"])
 def whole_scale_kernel(
     x, out, state, count: tl.int64, making: ScaleNumbers,
     MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
     IN_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Write the scale of `count` elements; several programs share a `state` of two zeros: the largest so far, and how many are done."""
+    """Write the scale of `count` elements; several programs share a `state`; see `state_for`."""
     first = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
     if first + STEPS * BLOCK <= count:
         amax = largest_of_blocks(x, first, count, FINITE, STEPS, BLOCK, IN_PAIRS, False)
@@ -65,23 +87,28 @@ def whole_scale_kernel(
         has_others = amax >= 0x7F800000
         if has_others:
             amax = largest_of_blocks(x, first, count, FINITE, STEPS, BLOCK, False, True)
-    is_last = True
-    if state is not None:
-        tl.atomic_max(state, amax, sem="relaxed")
-        # What the others wrote before they were counted is visible to the last.
-        is_last = tl.atomic_add(state + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
-        if is_last:
-            amax = tl.atomic_max(state, 0, sem="relaxed")
-    if is_last:
-        scale, _ = tile_scales(tl.zeros([1], tl.int32) + amax, None, scale_numbers(making, SCALE_ROUNDING), MAKING, SCALE_ROUNDING)
-        tl.store(out + tl.arange(0, 1), scale)
+    write_scale(out, state, amax, making, MAKING, SCALE_ROUNDING)
+
+
+def state_for(x: Tensor) -> Tensor:
+    """Two zeros for the programs that read a tensor: the largest pattern so far, and how many are done; they leave zeros behind.
+
+    Each stream has its own, because launches on two streams may run at the same time. So may a CUDA graph's and any other.
+    """
+    device = x.get_device()
+    if device < 0 or torch.cuda.is_current_stream_capturing():
+        return x.new_zeros(2, dtype=torch.int32)
+    key = device, _current_stream(device)
+    state = _states.get(key)
+    if state is None:
+        state = _states[key] = x.new_zeros(2, dtype=torch.int32)
+    return state
 
 
 def whole_scale_into(out: Tensor, x: Tensor, making: Scales, finite: bool) -> None:
     """Write the scale of a tensor of at most 32 bits, from the largest magnitude of its elements or of the finite ones."""
     launch = _prepared(x.shape, x.dtype, making, finite)
-    state = None if launch.programs == 1 else torch.zeros(2, dtype=torch.int32, device=x.device)
-    launch(x.contiguous(), out, state)
+    launch(x.contiguous(), out, None if launch.programs == 1 else state_for(x))
 
 
 @lru_cache(maxsize=4096)

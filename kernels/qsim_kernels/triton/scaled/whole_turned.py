@@ -1,0 +1,110 @@
+"""The scale of a whole transformed bfloat16 tensor, in one launch: an override of `amaxes`.
+
+A thread holds blocks of the transform that run down a pair of columns, as in `turned`, so that it needs neither shared memory nor other
+threads. The programs finish as in `whole`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from qsim_kernels.numbers.scales import ScaleNumbers, Scales, TileSizes, Turn
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.tile_scales import making_of
+from qsim_kernels.triton.host.launcher import Launch, launcher
+from qsim_kernels.triton.scaled.partition import reading
+from qsim_kernels.triton.scaled.tiles import larger
+from qsim_kernels.triton.scaled.turned import bounded, flips_of, largest_of, pairs_of_rows, singles, transformed
+from qsim_kernels.triton.scaled.whole import state_for, write_scale
+
+#: Pairs of columns of a program, its warps, and the blocks of a thread.
+_PAIRS, _WARPS, _STEPS = 128, 4, 4
+
+
+@triton.jit
+def finite_patterns(values):
+    """The largest magnitude of those values that are finite, as a pattern."""
+    largest = tl.zeros_like(values[0].to(tl.int32, bitcast=True))
+    for i in tl.static_range(len(values)):
+        bits = values[i].to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        largest = tl.maximum(largest, tl.where(bits < 0x7F800000, bits, 0))
+    return largest
+
+
+@triton.jit
+def largest_sum(x, row, blocks, columns, inside, signs, TURN: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, CAREFUL: tl.constexpr):
+    """The largest magnitude of a transform before its factor, as a pattern.
+
+    Args:
+        x: Pointers to the first pairs of columns.
+        row: The first block of rows.
+        blocks: The number of blocks of rows.
+        columns: The pairs of a row.
+        inside: Which pairs of columns exist.
+        signs: The signs of a transform.
+        TURN: The `TurnVariant`.
+        FINITE: Whether to ignore non-finite values, if `CAREFUL`.
+        STEPS: The number of blocks of a thread.
+        CAREFUL: Whether to saturate numbers whose sums could overflow.
+    """
+    SIZE: tl.constexpr = 1 << TURN.levels
+    flips = flips_of(signs.to(tl.int32), SIZE, True)
+    largest = tl.zeros(inside.shape, tl.int32)
+    for step in range(STEPS):
+        pairs = pairs_of_rows(x + (row + step) * SIZE * columns, columns, inside & (row + step < blocks), SIZE)
+        for half in tl.static_range(2):
+            values = singles(pairs, flips, half)
+            if CAREFUL:
+                values = bounded(values, 3.4028234663852886e38 / SIZE)
+            values = transformed(values, 1.0)
+            if CAREFUL and FINITE:
+                largest = tl.maximum(largest, finite_patterns(values))
+            else:
+                largest = tl.maximum(largest, largest_of(values))
+    return tl.max(largest, axis=0)
+
+
+@kernel(do_not_specialize_on_alignment=["out", "state"])
+def turned_scale_kernel(
+    x, out, state, blocks: tl.int64, columns: tl.int64, signs: tl.int64, making: ScaleNumbers,
+    MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, FINITE: tl.constexpr, PAIRS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Write the scale of transformed columns, which are counted in pairs; for `state` see `state_for`."""
+    along = tl.cdiv(columns, PAIRS).to(tl.int32)
+    row = (tl.program_id(0) // along).to(tl.int64) * STEPS
+    pair = (tl.program_id(0) % along).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
+    source, inside = x.to(tl.pointer_type(tl.int32)) + pair, pair < columns
+    amax = largest_sum(source, row, blocks, columns, inside, signs, TURN, FINITE, STEPS, False)
+    # A sum is at least as large as the largest of its terms, up to its own rounding. Rare: then the program reads its blocks again.
+    LIMIT: tl.constexpr = 3.4028234663852886e38 / (1 << TURN.levels) * 0.99
+    if amax >= tl.full([], LIMIT, tl.float32).to(tl.int32, bitcast=True):
+        amax = largest_sum(source, row, blocks, columns, inside, signs, TURN, FINITE, STEPS, True)
+    amax = (amax.to(tl.float32, bitcast=True) * TURN.factor).to(tl.int32, bitcast=True)
+    write_scale(out, state, amax, making, MAKING, SCALE_ROUNDING)
+
+
+def turned_scale_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn, finite: bool, making: Scales) -> bool:
+    """Write the scale of a transformed tensor, if kernels of this file find it."""
+    launch = _prepared(x.shape, x.dtype, tiles, turn, finite, making)
+    if launch is None or x.data_ptr() % 4:
+        return False
+    launch(x.contiguous(), out, state_for(x))
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _prepared(shape: torch.Size, source: torch.dtype, tiles: TileSizes, turn: Turn, finite: bool, making: Scales) -> Launch | None:
+    """Prepare a launch for full blocks down the columns of a tensor with one scale."""
+    count = shape.numel()
+    read = reading(count, source, tiles, turn) if source == torch.bfloat16 and count else None
+    if read is None or tiles.counts(count) != (1, 1, 1) or not read.turn.down or read.turn.levels > 5 or turn.inner % 2:
+        return None
+    blocks, columns = count // turn.inner >> read.turn.levels, turn.inner // 2
+    variants, numbers = making_of(making, False)
+    run = launcher(turned_scale_kernel, (), *numbers, *variants, read.turn, finite, _PAIRS, _STEPS, num_warps=_WARPS)
+    return Launch(run, -(-blocks // _STEPS) * -(-columns // _PAIRS), (blocks, columns, read.signs))
