@@ -92,7 +92,7 @@ def described(data: str, model: str) -> str:
     """
     if model != GPT_TINY:
         return described_images(data, model)
-    return f"{gpt_training.described('tiny', VOCABULARY, CONTEXT, data)}, in sequences of {CONTEXT}"
+    return f"{gpt_training.described(['tiny'], VOCABULARY, CONTEXT, data)}, in sequences of {CONTEXT}"
 
 
 def variant(data: str, model: str) -> str:

@@ -87,18 +87,20 @@ def begin(how: GPTTraining, device: torch.device) -> tuple[GPT, torch.optim.Opti
     return model, qsim.optim.AdamW(groups, lr=how.rate, betas=BETAS, update=how.method, seed=how.seed)
 
 
-def described(name: str, vocabulary: int, context: int, data: str, tokens: int = VOCABULARY) -> str:
-    """A GPT and its text, with its number of parameters.
+def described(names: Sequence[str], vocabulary: int, context: int, data: str, tokens: int = VOCABULARY) -> str:
+    """A GPT of one or more sizes and its text, with its number of parameters.
 
     Example:
-        >>> described("tiny", 256, 64, "library")
+        >>> described(["tiny"], 256, 64, "library")
         "A GPT (tiny: 2 blocks, width 64, 2 heads; 120,576 parameters) learns bytes of the sources of Python's standard library"
     """
-    own = size(name)
     text = {LIBRARY: "the sources of Python's standard library", PACKAGES: "sources and texts of installed packages"}.get(data, data)
     learns = "bytes" if tokens == VOCABULARY else "byte pairs"
-    parts = f"{own.layers} blocks, width {own.width}, {own.heads} heads; {parameters(own, vocabulary, context):,} parameters"
-    return f"A GPT ({name}: {parts}) learns {learns} of {text}"
+    found = [
+        f"{name}: {own.layers} blocks, width {own.width}, {own.heads} heads; {parameters(own, vocabulary, context):,} parameters"
+        for name, own in zip(names, map(size, names), strict=True)
+    ]
+    return f"A GPT ({', or '.join(found)}) learns {learns} of {text}"
 
 
 def variant(name: str, vocabulary: int, context: int) -> str:

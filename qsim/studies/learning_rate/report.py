@@ -38,7 +38,7 @@ class Written(Findings[Settings, Run]):
     def parts(self) -> list[str | Table | Picture]:
         """The setting, tables and figures."""
         chosen = self.settings
-        text = self.text("setting", learner=described(chosen.size, VOCABULARY, chosen.context, chosen.data))
+        text = self.text("setting", learner=described([chosen.size], VOCABULARY, chosen.context, chosen.data))
         return [text, *self._tables(), self.picture("loss", self._losses), self.picture("correlation", self._correlations)]
 
     def losses(self, method: str, rate: float) -> list[float]:

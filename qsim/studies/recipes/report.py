@@ -81,7 +81,7 @@ class Written(Findings[Settings, Run]):
     def _models(self) -> str:
         """Name the models that are trained, as the beginning of a sentence."""
         chosen = self.settings
-        gpt = described(chosen.size, VOCABULARY, chosen.context, chosen.data)
+        gpt = described([chosen.size], VOCABULARY, chosen.context, chosen.data)
         experts = f"{chosen.experts} experts per block, {chosen.active} for each byte"
         if MIXTURE not in chosen.models:
             return gpt
