@@ -81,9 +81,9 @@ def begin(how: GPTTraining, device: torch.device) -> tuple[GPT, torch.optim.Opti
     model = GPT(size(how.size), VOCABULARY, how.context).bfloat16().to(device)
     if how.method == MIXED:
         model.float()
-    groups = parameter_groups(list(model.parameters()))
     if how.method == MIXED:
-        return model, torch.optim.AdamW(groups, lr=how.rate, betas=BETAS, fused=device.type == "cuda")
+        return model, adamw(model, how.rate)
+    groups = parameter_groups(list(model.parameters()))
     return model, qsim.optim.AdamW(groups, lr=how.rate, betas=BETAS, update=how.method, seed=how.seed)
 
 
@@ -119,6 +119,12 @@ def parameter_groups(weights: Sequence[Tensor]) -> list[dict[str, Any]]:
         {"params": [weight for weight in weights if weight.dim() > 1], "weight_decay": DECAY},
         {"params": [weight for weight in weights if weight.dim() <= 1], "weight_decay": 0.0},
     ]
+
+
+def adamw(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """AdamW in full precision, as nanoGPT sets it."""
+    weights = list(model.parameters())
+    return torch.optim.AdamW(parameter_groups(weights), lr=rate, betas=BETAS, fused=weights[0].is_cuda)
 
 
 def train_gpt(

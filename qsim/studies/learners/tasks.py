@@ -14,12 +14,13 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qsim.studies.learners import gpt_training
-from qsim.studies.learners.gpt import GPT, language_loss, size
+from qsim.studies.learners.gpt import GPT, size
+from qsim.studies.learners.gpt_training import SINGLE, GPTTraining, adamw, train_gpt
 from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text, text
 
 #: The GPT's size, and the bytes that it can read.
 SIZE, CONTEXT = "mini", 64
-#: Of the training on text: updates by AdamW, sequences per update, the highest learning rate.
+#: Of the training on text: updates, sequences per update, the highest learning rate.
 PRETRAINING, _BATCH, _RATE = 2000, 32, 2e-3
 _QUESTIONS, _TEST = 4096, 1024
 #: Bytes of a snippet, and of the part of it that may be reversed.
@@ -65,7 +66,7 @@ def questions(task: str, device: torch.device) -> Questions:
     ask = TASKS[task][1]
     x, y = ask(found.batch(_QUESTIONS, _SNIPPET, order).cpu().long()[:, 1:], order)
     test_x, test_y = ask(found.validation(_TEST, _SNIPPET).cpu().long()[:, 1:], order)
-    return Questions(*(each.to(device) for each in (x, y, test_x, test_y)), _pretrained(found, device))
+    return Questions(x.to(device), y.to(device), test_x.to(device), test_y.to(device), _pretrained(found, device))
 
 
 def described(task: str) -> str:
@@ -109,15 +110,9 @@ TASKS: dict[str, tuple[str, _Ask]] = {
 
 def _pretrained(found: Text, device: torch.device) -> GPT:
     """A GPT that has learnt text, the same one in every process: with this attention, sums on a GPU have one order."""
-    order = torch.Generator().manual_seed(0)
+    how = GPTTraining(SIZE, SINGLE, _RATE, PRETRAINING, _BATCH, CONTEXT, 1.0, 0)
     with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
-        torch.manual_seed(0)
+        torch.manual_seed(how.seed)
         model = GPT(size(SIZE), VOCABULARY, CONTEXT).to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), betas=gpt_training.BETAS, fused=device.type == "cuda")
-        for step in range(PRETRAINING):
-            (group,) = optimizer.param_groups
-            group["lr"] = gpt_training.rate_at(_RATE, PRETRAINING, step)
-            optimizer.zero_grad()
-            language_loss(model, found.batch(_BATCH, CONTEXT, order)).backward()
-            optimizer.step()
+        train_gpt(how, model, adamw(model, _RATE), found)
     return model
