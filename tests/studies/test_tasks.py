@@ -58,11 +58,12 @@ def test_fine_tuning_begins_with_the_same_model_in_every_format() -> None:
     tasks.questions.cache_clear()
     again = tasks.questions("reversals", CPU)
     assert torch.equal(torch.get_rng_state(), state)
-    for a, b in zip(found.gpt.parameters(), again.gpt.parameters(), strict=True):
-        assert torch.equal(a, b)
-    own = found.net()
+    own, other = found.net(), again.net()
     assert own(found.x[:2]).shape == (2, 256)
-    assert all(a is not b and torch.equal(a, b) for a, b in zip(own.parameters(), found.gpt.parameters(), strict=True))
+    for a, b, c in zip(own.parameters(), other.parameters(), found.net().parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+        assert a is not c
     with pytest.raises(ValueError, match="data: must be one of sums, reversals for a pre-trained model; got 'digits'"):
         tasks.questions("digits", CPU)
 

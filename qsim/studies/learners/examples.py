@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, cast
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from qsim.studies.learners import gpt_training, tasks
 from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.images import RESIDUAL, described as described_images, images, variant as variant_of_images
-from qsim.studies.learners.text import LIBRARY, VOCABULARY, text
+from qsim.studies.learners.text import LIBRARY, VOCABULARY, LabelledBytes, text
 
 #: The model that suits the data, a residual net for images, a GPT for text, or one that is trained before and learns to answer questions.
 OWN, GPT_TINY = "own", "gpt"
@@ -119,19 +119,6 @@ def variant(data: str, model: str) -> str:
     return f"A GPT on {name}"
 
 
-@dataclass(frozen=True)
-class _Sequences:
-    """Bytes, and the byte that follows each."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-    def net(self) -> nn.Module:
-        return _NextByte()
-
-
 class _NextByte(nn.Module):
     """The smallest GPT, whose logits have the class as second dimension, as `cross_entropy` asks for."""
 
@@ -144,9 +131,10 @@ class _NextByte(nn.Module):
 
 
 @lru_cache(maxsize=2)
-def _sequences(data: str, device: torch.device) -> _Sequences:
+def _sequences(data: str, device: torch.device) -> LabelledBytes:
+    """Bytes, and the byte that follows each."""
     found = text(data, CONTEXT, device)
     counts = found.held_out // CONTEXT, (len(found.tokens) - found.held_out) // CONTEXT
     train = found.batch(min(_TRAINING, counts[0]), CONTEXT, torch.Generator().manual_seed(0)).long()
     test = found.validation(min(_TEST, counts[1]), CONTEXT).long()
-    return _Sequences(train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:])
+    return LabelledBytes(train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:], _NextByte)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
@@ -16,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from qsim.studies.learners import gpt_training
 from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.gpt_training import SINGLE, GPTTraining, adamw, train_gpt
-from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text, text
+from qsim.studies.learners.text import LIBRARY, VOCABULARY, LabelledBytes, Text, text
 
 #: The GPT's size, and the bytes that it can read.
 SIZE, CONTEXT = "mini", 64
@@ -25,21 +24,6 @@ PRETRAINING, _BATCH, _RATE = 2000, 32, 2e-3
 _QUESTIONS, _TEST = 4096, 1024
 #: Bytes of a snippet, and of the part of it that may be reversed.
 _SNIPPET, _REVERSED = 40, 8
-
-
-@dataclass(frozen=True)
-class Questions:
-    """Questions as bytes, and the byte that answers each."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-    gpt: GPT
-
-    def net(self) -> nn.Module:
-        """A copy of the GPT, which answers with its next byte."""
-        return _Answer(deepcopy(self.gpt))
 
 
 class _Answer(nn.Module):
@@ -53,7 +37,7 @@ class _Answer(nn.Module):
 
 
 @lru_cache(maxsize=2)
-def questions(task: str, device: torch.device) -> Questions:
+def questions(task: str, device: torch.device) -> LabelledBytes:
     """A task, with a GPT that was trained on the sources of Python's standard library; the same ones each time.
 
     Raises:
@@ -66,7 +50,8 @@ def questions(task: str, device: torch.device) -> Questions:
     ask = TASKS[task][1]
     x, y = ask(found.batch(_QUESTIONS, _SNIPPET, order).cpu().long()[:, 1:], order)
     test_x, test_y = ask(found.validation(_TEST, _SNIPPET).cpu().long()[:, 1:], order)
-    return Questions(x.to(device), y.to(device), test_x.to(device), test_y.to(device), _pretrained(found, device))
+    gpt = _pretrained(found, device)
+    return LabelledBytes(x.to(device), y.to(device), test_x.to(device), test_y.to(device), lambda: _Answer(deepcopy(gpt)))
 
 
 def described(task: str) -> str:
