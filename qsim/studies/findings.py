@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from configparser import RawConfigParser
 from functools import cache
 from importlib.resources import files
@@ -89,10 +89,6 @@ class Findings(ABC, Generic[SettingsT, RunT]):
                 groups[tuple(getattr(run, name) for name in names)].append(self._of[run])
             self._groups[names] = groups
         return self._groups[names][tuple(fields.values())]
-
-    def values(self, what: str, runs: Iterable[RunT]) -> list[float]:
-        """One measured value of each run."""
-        return [float(self._of[run][what]) for run in runs]
 
     def text(self, name: str, /, **values: Any) -> str:
         """A paragraph, filled with values, with the settings as `s` and the findings as `found`."""

@@ -75,7 +75,7 @@ class LanguageFindings(Findings[Settings, Run]):
 
     def equal(self, what: str) -> Interval:
         """The ratio of perplexities with stochastic updates: with more updates or larger batches, relative to as many as O1 has."""
-        more = self.values("loss", [equal(self.settings, what, seed) for seed in self.settings.judged])
+        more = [float(self._of[equal(self.settings, what, seed)]["loss"]) for seed in self.settings.judged]
         return exponential(difference(more, self.losses(STOCHASTIC, self.settings.middle)))
 
     def cost(self, method: str, what: str, size: str = "") -> list[float]:
