@@ -89,7 +89,7 @@ class Run:
         if self.loss_scale == PLAIN:
             return Training(self.steps, self.batch, self.micro_batches, 1.0)
         # The loss of each prediction has the same factor, whatever the batch and its parts.
-        scale = nets.in_range(self.format) * self.batch * predictions(self.model)
+        scale = nets.in_range(self.format, self.model) * self.batch * predictions(self.model)
         return Training(self.steps, self.batch, self.micro_batches, scale)
 
 

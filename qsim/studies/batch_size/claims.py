@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, SCALES, STEPS
 from qsim.studies.batch_size.findings import NEAR_ZERO, BatchFindings
-from qsim.studies.learners.examples import PRETRAINED_SGD, TUNED
+from qsim.studies.learners.examples import PRETRAINED
 from qsim.studies.report import Claim
 from qsim.studies.statistics import Interval, above, below, both, difference, exponential, in_points, mean, within
 
@@ -30,7 +30,7 @@ def claims(found: BatchFindings) -> list[Claim]:
         *(_degradation(found, "nearest", design, scale) for design, scale in designs),
         *(_degradation(found, "stochastic", design, scale) for design, scale in designs),
         *(_degradation(found, rounding, STEPS, scale, relative=False) for rounding in ("nearest", "stochastic") for scale in written),
-        *(_tables(found) if found.settings.model in TUNED else []),
+        *(_tables(found) if found.settings.model == PRETRAINED else []),
         *(_floor(found, scale) for scale in written if found.settings.weights != FULL),
         *([_accumulates(found)] if found.settings.micro_batches > 1 else []),
         *(_outperforms(found, scale) for scale in found.settings.scales),
@@ -89,13 +89,12 @@ def _tables(found: BatchFindings) -> list[Claim]:
     """Claims on fine-tuning, with the last of the loss scales, which keeps gradients in range."""
     chosen = found.settings
     scale, design = chosen.scales[-1], chosen.designs[0]
-    table = "Table 2" if chosen.model == PRETRAINED_SGD else "Tables 1 and 3"
     gains = {name: mean(found.gain(name, "stochastic", scale, design)) for name in (*chosen.formats, FULL)}
     own = {name: gains[name] for name in chosen.formats}
     beyond = {name: found.beyond("stochastic", scale, design, format=name) for name in chosen.formats}
     rows = [
-        found.claim("table", both(*map(above, own.values())), table=table, shown=_shown(gains), least=_least(own)),
-        found.claim("table beyond", both(*map(above, beyond.values())), table=table, shown=_shown(beyond), least=_least(beyond)),
+        found.claim("table", both(*map(above, own.values())), shown=_shown(gains), least=_least(own)),
+        found.claim("table beyond", both(*map(above, beyond.values())), shown=_shown(beyond), least=_least(beyond)),
     ]
     if found.doubles and len(chosen.formats) > 1:
         pairs = {f"{few} compared with {fine}": found.doubled(few, fine, scale, design) for few, fine in pairwise(chosen.formats)}

@@ -9,6 +9,7 @@ import numpy as np
 
 from qsim.studies.batch_size import FULL, IMAGES, PLAIN, SCALES, STEPS, Run, Settings, trained
 from qsim.studies.findings import Findings
+from qsim.studies.learners import nets
 from qsim.studies.learners.examples import unit
 from qsim.studies.report import Asked
 from qsim.studies.result import Result
@@ -28,6 +29,7 @@ class BatchFindings(Findings[Settings, Run]):
         #: The word for examples, and for the designs in which all batch sizes have equally many.
         self.unit = unit(settings.model)
         self.one = self.unit[:-1]
+        self.scale = nets.in_range(FULL, settings.model)
         self.equal = {STEPS: "equal steps", IMAGES: f"equal {self.unit}"}
         self.doubles = [batch for batch in settings.batches if 2 * batch in settings.batches]
         self.middle, self.design = settings.middle, settings.designs[0]

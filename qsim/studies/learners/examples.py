@@ -16,11 +16,8 @@ from qsim.studies.learners.images import RESIDUAL, described as described_images
 from qsim.studies.learners.text import LIBRARY, VOCABULARY, LabelledBytes, text
 
 #: The model that suits the data, a residual net for images, a GPT for text, or one that is trained before and learns to answer questions.
-OWN, GPT_TINY = "own", "gpt"
-PRETRAINED, PRETRAINED_SGD = "pretrained", "pretrained-sgd"
-TUNED = (PRETRAINED, PRETRAINED_SGD)
-MODELS = (OWN, *RESIDUAL, GPT_TINY, *TUNED)
-_BY_ADAM = (GPT_TINY, PRETRAINED)
+OWN, GPT_TINY, PRETRAINED = "own", "gpt", "pretrained"
+MODELS = (OWN, *RESIDUAL, GPT_TINY, PRETRAINED)
 #: Bytes per sequence, and the largest numbers of sequences for training and for testing.
 CONTEXT, _TRAINING, _TEST = 64, 4096, 512
 
@@ -61,7 +58,7 @@ def examples(data: str, model: str, device: torch.device) -> Examples:
     """
     if model not in MODELS:
         raise ValueError(f"model: must be one of {', '.join(MODELS)}; got {model!r}")
-    if model in TUNED:
+    if model == PRETRAINED:
         return tasks.questions(data, device)
     return _sequences(data, device) if model == GPT_TINY else replace(images(data, device), model=model)
 
@@ -73,19 +70,19 @@ def predictions(model: str) -> int:
 
 def unit(model: str) -> str:
     """The word for examples."""
-    return "questions" if model in TUNED else "sequences" if model == GPT_TINY else "images"
+    return "questions" if model == PRETRAINED else "sequences" if model == GPT_TINY else "images"
 
 
 def optimizer(model: str, net: nn.Module, rate: float) -> torch.optim.Optimizer:
     """The optimizer at a constant learning rate: plain SGD, or Adam for a GPT, which learns no text by SGD in some hundred steps."""
-    if model not in _BY_ADAM:
+    if model not in (GPT_TINY, PRETRAINED):
         return torch.optim.SGD(net.parameters(), lr=rate)
     return torch.optim.Adam(net.parameters(), lr=rate, betas=gpt_training.BETAS, capturable=next(net.parameters()).is_cuda)
 
 
 def optimized(model: str) -> str:
     """The optimizer, for reports."""
-    if model not in _BY_ADAM:
+    if model not in (GPT_TINY, PRETRAINED):
         return "Plain SGD"
     return f"Adam with betas of 0.9 and 0.95{', since the model learns nothing by plain SGD,' if model == GPT_TINY else ''}"
 
@@ -97,7 +94,7 @@ def described(data: str, model: str) -> str:
         >>> described("digits", "resnet").partition(" learns ")[0]
         'A WideResNet-10-1 with 77,562 parameters'
     """
-    if model in TUNED:
+    if model == PRETRAINED:
         return tasks.described(data)
     if model != GPT_TINY:
         return described_images(data, model)
@@ -111,8 +108,8 @@ def variant(data: str, model: str) -> str:
         >>> variant("library", "gpt"), variant("digits", "own")
         ("A GPT on Python's standard library", '')
     """
-    if model in TUNED:
-        return f"Fine-tuning on {data}{' by SGD' if model == PRETRAINED_SGD else ''}"
+    if model == PRETRAINED:
+        return f"Fine-tuning on {data}"
     if model != GPT_TINY:
         return variant_of_images(data, model)
     name = "Python's standard library" if data == LIBRARY else Path(data).name

@@ -20,7 +20,7 @@ from qsim.studies.learners.text import LIBRARY, VOCABULARY, LabelledBytes, Text,
 #: The GPT's size, and the bytes that it can read.
 SIZE, CONTEXT = "mini", 64
 #: Of the training on text: updates, sequences per update, the highest learning rate.
-PRETRAINING, _BATCH, _RATE = 2000, 32, 2e-3
+PRETRAINING, _BATCH, _RATE = 1000, 32, 2e-3
 _QUESTIONS, _TEST = 4096, 1024
 #: Bytes of a snippet, and of the part of it that may be reversed.
 _SNIPPET, _REVERSED = 40, 8
