@@ -282,6 +282,7 @@ def test_costs_of_several_models_and_how_they_grow() -> None:
     assert claims[0].measured == "tiny: 1.100 [1.100, 1.100] times; mini: 1.200 [1.200, 1.200] times"
     assert claims[3].measured == "1.091 [1.091, 1.091] times"
     assert "the speed of mixed precision (O1) with 0.99 to 1.00 times its memory" in found.meaning()
+    assert found.title().endswith("GPTs with 120,576 to 834,304 parameters")
     assert "A GPT (tiny: 2 blocks, width 64, 2 heads; 120,576 parameters, or mini: " in str(found.parts()[0])
 
 

@@ -31,7 +31,10 @@ class Written(LanguageFindings):
     def title(self) -> str:
         """The question, and the model if it is another one."""
         chosen = self.settings
-        return f"{self.study.question} {'' if self.several else variant(chosen.size[0], chosen.vocabulary, chosen.context)}".rstrip()
+        if not self.several:
+            return f"{self.study.question} {variant(chosen.size[0], chosen.vocabulary, chosen.context)}".rstrip()
+        least, *_, most = (parameters(size(name), chosen.vocabulary, chosen.context) for name in chosen.size)
+        return f"{self.study.question} GPTs with {least:,} to {most:,} parameters"
 
     def parts(self) -> list[str | Table | Picture]:
         """The setting, and tables and figures of what was measured."""
