@@ -89,12 +89,13 @@ def _tables(found: BatchFindings) -> list[Claim]:
     """Claims on fine-tuning, with the last of the loss scales, which keeps gradients in range."""
     chosen = found.settings
     scale, design = chosen.scales[-1], chosen.designs[0]
+    table = "Table 1" if chosen.data == "sums" else "Table 3"
     gains = {name: mean(found.gain(name, "stochastic", scale, design)) for name in (*chosen.formats, FULL)}
     own = {name: gains[name] for name in chosen.formats}
     beyond = {name: found.beyond("stochastic", scale, design, format=name) for name in chosen.formats}
     rows = [
-        found.claim("table", both(*map(above, own.values())), shown=_shown(gains), least=_least(own)),
-        found.claim("table beyond", both(*map(above, beyond.values())), shown=_shown(beyond), least=_least(beyond)),
+        found.claim("table", both(*map(above, own.values())), table=table, shown=_shown(gains), least=_least(own)),
+        found.claim("table beyond", both(*map(above, beyond.values())), table=table, shown=_shown(beyond), least=_least(beyond)),
     ]
     if found.doubles and len(chosen.formats) > 1:
         pairs = {f"{few} compared with {fine}": found.doubled(few, fine, scale, design) for few, fine in pairwise(chosen.formats)}
