@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from configparser import RawConfigParser
 from functools import cache
 from importlib.resources import files
@@ -51,6 +52,7 @@ class Findings(ABC, Generic[SettingsT, RunT]):
     def __init__(self, study: Asked, settings: SettingsT, results: Sequence[Result[RunT]]) -> None:
         self.study, self.settings, self._of = study, settings, {result.run: result for result in results}
         self._words = wording(study.name)
+        self._groups: dict[tuple[str, ...], dict[tuple[Any, ...], list[Result[RunT]]]] = {}
 
     @abstractmethod
     def parts(self) -> Sequence[str | Table | Picture]:
@@ -74,9 +76,19 @@ class Findings(ABC, Generic[SettingsT, RunT]):
         """The complete report."""
         return Report(self.study, self.parts(), self.claims(), self.meaning(), self.title())
 
-    def values(self, what: str, runs: Iterable[RunT]) -> list[float]:
-        """One measured value of each run."""
-        return [float(self._of[run][what]) for run in runs]
+    def over_seeds(self, what: str, /, **fields: Any) -> list[float]:
+        """One measured value for each seed, of the runs whose fields have these values."""
+        return [float(result[what]) for result in self.seeded(**fields)]
+
+    def seeded(self, **fields: Any) -> list[Result[RunT]]:
+        """The result of each seed, of the runs whose fields have these values."""
+        names = tuple(fields)
+        if names not in self._groups:
+            groups: dict[tuple[Any, ...], list[Result[RunT]]] = defaultdict(list)
+            for run in sorted(self._of, key=lambda run: getattr(run, "seed", 0)):
+                groups[tuple(getattr(run, name) for name in names)].append(self._of[run])
+            self._groups[names] = groups
+        return self._groups[names][tuple(fields.values())]
 
     def text(self, name: str, /, **values: Any) -> str:
         """A paragraph, filled with values, with the settings as `s` and the findings as `found`."""

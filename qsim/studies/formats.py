@@ -112,8 +112,7 @@ class _Written(Findings[Settings, Run]):
 
     def accuracies(self, name: str, rounding: str) -> list[float]:
         """The accuracy of each seed."""
-        seeds = range(self.settings.seeds)
-        return self.values("own_accuracy", [run_of(Run, self.settings, format=name, rounding=rounding, seed=seed) for seed in seeds])
+        return self.over_seeds("own_accuracy", format=name, rounding=rounding)
 
     def lost(self, name: str, rounding: str) -> Interval:
         """The accuracy lost to a format."""

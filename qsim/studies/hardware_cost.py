@@ -143,17 +143,15 @@ def _factor(run: Run, device: torch.device) -> dict[str, Any]:
 class _Written(Findings[Settings, Run]):
     def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
         super().__init__(study, settings, results)
-        self._by = {(r.run.what, r.run.format, r.run.rounding, r.run.seed): r for r in results}
         self._step = {r.run.rounding: int(r["luts"]) for r in results if r.run.what == SIGNIFICAND}
 
     def cells(self, name: str, how: str) -> int:
         """The lookup tables of a rounding to a format."""
-        return int(self._by[CELLS, name, how, 0]["luts"])
+        return int(*self.over_seeds("luts", what=CELLS, format=name, rounding=how))
 
     def accuracies(self, name: str) -> list[float]:
         """The accuracy of each seed."""
-        how = "nearest" if name == FULL else "stochastic"
-        return [float(self._by[ACCURACY, name, how, seed]["own_accuracy"]) for seed in range(self.settings.seeds)]
+        return self.over_seeds("own_accuracy", what=ACCURACY, format=name)
 
     def lost(self, name: str) -> Interval:
         """The accuracy lost to a format."""
@@ -161,7 +159,7 @@ class _Written(Findings[Settings, Run]):
 
     def factor(self, name: str) -> Interval:
         """The factor by which the batch must grow."""
-        return positive([float(self._by[FACTOR, name, "stochastic", seed]["factor"]) for seed in range(self.settings.seeds)])
+        return positive(self.over_seeds("factor", what=FACTOR, format=name))
 
     @property
     def ends(self) -> tuple[str, str]:

@@ -111,9 +111,7 @@ class _Written(Findings[Settings, Run]):
 
     def losses(self, point: str, name: str, rounding: str) -> list[float]:
         """The test loss of each seed."""
-        seeds = range(self.settings.seeds)
-        runs = [run_of(Run, self.settings, point=point, format=name, rounding=rounding, seed=seed) for seed in seeds]
-        return self.values("own_loss", runs)
+        return self.over_seeds("own_loss", point=point, format=name, rounding=rounding)
 
     def added(self, point: str, name: str, rounding: str) -> Interval:
         """The increase of the test loss when a point is rounded."""

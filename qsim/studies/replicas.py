@@ -123,13 +123,9 @@ def _weights(nets: Sequence[nn.Module]) -> Tensor:
 
 
 class _Written(Findings[Settings, Run]):
-    def runs(self, noise: str, replicas: int, rate: float) -> list[Run]:
-        """The runs of all seeds."""
-        return [run_of(Run, self.settings, noise=noise, replicas=replicas, rate=rate, seed=seed) for seed in range(self.settings.seeds)]
-
     def logs(self, what: str, noise: str, replicas: int, rate: float) -> list[float]:
         """The logarithm of a loss of each seed."""
-        return np.log(self.values(what, self.runs(noise, replicas, rate))).tolist()  # type: ignore[no-any-return]
+        return np.log(self.over_seeds(what, noise=noise, replicas=replicas, rate=rate)).tolist()  # type: ignore[no-any-return]
 
     def more(self, replicas: int, rate: float) -> list[float]:
         """The logarithm of the loss with independent noise, minus that with shared noise, for each seed."""
@@ -142,13 +138,14 @@ class _Written(Findings[Settings, Run]):
 
     def apart(self, replicas: int, rate: float, at: int) -> list[float]:
         """The logarithm of the distance of replicas from their mean at some look, with independent noise, for each seed."""
-        return [float(np.log(self._of[run]["apart"][at])) for run in self.runs(INDEPENDENT, replicas, rate)]
+        return [float(np.log(found["apart"][at])) for found in self.seeded(noise=INDEPENDENT, replicas=replicas, rate=rate)]
 
     def parts(self) -> list[str | Table]:
         rows = []
         for rate, count in product(self.settings.rates, self.settings.replicas):
             shared, own = (f"{exponential(mean(self.logs('loss', noise, count, rate))):.3f}" for noise in (SHARED, INDEPENDENT))
-            away = mean([self._of[run]["apart"][-1] / self._of[run]["moved"][-1] for run in self.runs(INDEPENDENT, count, rate)])
+            independent = self.seeded(noise=INDEPENDENT, replicas=count, rate=rate)
+            away = mean([found["apart"][-1] / found["moved"][-1] for found in independent])
             rows.append([f"{rate:.2g}", str(count), shared, own, f"{self.times(count, rate):.3f}", f"{away:.2%}"])
         header = ["rate", "replicas", "loss, shared", "loss, independent", "ratio", "apart, of the way"]
         text = self.text("setting", learner=described(DIGITS))

@@ -85,6 +85,19 @@ def test_a_training_loss_near_zero_is_convergence() -> None:
     assert of(values(0.2))[6:9] == [None] * 3
 
 
+@pytest.mark.parametrize(("power", "verdict"), [(-1.0, False), (-0.1, True), (0.5, True)])
+def test_weights_that_are_rounded_leave_a_floor(power: float, verdict: bool) -> None:
+    """A norm that falls by 7 % per doubling counts as flat; noise that a batch averages out would fall by half."""
+
+    def values(run: Run) -> dict[str, float]:
+        found = as_in_the_paper(run) | {"training_loss": 0.01}
+        return found | {"squared_gradient": run.batch**power} if run.format != FULL and not run.like else found
+
+    rounded = {"weights": "e4m2", "scales": (IN_RANGE,), "micro_batches": 1}
+    assert of(values, **rounded)[-2:-1] == [verdict]
+    assert len(of(values, **rounded)) == len(of(values, **rounded | {"weights": FULL})) + 1
+
+
 def test_a_batch_summed_up_from_parts_learns_as_well(found: Found) -> None:
     parts = of_seeds(found, "accuracy", COARSE, "stochastic", MOST, IN_RANGE, SETTINGS.micro_batches)
     assert min(parts) > 0.7

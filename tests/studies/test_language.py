@@ -44,11 +44,11 @@ def test_unreadable_text_raises_an_error(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"short")
     with pytest.raises(ValueError, match=r"has 5 bytes; sequences of 64 need 1340"):
         text(str(tmp_path / "short"), 64, CPU)
-    with pytest.raises(ValueError, match="size: must be one of tiny, mini, small, medium; got 'huge'"):
+    with pytest.raises(ValueError, match=r"size: must be one of tiny, mini, small, medium, large, neo-1\.3b, neo-2\.7b; got 'huge'"):
         size("huge")
 
 
-@pytest.mark.parametrize(("name", "millions"), [("small", 124.4), ("medium", 354.8)])
+@pytest.mark.parametrize(("name", "millions"), [("small", 124.4), ("medium", 354.8), ("large", 774.0)])
 def test_sizes_are_gpt_2s(name: str, millions: float) -> None:
     with torch.device("meta"):
         model = GPT(SIZES[name], 50257, 1024)

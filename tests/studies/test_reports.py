@@ -23,8 +23,8 @@ def without_numbers(text: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
 def test_a_committed_report_is_that_of_its_results(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Which runs there are can depend on the number of a net's layers, and this on the shape of the images.
-    idx_files.write(tmp_path / "fashion-mnist")
+    # Which runs there are can depend on the number of a net's layers, and this on the shape of the images; reports use 512 of them.
+    idx_files.write(tmp_path / "fashion-mnist", training=512)
     monkeypatch.chdir(tmp_path)
     text = page.read_text(encoding="utf-8")
     (command,) = re.findall(r"^`qsim study (.+)`$", text, re.MULTILINE)

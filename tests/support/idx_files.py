@@ -18,18 +18,18 @@ def idx(array: np.ndarray) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def parts() -> dict[str, np.ndarray]:
-    """The content of the four files, by their names: 20 images for training and 7 for testing, of 28 × 28 pixels, and their labels."""
+def parts(training: int = 20) -> dict[str, np.ndarray]:
+    """The content of the four files, by their names: images for training, 7 for testing, of 28 × 28 pixels, and their labels."""
     return {
-        "train-images-idx3-ubyte": random((20, 28, 28)),
-        "train-labels-idx1-ubyte": random((20,), 10),
+        "train-images-idx3-ubyte": random((training, 28, 28)),
+        "train-labels-idx1-ubyte": random((training,), 10),
         "t10k-images-idx3-ubyte": random((7, 28, 28)),
         "t10k-labels-idx1-ubyte": random((7,), 10),
     }
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, training: int = 20) -> None:
     """Write the four files into a new folder."""
     folder.mkdir()
-    for name, array in parts().items():
+    for name, array in parts(training).items():
         (folder / name).write_bytes(idx(array))

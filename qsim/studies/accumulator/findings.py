@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qsim.studies.accumulator import SINGLE, Run, Settings, sums_of, training_of
+from qsim.studies.accumulator import SINGLE, SUMS, TRAINING, Run, Settings
 from qsim.studies.findings import Findings
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.report import Asked
@@ -30,8 +30,7 @@ class SumFindings(Findings[Settings, Run]):
 
     def sums(self, what: str, operands: str, accumulate: str, at: int) -> list[float]:
         """A measured value of sums at one of the lengths, for each seed."""
-        runs = [sums_of(self.settings, operands, accumulate, seed) for seed in range(self.settings.repeats)]
-        return [float(self._of[run][what][at]) for run in runs]
+        return [float(result[what][at]) for result in self.seeded(what=SUMS, operands=operands, accumulate=accumulate)]
 
     def growth(self, operands: str, accumulate: str) -> Interval:
         """The error of the longest sums relative to that of the shortest."""
@@ -40,8 +39,7 @@ class SumFindings(Findings[Settings, Run]):
 
     def losses(self, accumulate: str) -> list[float]:
         """The loss for each seed; that of a diverged model is that of one that knows nothing."""
-        runs = [training_of(self.settings, accumulate, seed) for seed in range(self.settings.seeds)]
-        return [min(float(self._of[run]["loss"]), math.log(VOCABULARY)) for run in runs]
+        return [min(loss, math.log(VOCABULARY)) for loss in self.over_seeds("loss", what=TRAINING, accumulate=accumulate)]
 
     def lost(self, accumulate: str) -> Interval:
         """The change of the loss against float32 sums with the same seed, as a share."""
@@ -49,5 +47,4 @@ class SumFindings(Findings[Settings, Run]):
 
     def gradients(self, accumulate: str) -> Interval:
         """The relative change of gradients against float32 sums."""
-        runs = [training_of(self.settings, SINGLE, seed) for seed in range(self.settings.seeds)]
-        return mean([float(self._of[run]["gradients"][accumulate]) for run in runs])
+        return mean([float(result["gradients"][accumulate]) for result in self.seeded(what=TRAINING, accumulate=SINGLE)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ import qsim
 from qsim import FivePoint, Quantizer, scaling
 from qsim.studies.accumulator import SINGLE, TRAINED, UNROUNDED
 from qsim.studies.learners.gpt import GPT, GPTSize, language_loss
-from qsim.studies.learners.gpt_training import BETAS, SINGLE as FLOAT32, GPTTraining, parameter_groups, train_gpt
+from qsim.studies.learners.gpt_training import SINGLE as FLOAT32, GPTTraining, adamw, train_gpt, validation_loss
 from qsim.studies.learners.text import VOCABULARY, text
 
 if TYPE_CHECKING:
@@ -31,10 +30,9 @@ def outcome(run: Run, device: torch.device) -> dict[str, Any]:
     """
     found = text(run.operands, run.context, device)
     model = begun(run, device)
-    optimizer = torch.optim.AdamW(parameter_groups(list(model.parameters())), betas=BETAS, fused=device.type == "cuda")
     how = GPTTraining("", FLOAT32, run.rate, run.steps, run.batch, run.context, _CLIP, run.seed)
-    order = train_gpt(how, model, optimizer, found)
-    values: dict[str, Any] = {"loss": _validated(model, found.validation(_VALIDATION, run.context))}
+    order = train_gpt(how, model, adamw(model, run.rate), found)
+    values: dict[str, Any] = {"loss": validation_loss(how, model, found, _VALIDATION)}
     if run.accumulate == SINGLE:
         values["gradients"] = gradient_errors(run, model, found.batch(run.batch, run.context, order))
     return values
@@ -80,9 +78,3 @@ def _gradients(model: nn.Module, sequences: Tensor) -> Tensor:
     weights = [module.weight for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "head"]
     loss = language_loss(model, sequences)
     return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, weights)])
-
-
-@torch.no_grad()
-def _validated(model: nn.Module, held_out: Tensor) -> float:
-    loss = float(language_loss(model, held_out))
-    return loss if math.isfinite(loss) else math.inf

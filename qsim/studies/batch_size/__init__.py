@@ -32,7 +32,10 @@ _PAPER = "Liu et al., Training with Fewer Bits"
 class Settings:
     """The settings of the study."""
 
-    data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files; for a GPT, library or a text")
+    data: str = choice(
+        "digits",
+        "digits, or a folder with Fashion-MNIST's or CIFAR-10's files; for a GPT, library or a text; pre-trained: sums or reversals",
+    )
     model: str = choice(OWN, f"one of {', '.join(MODELS)}; own is the net that suits the images")
     formats: tuple[str, ...] = choice(("e4m0", "e4m1"), "formats of inputs and gradients in the backward pass, from coarse to fine")
     roundings: tuple[str, ...] = choice(("stochastic", "nearest"), "roundings of both")
@@ -42,7 +45,7 @@ class Settings:
     designs: tuple[str, ...] = choice(DESIGNS, "what all batch sizes have in common: steps (the number of updates), images, or both")
     micro_batches: int = choice(4, "also accumulate the largest batch, in the coarsest format, over this many micro-batches; 1: do not")
     steps: int = choice(200, "number of updates; with equal images, those of the middle batch size")
-    rate: float = choice(0.1, "constant learning rate of plain SGD; of Adam for a GPT")
+    rate: float = choice(0.1, "constant learning rate of plain SGD; of Adam for a GPT, unless it is pretrained-sgd")
     looks: int = choice(10, "how often the true gradient is measured in the last quarter of the steps")
     seeds: int = choice(6, "number of seeds")
 
@@ -86,7 +89,7 @@ class Run:
         if self.loss_scale == PLAIN:
             return Training(self.steps, self.batch, self.micro_batches, 1.0)
         # The loss of each prediction has the same factor, whatever the batch and its parts.
-        scale = nets.in_range(self.format) * self.batch * predictions(self.model)
+        scale = nets.in_range(self.format, self.model) * self.batch * predictions(self.model)
         return Training(self.steps, self.batch, self.micro_batches, scale)
 
 

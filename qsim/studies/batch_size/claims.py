@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from itertools import pairwise
 
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, SCALES, STEPS
 from qsim.studies.batch_size.findings import NEAR_ZERO, BatchFindings
+from qsim.studies.learners.examples import PRETRAINED
 from qsim.studies.report import Claim
-from qsim.studies.statistics import above, below, both, difference, exponential, mean, within
+from qsim.studies.statistics import Interval, above, below, both, difference, exponential, in_points, mean, within
 
 #: Accuracies that differ by at most this count as equal: about what the choice of a thousand test images changes.
 _SAME = 0.01
+#: A norm whose factor per doubling of the batch is above this does not fall: noise that a batch averages out would be halved.
+_FLAT = 0.9
 
 
 def claims(found: BatchFindings) -> list[Claim]:
@@ -25,6 +30,8 @@ def claims(found: BatchFindings) -> list[Claim]:
         *(_degradation(found, "nearest", design, scale) for design, scale in designs),
         *(_degradation(found, "stochastic", design, scale) for design, scale in designs),
         *(_degradation(found, rounding, STEPS, scale, relative=False) for rounding in ("nearest", "stochastic") for scale in written),
+        *(_tables(found) if found.settings.model == PRETRAINED else []),
+        *(_floor(found, scale) for scale in written if found.settings.weights != FULL),
         *([_accumulates(found)] if found.settings.micro_batches > 1 else []),
         *(_outperforms(found, scale) for scale in found.settings.scales),
     ]
@@ -60,12 +67,49 @@ def _degradation(found: BatchFindings, rounding: str, design: str, scale: str, *
     name = rounding if relative else f"{rounding} as written"
     if nearest and not above(found.learnt(scale)):
         return found.claim(name, None, how=how, shown=found.text("untrained"), least="none: the net learns nothing", zero=NEAR_ZERO)
-    slope, converges = found.slope(rounding, scale, design, relative=relative), found.converges(design)
+    slope = found.slope(rounding, scale, design, relative=relative)
+    return _sloped(found, name, design, scale, slope, (above if nearest else below)(slope), zero=NEAR_ZERO)
+
+
+def _floor(found: BatchFindings, scale: str) -> Claim:
+    slope = found.slope("stochastic", scale, STEPS, relative=False)
+    return _sloped(found, "floor", STEPS, scale, slope, above(slope, math.log(_FLAT)), flat=_FLAT)
+
+
+def _sloped(found: BatchFindings, name: str, design: str, scale: str, slope: Interval, agrees: bool | None, **rule: float) -> Claim:
+    """A claim about the factor of the gradient per doubling of the batch, which is undecided unless training has converged."""
+    converges = found.converges(design)
     doubt = "" if converges else "; in full precision, training has not converged"
     shown = found.text("gradient", slope=exponential(slope), doubt=doubt)
     least = f"a factor of {exponential(slope).detects:.2f} per doubling{'' if converges else ', if training had converged'}"
-    agrees = (above if nearest else below)(slope) if converges else None
-    return found.claim(name, agrees, how=how, shown=shown, least=least, zero=NEAR_ZERO)
+    return found.claim(name, agrees if converges else None, how=found.how(design, scale), shown=shown, least=least, **rule)
+
+
+def _tables(found: BatchFindings) -> list[Claim]:
+    """Claims on fine-tuning, with the last of the loss scales, which keeps gradients in range."""
+    chosen = found.settings
+    scale, design = chosen.scales[-1], chosen.designs[0]
+    table = "Table 1" if chosen.data == "sums" else "Table 3"
+    gains = {name: mean(found.gain(name, "stochastic", scale, design)) for name in (*chosen.formats, FULL)}
+    own = {name: gains[name] for name in chosen.formats}
+    beyond = {name: found.beyond("stochastic", scale, design, format=name) for name in chosen.formats}
+    rows = [
+        found.claim("table", both(*map(above, own.values())), table=table, shown=_shown(gains), least=_least(own)),
+        found.claim("table beyond", both(*map(above, beyond.values())), table=table, shown=_shown(beyond), least=_least(beyond)),
+    ]
+    if found.doubles and len(chosen.formats) > 1:
+        pairs = {f"{few} compared with {fine}": found.doubled(few, fine, scale, design) for few, fine in pairwise(chosen.formats)}
+        agrees = both(*(above(each, -_SAME) for each in pairs.values()))
+        rows.append(found.claim("doubling", agrees, shown=_shown(pairs), same=100 * _SAME, least=_least(pairs)))
+    return rows
+
+
+def _shown(found: Mapping[str, Interval]) -> str:
+    return "; ".join(f"{name}: {in_points(each)}" for name, each in found.items())
+
+
+def _least(found: Mapping[str, Interval]) -> float:
+    return max(each.points.detects for each in found.values())
 
 
 def _accumulates(found: BatchFindings) -> Claim:

@@ -9,6 +9,7 @@ import numpy as np
 
 from qsim.studies.batch_size import FULL, IMAGES, PLAIN, SCALES, STEPS, Run, Settings, trained
 from qsim.studies.findings import Findings
+from qsim.studies.learners import nets
 from qsim.studies.learners.examples import unit
 from qsim.studies.report import Asked
 from qsim.studies.result import Result
@@ -28,7 +29,9 @@ class BatchFindings(Findings[Settings, Run]):
         #: The word for examples, and for the designs in which all batch sizes have equally many.
         self.unit = unit(settings.model)
         self.one = self.unit[:-1]
+        self.scale = nets.in_range(FULL, settings.model)
         self.equal = {STEPS: "equal steps", IMAGES: f"equal {self.unit}"}
+        self.doubles = [batch for batch in settings.batches if 2 * batch in settings.batches]
         self.middle, self.design = settings.middle, settings.designs[0]
         self.span = f"{self.coarse}, {self.least} to {self.most} {self.unit}"
 
@@ -57,9 +60,17 @@ class BatchFindings(Findings[Settings, Run]):
         most, least = (self.seeds("accuracy", format, rounding, batch, scale, design) for batch in (self.most, self.least))
         return [a - b for a, b in zip(most, least, strict=True)]
 
-    def beyond(self, rounding: str, scale: str, design: str) -> Interval:
-        """By how much more accuracy the coarsest format gains from the largest batch than full precision does."""
-        return difference(self.gain(self.coarse, rounding, scale, design), self.gain(FULL, rounding, scale, design))
+    def beyond(self, rounding: str, scale: str, design: str, *, format: str = "") -> Interval:
+        """By how much more accuracy a format, the coarsest if none is named, gains from the largest batch than full precision does."""
+        return difference(self.gain(format or self.coarse, rounding, scale, design), self.gain(FULL, rounding, scale, design))
+
+    def doubled(self, coarse: str, fine: str, scale: str, design: str) -> Interval:
+        """The accuracy in the coarser format with twice the batch minus that in the finer one, over the batches that have a double."""
+        twice, once = (
+            np.mean([self.seeds("accuracy", name, "stochastic", factor * batch, scale, design) for batch in self.doubles], 0).tolist()
+            for name, factor in ((coarse, 2), (fine, 1))
+        )
+        return difference(twice, once)
 
     def excess(self, format: str, rounding: str, batch: int, scale: str, design: str) -> list[float]:
         """The logarithm of the squared norm of the true gradient relative to that in full precision, for each seed."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC, Run, Settings, made
+from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC, Run, Settings
 from qsim.studies.findings import Findings
 from qsim.studies.report import Asked
 from qsim.studies.result import Result
@@ -26,12 +26,11 @@ class UpdateFindings(Findings[Settings, Run]):
         """The results of each seed."""
         if kahan_layers == self.layers:
             update, kahan_layers = KAHAN, 0
-        return [self._of[made(self.settings, format, update, kahan_layers, seed)] for seed in range(self.settings.seeds)]
+        return self.seeded(format=format, update=update, kahan_layers=kahan_layers, unit="")
 
     def in_unit(self, unit: str) -> list[float]:
         """The accuracy of each seed with float32 weights and updates, everything else computed in a format."""
-        runs = [made(self.settings, FULL, NEAREST, 0, seed, unit) for seed in range(self.settings.seeds)]
-        return self.values("accuracy", runs)
+        return self.over_seeds("accuracy", unit=unit)
 
     def of(self, what: str, format: str, update: str, kahan_layers: int = 0) -> list[float]:
         """One value for each seed."""
@@ -58,8 +57,8 @@ class UpdateFindings(Findings[Settings, Run]):
 
     def curve(self, format: str, update: str, unit: str = "") -> NDArray[np.float64]:
         """Steps done, the mean loss of batches until then, and the test accuracy: seeds × points × 3."""
-        runs = [made(self.settings, format, update, 0, seed, unit) for seed in range(self.settings.seeds)]
-        return np.array([self._of[run]["curve"] for run in runs], dtype=np.float64)
+        found = self.seeded(format=format, update=update, kahan_layers=0, unit=unit)
+        return np.array([result["curve"] for result in found], dtype=np.float64)
 
     def loss(self, format: str, update: str, kahan_layers: int = 0) -> Interval:
         """The training loss at the end, a geometric mean."""

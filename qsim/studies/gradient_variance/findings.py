@@ -25,16 +25,14 @@ class VarianceFindings(Findings[Settings, Run]):
         super().__init__(study, settings, results)
         self.batch, self.swept = middle(settings), swept(settings)
         self.fewest = self.swept[0]
-        runs = ((result.run, result) for result in results)
-        self._by = {(run.rounded, run.bits, run.rounding, run.batch, run.seed): result for run, result in runs}
 
     def backward(self, what: str, mantissa: int, batch: int, rounding: str = "stochastic") -> list[float]:
         """One value of the backward pass for each seed."""
-        return [float(self._by[BACKWARD, mantissa, rounding, batch, seed][what]) for seed in range(self.settings.seeds)]
+        return self.over_seeds(what, rounded=BACKWARD, bits=mantissa, rounding=rounding, batch=batch)
 
     def weights(self, what: str, fraction: int, rounding: str, batch: int) -> list[float]:
         """One value of rounded weights for each seed."""
-        return [float(self._by[WEIGHTS, fraction, rounding, batch, seed][what]) for seed in range(self.settings.seeds)]
+        return self.over_seeds(what, rounded=WEIGHTS, bits=fraction, rounding=rounding, batch=batch)
 
     def slope_in_batch(self, what: str, mantissa: int) -> Interval:
         """The power of the batch size with which a variance scales: least squares for each seed, then their mean."""

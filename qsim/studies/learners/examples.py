@@ -1,8 +1,8 @@
-"""Data and a model for it, by the names that the options `--data` and `--model` take: labelled images, or text for a GPT."""
+"""Data and a model for it, by the names that the options `--data` and `--model` take: labelled images, text or questions for a GPT."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, cast
@@ -10,14 +10,14 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from qsim.studies.learners import gpt_training
+from qsim.studies.learners import gpt_training, tasks
 from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.images import RESIDUAL, described as described_images, images, variant as variant_of_images
-from qsim.studies.learners.text import LIBRARY, VOCABULARY, text
+from qsim.studies.learners.text import LIBRARY, VOCABULARY, LabelledBytes, text
 
-#: The model that suits the data, a residual net for images, or a GPT for text.
-OWN, GPT_TINY = "own", "gpt"
-MODELS = (OWN, *RESIDUAL, GPT_TINY)
+#: The model that suits the data, a residual net for images, a GPT for text, or one that is trained before and learns to answer questions.
+OWN, GPT_TINY, PRETRAINED = "own", "gpt", "pretrained"
+MODELS = (OWN, *RESIDUAL, GPT_TINY, PRETRAINED)
 #: Bytes per sequence, and the largest numbers of sequences for training and for testing.
 CONTEXT, _TRAINING, _TEST = 64, 4096, 512
 
@@ -58,6 +58,8 @@ def examples(data: str, model: str, device: torch.device) -> Examples:
     """
     if model not in MODELS:
         raise ValueError(f"model: must be one of {', '.join(MODELS)}; got {model!r}")
+    if model == PRETRAINED:
+        return tasks.questions(data, device)
     return _sequences(data, device) if model == GPT_TINY else replace(images(data, device), model=model)
 
 
@@ -68,19 +70,21 @@ def predictions(model: str) -> int:
 
 def unit(model: str) -> str:
     """The word for examples."""
-    return "sequences" if model == GPT_TINY else "images"
+    return "questions" if model == PRETRAINED else "sequences" if model == GPT_TINY else "images"
 
 
 def optimizer(model: str, net: nn.Module, rate: float) -> torch.optim.Optimizer:
-    """The optimizer at a constant learning rate: plain SGD, or Adam for a GPT, which learns nothing by SGD in some hundred steps."""
-    if model != GPT_TINY:
+    """The optimizer at a constant learning rate: plain SGD, or Adam for a GPT, which learns no text by SGD in some hundred steps."""
+    if model not in (GPT_TINY, PRETRAINED):
         return torch.optim.SGD(net.parameters(), lr=rate)
     return torch.optim.Adam(net.parameters(), lr=rate, betas=gpt_training.BETAS, capturable=next(net.parameters()).is_cuda)
 
 
 def optimized(model: str) -> str:
     """The optimizer, for reports."""
-    return "Plain SGD" if model != GPT_TINY else "Adam with betas of 0.9 and 0.95, since the model learns nothing by plain SGD,"
+    if model not in (GPT_TINY, PRETRAINED):
+        return "Plain SGD"
+    return f"Adam with betas of 0.9 and 0.95{', since the model learns nothing by plain SGD,' if model == GPT_TINY else ''}"
 
 
 def described(data: str, model: str) -> str:
@@ -90,9 +94,11 @@ def described(data: str, model: str) -> str:
         >>> described("digits", "resnet").partition(" learns ")[0]
         'A WideResNet-10-1 with 77,562 parameters'
     """
+    if model == PRETRAINED:
+        return tasks.described(data)
     if model != GPT_TINY:
         return described_images(data, model)
-    return f"{gpt_training.described('tiny', VOCABULARY, CONTEXT, data)}, in sequences of {CONTEXT}"
+    return f"{gpt_training.described(['tiny'], VOCABULARY, CONTEXT, data)}, in sequences of {CONTEXT}"
 
 
 def variant(data: str, model: str) -> str:
@@ -102,23 +108,12 @@ def variant(data: str, model: str) -> str:
         >>> variant("library", "gpt"), variant("digits", "own")
         ("A GPT on Python's standard library", '')
     """
+    if model == PRETRAINED:
+        return f"Fine-tuning on {data}"
     if model != GPT_TINY:
         return variant_of_images(data, model)
     name = "Python's standard library" if data == LIBRARY else Path(data).name
     return f"A GPT on {name}"
-
-
-@dataclass(frozen=True)
-class _Sequences:
-    """Bytes, and the byte that follows each."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-    def net(self) -> nn.Module:
-        return _NextByte()
 
 
 class _NextByte(nn.Module):
@@ -133,9 +128,10 @@ class _NextByte(nn.Module):
 
 
 @lru_cache(maxsize=2)
-def _sequences(data: str, device: torch.device) -> _Sequences:
+def _sequences(data: str, device: torch.device) -> LabelledBytes:
+    """Bytes, and the byte that follows each."""
     found = text(data, CONTEXT, device)
     counts = found.held_out // CONTEXT, (len(found.tokens) - found.held_out) // CONTEXT
     train = found.batch(min(_TRAINING, counts[0]), CONTEXT, torch.Generator().manual_seed(0)).long()
     test = found.validation(min(_TEST, counts[1]), CONTEXT).long()
-    return _Sequences(train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:])
+    return LabelledBytes(train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:], _NextByte)

@@ -25,11 +25,14 @@ SIZES = {
     "mini": GPTSize(4, 128, 4),
     "small": GPTSize(12, 768, 12),
     "medium": GPTSize(24, 1024, 16),
+    "large": GPTSize(36, 1280, 20),
+    "neo-1.3b": GPTSize(24, 2048, 16),
+    "neo-2.7b": GPTSize(32, 2560, 20),
 }
 
 
 def size(name: str) -> GPTSize:
-    """A size by its name: `"small"` and `"medium"` are GPT-2's.
+    """A size by its name: `"small"`, `"medium"` and `"large"` are GPT-2's, `"neo-1.3b"` and `"neo-2.7b"` have GPT-Neo's blocks and widths.
 
     Raises:
         ValueError: If there is none of that name.

@@ -81,24 +81,26 @@ def begin(how: GPTTraining, device: torch.device) -> tuple[GPT, torch.optim.Opti
     model = GPT(size(how.size), VOCABULARY, how.context).bfloat16().to(device)
     if how.method == MIXED:
         model.float()
-    groups = parameter_groups(list(model.parameters()))
     if how.method == MIXED:
-        return model, torch.optim.AdamW(groups, lr=how.rate, betas=BETAS, fused=device.type == "cuda")
+        return model, adamw(model, how.rate)
+    groups = parameter_groups(list(model.parameters()))
     return model, qsim.optim.AdamW(groups, lr=how.rate, betas=BETAS, update=how.method, seed=how.seed)
 
 
-def described(name: str, vocabulary: int, context: int, data: str, tokens: int = VOCABULARY) -> str:
-    """A GPT and its text, with its number of parameters.
+def described(names: Sequence[str], vocabulary: int, context: int, data: str, tokens: int = VOCABULARY) -> str:
+    """A GPT of one or more sizes and its text, with its number of parameters.
 
     Example:
-        >>> described("tiny", 256, 64, "library")
+        >>> described(["tiny"], 256, 64, "library")
         "A GPT (tiny: 2 blocks, width 64, 2 heads; 120,576 parameters) learns bytes of the sources of Python's standard library"
     """
-    own = size(name)
     text = {LIBRARY: "the sources of Python's standard library", PACKAGES: "sources and texts of installed packages"}.get(data, data)
     learns = "bytes" if tokens == VOCABULARY else "byte pairs"
-    parts = f"{own.layers} blocks, width {own.width}, {own.heads} heads; {parameters(own, vocabulary, context):,} parameters"
-    return f"A GPT ({name}: {parts}) learns {learns} of {text}"
+    found = [
+        f"{name}: {own.layers} blocks, width {own.width}, {own.heads} heads; {parameters(own, vocabulary, context):,} parameters"
+        for name, own in zip(names, map(size, names), strict=True)
+    ]
+    return f"A GPT ({', or '.join(found)}) learns {learns} of {text}"
 
 
 def variant(name: str, vocabulary: int, context: int) -> str:
@@ -117,6 +119,12 @@ def parameter_groups(weights: Sequence[Tensor]) -> list[dict[str, Any]]:
         {"params": [weight for weight in weights if weight.dim() > 1], "weight_decay": DECAY},
         {"params": [weight for weight in weights if weight.dim() <= 1], "weight_decay": 0.0},
     ]
+
+
+def adamw(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """AdamW in full precision, as nanoGPT sets it."""
+    weights = list(model.parameters())
+    return torch.optim.AdamW(parameter_groups(weights), lr=rate, betas=BETAS, fused=weights[0].is_cuda)
 
 
 def train_gpt(

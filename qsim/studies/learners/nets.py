@@ -12,21 +12,23 @@ from torch.nn import functional as F
 import qsim
 from qsim import FivePoint
 from qsim.diagnostics.gradients.batches import measured_factors
-from qsim.studies.learners.examples import OWN, examples, optimizer
+from qsim.studies.learners.examples import OWN, PRETRAINED, examples, optimizer
 from qsim.studies.learners.training import Training, accuracy, full_precision, mean_loss, squared_gradient, train
 
-#: Loss scale per image: gradients of outputs are below it, well inside the range of formats with four exponent bits.
+#: Loss scale per prediction: gradients of outputs are below it, well inside the range of formats with four exponent bits.
 _IN_RANGE = 64.0
+#: That of a model which was trained before: inside of it, gradients are many times as large as those of its outputs.
+_TRAINED_BEFORE = 1.0
 
 
-def in_range(format: str) -> float:
-    """The factor per image for a mean loss that keeps gradients in the range of a format: those of outputs are below it.
+def in_range(format: str, model: str = OWN) -> float:
+    """The factor per prediction for a mean loss that keeps a model's gradients in the range of a format: those of outputs are below it.
 
     Example:
         >>> in_range("e4m0"), in_range("e3m0"), in_range("fp32")
         (64.0, 4.0, 64.0)
     """
-    return min(_IN_RANGE, 2.0 ** math.floor(math.log2(qsim.format(format).max / 4)))
+    return min(_TRAINED_BEFORE if model == PRETRAINED else _IN_RANGE, 2.0 ** math.floor(math.log2(qsim.format(format).max / 4)))
 
 
 def outcome(

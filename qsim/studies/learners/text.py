@@ -6,13 +6,13 @@ import os
 import random
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qsim.studies.learners.byte_pairs import tokenized
 
@@ -59,6 +59,25 @@ class Text:
             # From pinned memory, the copy does not block.
             starts = starts.pin_memory()
         return self.tokens[starts.to(device, non_blocking=True)[:, None] + torch.arange(context + 1, device=device)]
+
+
+@dataclass(frozen=True)
+class LabelledBytes:
+    """Bytes that a model reads, for training and for testing, and those that it is to predict.
+
+    Attributes:
+        x: Training inputs.
+        y: Their targets.
+        test_x: Test inputs.
+        test_y: Their targets.
+        net: A function that makes a model.
+    """
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    net: Callable[[], nn.Module]
 
 
 @lru_cache(maxsize=2)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim.studies.choices import choice, require
+from qsim.studies.learners.gpt import SIZES
 from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, GPTTraining, begin, train_gpt, validation_loss
 from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text, text
 from qsim.studies.learning_rate.correlations import Correlations
@@ -30,7 +31,7 @@ class Settings:
     """The settings of the study."""
 
     data: str = choice(LIBRARY, "library, or a file or folder of text")
-    size: str = choice("tiny", "size of the GPT: tiny, mini, small, medium")
+    size: str = choice("tiny", f"size of the GPT: {', '.join(SIZES)}")
     methods: tuple[str, ...] = choice((MIXED, STOCHASTIC), "of mixed, stochastic, kahan, nearest")
     lowest: float = choice(2.0**-10, "lowest learning rate")
     highest: float = choice(2.0**-1, "highest learning rate; those between are powers of two times the lowest")

@@ -13,7 +13,7 @@ from qsim.plot import figures
 from qsim.studies.findings import Findings
 from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, described, variant
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.learning_rate import Run, Settings, toy, trained
+from qsim.studies.learning_rate import TOY, TRAINING, Run, Settings
 from qsim.studies.report import Asked, Claim, Picture
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, below, difference, exponential, mean, positive
@@ -29,7 +29,7 @@ class Written(Findings[Settings, Run]):
     def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
         super().__init__(study, settings, results)
         self.rates = settings.rates
-        self.frequencies = self.values("frequencies", [trained(settings, settings.methods[0], self.rates[0], 0)])[0]
+        self.frequencies = self.over_seeds("frequencies", experiment=TRAINING)[0]
 
     def title(self) -> str:
         """The question, and the model if it is another one."""
@@ -38,13 +38,12 @@ class Written(Findings[Settings, Run]):
     def parts(self) -> list[str | Table | Picture]:
         """The setting, tables and figures."""
         chosen = self.settings
-        text = self.text("setting", learner=described(chosen.size, VOCABULARY, chosen.context, chosen.data))
+        text = self.text("setting", learner=described([chosen.size], VOCABULARY, chosen.context, chosen.data))
         return [text, *self._tables(), self.picture("loss", self._losses), self.picture("correlation", self._correlations)]
 
     def losses(self, method: str, rate: float) -> list[float]:
         """The validation loss of each seed."""
-        found = self.values("loss", [trained(self.settings, method, rate, seed) for seed in range(self.settings.seeds)])
-        return [min(loss, _NOTHING) for loss in found]
+        return [min(loss, _NOTHING) for loss in self.over_seeds("loss", experiment=TRAINING, method=method, rate=rate)]
 
     def stable(self, method: str) -> float:
         """The largest rate up to which all seeds beat the unigram baseline; NaN if there is none."""
@@ -65,13 +64,13 @@ class Written(Findings[Settings, Run]):
 
     def correlations(self, method: str, rate: float, what: str) -> list[float]:
         """Correlations of gradients or updates with those of the step before, for each seed; NaN where training diverged."""
-        found = [self._of[trained(self.settings, method, rate, seed)][what] for seed in range(self.settings.seeds)]
-        return [math.nan if value is None else float(value) for value in found]
+        found = self.seeded(experiment=TRAINING, method=method, rate=rate)
+        return [math.nan if result[what] is None else float(result[what]) for result in found]
 
     def toy(self, method: str, levels: float) -> Interval:
         """The correlation of Proposition 1."""
-        runs = [toy(self.settings, method, levels, seed) for seed in range(self.settings.seeds)]
-        return mean([value for run in runs for value in self._of[run]["correlations"]])
+        found = self.seeded(experiment=TOY, method=method, rate=1 / levels)
+        return mean([value for result in found for value in result["correlations"]])
 
     def _tables(self) -> list[Table]:
         methods = self.settings.methods

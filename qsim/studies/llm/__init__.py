@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
 
 from qsim.studies.choices import choice, require, require_among
-from qsim.studies.learners.gpt import size
+from qsim.studies.learners.gpt import SIZES, size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, outcome
@@ -39,7 +40,9 @@ class Settings:
     data: str = choice(
         "library", "library (the sources of Python's standard library), packages (installed ones), a text file, or a folder of text files"
     )
-    size: str = choice("tiny", "size of the GPT: tiny, mini, or GPT-2's small or medium")
+    size: tuple[str, ...] = choice(
+        ("tiny",), f"sizes of the GPT, in increasing order; costs are measured of each, perplexity of one: {', '.join(SIZES)}"
+    )
     vocabulary: int = choice(VOCABULARY, "vocabulary of the model; more than the text's tokens only make costs realistic")
     tokens: int = choice(VOCABULARY, "tokens of the text: 256 are its bytes, more are pairs learnt from it")
     context: int = choice(64, "length of sequences in tokens")
@@ -100,7 +103,7 @@ class LLMStudy(WrittenStudy[Settings, Run]):
         After 150 steps such a model knows little more than the frequency of byte pairs, and differences between seeds are luck. The rates
         are to contain the best one of every method.
         """
-        return Settings(size="small", vocabulary=50304, context=1024, batch=16, steps=500, rates=(6e-4, 1.2e-3, 2.4e-3))
+        return Settings(size=("small",), vocabulary=50304, context=1024, batch=16, steps=500, rates=(6e-4, 1.2e-3, 2.4e-3))
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every method at every rate; for perplexity, at the middle one also more bits for states and gradients."""
@@ -110,11 +113,10 @@ class LLMStudy(WrittenStudy[Settings, Run]):
         tuned = settings.rate_of
         for seed in range(settings.judged.stop):
             judged = seed in settings.judged
-            for rate in settings.rates:
-                for method in settings.methods:
-                    bits = FP32 if method in (O1, O2) else BF16
-                    if not judged or rate == tuned.get(method, rate):
-                        found.append(made(settings, method, rate, seed, bits, bits))
+            for rate, name, method in product(settings.rates, settings.size, settings.methods):
+                bits = FP32 if method in (O1, O2) else BF16
+                if not judged or rate == tuned.get(method, rate):
+                    found.append(made(settings, method, rate, seed, bits, bits, name))
             if BITS in settings.measures and judged:
                 found += [made(settings, STOCHASTIC, settings.middle, seed, *bits) for bits in MORE_BITS]
             found += [equal(settings, what, seed) for what in (TIME, MEMORY) if judged and saves(settings, what) != 1]
@@ -129,9 +131,9 @@ class LLMStudy(WrittenStudy[Settings, Run]):
         return outcome(run, device)
 
 
-def made(settings: Settings, method: str, rate: float, seed: int, states: str, gradients: str) -> Run:
-    """The run with these settings."""
-    own = {"method": method, "rate": rate, "seed": seed, "states": states, "gradients": gradients}
+def made(settings: Settings, method: str, rate: float, seed: int, states: str, gradients: str, size: str = "") -> Run:
+    """The run with these settings; without a size, of the first."""
+    own = {"method": method, "rate": rate, "seed": seed, "states": states, "gradients": gradients, "size": size or settings.size[0]}
     return run_of(Run, settings, **own, timed=COST in settings.measures)
 
 
@@ -149,7 +151,10 @@ def equal(settings: Settings, what: str, seed: int) -> Run:
 
 
 def _check(settings: Settings) -> None:
-    size(settings.size)
+    for name in settings.size:
+        size(name)
+    several = {*settings.measures} == {COST} or len(settings.size) == 1
+    require(settings, "size", settings.size and several, "be one, unless only costs are measured")
     require_among(settings, "measures", MEASURES)
     require_among(settings, "methods", [*METHODS])
     require(settings, "tokens", settings.tokens >= VOCABULARY, f"be at least {VOCABULARY}, the number of bytes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.llm import MEMORY, METHODS, MORE_BITS, TIME, saves
@@ -52,33 +52,34 @@ def _compared(found: LanguageFindings, method: str, other: str) -> str:
 
 
 def _speeds(found: LanguageFindings) -> list[Claim]:
-    o1, o2, nearest = (found.ratio(STOCHASTIC, other, "tokens_per_second") for other in (O1, O2, NEAREST))
-    cases = {
-        "faster than o1": (o1, above(o1, 1.0)),
-        "faster than o2": (o2, within(o2, 1.0, MARGINALLY)),
-        "as fast as nearest": (nearest, _same([nearest], SAME_SPEED)),
+    cases: dict[str, tuple[str, Callable[[Interval], bool | None]]] = {
+        "faster than o1": (O1, lambda times: above(times, 1.0)),
+        "faster than o2": (O2, lambda times: within(times, 1.0, MARGINALLY)),
+        "as fast as nearest": (NEAREST, lambda times: _same([times], SAME_SPEED)),
     }
-    # Speed on a processor is reported, but decides nothing.
-    where = "" if found.on_gpu else ", on a processor"
-    rules = {"marginally": MARGINALLY, "same_speed": SAME_SPEED, "where": where}
-    return [
-        found.claim(
-            name,
-            verdict if found.on_gpu else None,
-            times=times,
-            least=f"{_by(times):.1%}" if found.on_gpu else "none: a processor has no BF16 units",
-            **rules,
-        )
-        for name, (times, verdict) in cases.items()
-    ]
+    claims = [_cost(found, name, "tokens_per_second", other, judged) for name, (other, judged) in cases.items()]
+    if not found.several or not found.on_gpu:
+        return claims
+    grows, (first, *_, last) = found.grows(), found.settings.size
+    return [*claims, found.claim("gain grows", above(grows, 1.0), times=grows, first=first, last=last, least=f"{_by(grows):.1%}")]
 
 
 def _memories(found: LanguageFindings) -> list[Claim]:
-    names = {O1: "less than o1", O2: "less than o2"}
+    return [_cost(found, f"less than {other}", "peak_mib", other, lambda times: below(times, 1.0)) for other in (O1, O2)]
+
+
+def _cost(found: LanguageFindings, name: str, what: str, other: str, judged: Callable[[Interval], bool | None]) -> Claim:
+    """A claim about the cost of stochastic updates relative to another method, with every size of the model."""
+    rules = {"marginally": MARGINALLY, "same_speed": SAME_SPEED}
+    if what == "peak_mib" and not found.on_gpu:
+        return found.claim(name, None, shown="not measured on a processor", least="none", **rules)
+    ratios = {size: found.ratio(STOCHASTIC, other, what, size) for size in found.settings.size}
+    shown = "; ".join(f"{f'{size}: ' if found.several else ''}{times:.3f} times" for size, times in ratios.items())
     if not found.on_gpu:
-        return [found.claim(name, None, shown="not measured on a processor", least="none") for name in names.values()]
-    ratios = {name: found.ratio(STOCHASTIC, other, "peak_mib") for other, name in names.items()}
-    return [found.claim(name, below(ratio, 1.0), shown=f"{ratio:.3f} times", least=f"{_by(ratio):.1%}") for name, ratio in ratios.items()]
+        # Speed on a processor is reported, but decides nothing.
+        return found.claim(name, None, shown=f"{shown}, on a processor", least="none: a processor has no BF16 units", **rules)
+    least = f"{max(map(_by, ratios.values())):.1%}"
+    return found.claim(name, both(*map(judged, ratios.values())), shown=shown, least=least, **rules)
 
 
 def _no_difference(found: LanguageFindings) -> Claim:

@@ -26,15 +26,16 @@ class LanguageFindings(Findings[Settings, Run]):
         self.of_perplexity, self.of_bits, self.of_cost = (what in settings.measures for what in (PERPLEXITY, BITS, COST))
         self.unit = "byte" if settings.tokens == VOCABULARY else "token"
         self.on_gpu = self.of_cost and all(result["peak_mib"] is not None for result in results)
+        self.several = len(settings.size) > 1
         self.tokens = settings.steps * settings.batch * settings.context
 
     def results(
-        self, method: str, rate: float, states: str = "", gradients: str = "", seeds: Sequence[int] | None = None
+        self, method: str, rate: float, states: str = "", gradients: str = "", seeds: Sequence[int] | None = None, size: str = ""
     ) -> list[Result[Run]]:
         """The results of a method at a rate, one per judged seed; with its own states and gradients, unless others are named."""
         own = FP32 if method in (O1, O2) else BF16
         chosen = self.settings.judged if seeds is None else seeds
-        return [self._of[made(self.settings, method, rate, seed, states or own, gradients or own)] for seed in chosen]
+        return [self._of[made(self.settings, method, rate, seed, states or own, gradients or own, size)] for seed in chosen]
 
     def rates(self, method: str) -> Sequence[float]:
         """The rates at which a method was judged."""
@@ -74,16 +75,25 @@ class LanguageFindings(Findings[Settings, Run]):
 
     def equal(self, what: str) -> Interval:
         """The ratio of perplexities with stochastic updates: with more updates or larger batches, relative to as many as O1 has."""
-        more = self.values("loss", [equal(self.settings, what, seed) for seed in self.settings.judged])
+        more = [float(self._of[equal(self.settings, what, seed)]["loss"]) for seed in self.settings.judged]
         return exponential(difference(more, self.losses(STOCHASTIC, self.settings.middle)))
 
-    def cost(self, method: str, what: str) -> list[float]:
+    def cost(self, method: str, what: str, size: str = "") -> list[float]:
         """Tokens per second, or memory, of every run."""
-        return [float(result[what]) for rate in self.rates(method) for result in self.results(method, rate)]
+        return [float(result[what]) for rate in self.rates(method) for result in self.results(method, rate, size=size)]
 
-    def ratio(self, method: str, other: str, what: str) -> Interval:
+    def ratio(self, method: str, other: str, what: str, size: str = "") -> Interval:
         """The ratio of two methods' speed or memory, run by run."""
-        return exponential(difference(*([math.log(value) for value in self.cost(name, what)] for name in (method, other))))
+        return exponential(mean(self._ratios(method, other, what, size)))
+
+    def grows(self) -> Interval:
+        """The speed of stochastic updates relative to O1 with the largest model, divided by that with the smallest."""
+        least, *_, most = (self._ratios(STOCHASTIC, O1, "tokens_per_second", size) for size in self.settings.size)
+        return exponential(difference(most, least))
+
+    def _ratios(self, method: str, other: str, what: str, size: str) -> list[float]:
+        own, others = (self.cost(name, what, size) for name in (method, other))
+        return [math.log(a / b) for a, b in zip(own, others, strict=True)]
 
 
 def excess_percent(ratio: Interval) -> Interval:

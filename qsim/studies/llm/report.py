@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import product
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from qsim.plot import figures
+from qsim.studies.learners.gpt import parameters, size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, described, variant
 from qsim.studies.llm import METHODS, MORE_BITS
 from qsim.studies.llm.findings import SAME, LanguageFindings, excess_percent, excess_text
@@ -31,7 +31,10 @@ class Written(LanguageFindings):
     def title(self) -> str:
         """The question, and the model if it is another one."""
         chosen = self.settings
-        return f"{self.study.question} {variant(chosen.size, chosen.vocabulary, chosen.context)}".rstrip()
+        if not self.several:
+            return f"{self.study.question} {variant(chosen.size[0], chosen.vocabulary, chosen.context)}".rstrip()
+        least, *_, most = (parameters(size(name), chosen.vocabulary, chosen.context) for name in chosen.size)
+        return f"{self.study.question} GPTs with {least:,} to {most:,} parameters"
 
     def parts(self) -> list[str | Table | Picture]:
         """The setting, and tables and figures of what was measured."""
@@ -83,13 +86,13 @@ class Written(LanguageFindings):
         if self.on_gpu:
             columns["peak_mib"] = ("peak memory in MiB", "times O1's memory", ".0f")
         rows = []
-        for method in self.settings.methods:
-            cells = [METHODS[method]]
+        for model, method in product(self.settings.size, self.settings.methods):
+            cells = [model, METHODS[method]]
             for what, (*_, spec) in columns.items():
-                times = "-" if method == O1 else f"{self.ratio(method, O1, what):.3f}"
-                cells += [format(mean(self.cost(method, what)).value, spec), times]
+                times = "-" if method == O1 else f"{self.ratio(method, O1, what, model):.3f}"
+                cells += [format(mean(self.cost(method, what, model)).value, spec), times]
             rows.append(cells)
-        header = ["method", *(cell for *titles, _ in columns.values() for cell in titles)]
+        header = ["model", "method", *(cell for *titles, _ in columns.values() for cell in titles)]
         return Table.of("Speed and memory" if self.on_gpu else "Speed on a processor", header, rows)
 
     def _more_bits(self) -> Table:
@@ -143,20 +146,18 @@ class Written(LanguageFindings):
         return steps, [excess_percent(exponential(each)) for each in ahead]
 
     def _draw_cost(self) -> list[Figure]:
-        drawn, axes = figures.row(2, height=2.2)
-        wanted: tuple[tuple[str, str, Callable[[float], float]], ...] = (
-            ("tokens_per_second", "thousand tokens per second", lambda value: value / 1e3),
-            ("peak_mib", "peak memory in GiB", lambda value: value / 1024),
-        )
-        style = {"capsize": 2, "elinewidth": 0.9, "ecolor": matplotlib.rcParams["text.color"]}
-        for panel, (what, label, unit) in zip(axes, wanted, strict=True):
-            for place, (look, method) in enumerate(zip(figures.LOOKS, self.settings.methods, strict=False)):
-                found = mean([unit(value) for value in self.cost(method, what)])
-                error = [[found.value - found.low], [found.high - found.value]]
-                panel.barh(place, found.value, 0.65, xerr=error, color=look.color, error_kw=style)
-            panel.set_xlabel(label)
-            panel.set_yticks(range(len(self.settings.methods)), [METHODS[method] for method in self.settings.methods])
-            panel.invert_yaxis()
+        drawn, axes = figures.row(2)
+        chosen = self.settings
+        millions = [parameters(size(name), chosen.vocabulary, chosen.context) / 1e6 for name in chosen.size]
+        for panel, (what, label) in zip(axes, (("tokens_per_second", "speed"), ("peak_mib", "peak memory")), strict=True):
+            panel.axhline(1, label=METHODS[O1], **figures.REFERENCE())
+            for look, method in zip(figures.LOOKS, (method for method in chosen.methods if method != O1), strict=False):
+                found = [self.ratio(method, O1, what, name) for name in chosen.size]
+                figures.band(panel, millions, found, look, METHODS[method])
+            panel.set_xscale("log")
+            panel.set(xlabel="parameters in millions", ylabel=f"{label} relative to O1")
+            figures.plain_numbers(panel.xaxis)
+        figures.legends(drawn, axes, columns=2)
         return drawn
 
     def _draw_more_bits(self) -> Figure:
@@ -177,7 +178,9 @@ class Written(LanguageFindings):
     def _saved(self) -> str:
         if not self.on_gpu:
             return self.text("no savings")
-        speed, memory = (self.ratio(STOCHASTIC, O1, what).value for what in ("tokens_per_second", "peak_mib"))
+        costs = ("tokens_per_second", "peak_mib")
+        found = [[self.ratio(STOCHASTIC, O1, what, name).value for name in self.settings.size] for what in costs]
+        speed, memory = (" to ".join(f"{value:.2f}" for value in sorted({min(each), max(each)})) for each in found)
         return self.text("saved", speed=speed, memory=memory)
 
     def _learnt(self) -> str:

@@ -25,7 +25,6 @@ class Written(Findings[Settings, Run]):
 
     def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
         super().__init__(study, settings, results)
-        self._by = {(r.run.what, r.run.format, r.run.bits, r.run.correction, r.run.seed): r for r in results}
         self.places = [*((BACKWARD, name) for name in settings.formats), (UPDATE, settings.weights)]
         self.least = settings.bits[0]
         self.few = f"{self.least} truncated bit"
@@ -44,11 +43,11 @@ class Written(Findings[Settings, Run]):
     def bias(self, bits: int, *, correction: bool) -> Interval:
         """The mean error, in units of the gap."""
         name = self.settings.formats[0]
-        return mean([float(self._by[BIAS, name, bits, correction, seed]["bias"]) for seed in range(self.settings.seeds)])
+        return mean(self.over_seeds("bias", what=BIAS, format=name, bits=bits, correction=correction))
 
     def losses(self, what: str, name: str, bits: int, *, correction: bool) -> list[float]:
         """Test loss of each seed."""
-        return [float(self._by[what, name, bits, correction, seed]["loss"]) for seed in range(self.settings.seeds)]
+        return self.over_seeds("loss", what=what, format=name, bits=bits, correction=correction)
 
     def added(self, what: str, name: str, bits: int, *, correction: bool) -> Interval:
         """Test loss that few random bits add to that with 32."""

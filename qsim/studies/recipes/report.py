@@ -13,10 +13,9 @@ from qsim.plot import figures
 from qsim.studies.findings import Findings
 from qsim.studies.learners.gpt_training import described
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.recipes import BF16, LOSS_SCALE, MIXTURE, TIME, TRAINING, Run, Settings, digest, recipe_of
+from qsim.studies.recipes import BF16, LOSS_SCALE, MIXTURE, TIME, TRAINING, Run, Settings, recipe_of
 from qsim.studies.report import Claim, Picture, Report, listed
 from qsim.studies.statistics import CONFIDENCE, Interval, below, confidence, confidence_text, difference, mean, positive
-from qsim.studies.study import run_of
 from qsim.text.tables import Table
 
 #: The share of BF16's loss that a recipe may add and still count as equal.
@@ -43,15 +42,9 @@ class Written(Findings[Settings, Run]):
         with confidence(self._level):
             return replace(super().report(), note=note)
 
-    def _runs(self, what: str, model: str, recipe: str) -> list[Run]:
-        own = {"what": what, "model": model, "recipe": recipe, "points": digest(recipe)}
-        if what == TIME:
-            return [run_of(Run, self.settings, **own, steps=self.settings.timed, looks=0, draws=0, seed=0)]
-        return [run_of(Run, self.settings, **own, seed=seed) for seed in range(self.settings.seeds)]
-
     def losses(self, model: str, recipe: str) -> list[float]:
         """The loss of each seed; that of a model that diverged is the one of a model that knows nothing."""
-        return [min(loss, math.log(VOCABULARY)) for loss in self.values("loss", self._runs(TRAINING, model, recipe))]
+        return [min(loss, math.log(VOCABULARY)) for loss in self.over_seeds("loss", what=TRAINING, model=model, recipe=recipe)]
 
     def gap(self, model: str, recipe: str) -> Interval:
         """The loss that a recipe adds to that of BF16, seed by seed."""
@@ -66,7 +59,8 @@ class Written(Findings[Settings, Run]):
         return positive([math.sqrt(variance) for _, variance in self._errors(model, recipe, look)])
 
     def _errors(self, model: str, recipe: str, look: int) -> list[tuple[float, float]]:
-        return [tuple(self._of[run]["gradients"][look][1:]) for run in self._runs(TRAINING, model, recipe)]
+        found = self.seeded(what=TRAINING, model=model, recipe=recipe)
+        return [tuple(result["gradients"][look][1:]) for result in found]
 
     def title(self) -> str:
         """The question, and the size if it is another one."""
@@ -81,7 +75,7 @@ class Written(Findings[Settings, Run]):
     def _models(self) -> str:
         """Name the models that are trained, as the beginning of a sentence."""
         chosen = self.settings
-        gpt = described(chosen.size, VOCABULARY, chosen.context, chosen.data)
+        gpt = described([chosen.size], VOCABULARY, chosen.context, chosen.data)
         experts = f"{chosen.experts} experts per block, {chosen.active} for each byte"
         if MIXTURE not in chosen.models:
             return gpt
@@ -94,7 +88,7 @@ class Written(Findings[Settings, Run]):
         columns: dict[str, Callable[[str], str]] = {"bits": _bits}
         if TRAINING in self.settings.measures:
             columns |= {
-                "rounded": lambda recipe: f"{self.values('share', self._runs(TRAINING, model, recipe)[:1])[0]:.0%}",
+                "rounded": lambda recipe: f"{self.over_seeds('share', what=TRAINING, model=model, recipe=recipe)[0]:.0%}",
                 "loss": lambda recipe: f"{mean(self.losses(model, recipe)).value:.4f}",
                 "added to BF16's": lambda recipe: "-" if recipe == BF16 else f"{self.gap(model, recipe):+.4f}",
                 "bias of gradients": lambda recipe: _looks([self.bias(model, recipe, look) for look in range(looks)]),
@@ -107,8 +101,7 @@ class Written(Findings[Settings, Run]):
 
     def _time(self, model: str, recipe: str) -> str:
         """The time of a step, with the device if not all were measured on one."""
-        (run,) = self._runs(TIME, model, recipe)
-        own = self._of[run]
+        (own,) = self.seeded(what=TIME, model=model, recipe=recipe)
         devices = {result.machine["device"] for result in self._of.values() if result.run.what == TIME}
         return f"{own['milliseconds']:.1f}" + (f" ({own.machine['device'].removeprefix('NVIDIA ')})" if len(devices) > 1 else "")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import qsim
 from qsim import FivePoint, Quantizer
 from qsim.studies.learners.gpt import GPT, size
-from qsim.studies.learners.gpt_training import BETAS, MIXED, GPTTraining, autocast_loss, parameter_groups, train_gpt, validation_loss
+from qsim.studies.learners.gpt_training import MIXED, GPTTraining, adamw, autocast_loss, train_gpt, validation_loss
 from qsim.studies.learners.mixture import MixtureGPT
 from qsim.studies.learners.text import VOCABULARY, text
 from qsim.studies.recipes import BF16, LOSS_SCALE, MIXTURE, Run, recipe_of
@@ -41,7 +41,7 @@ def trained(run: Run, device: torch.device) -> dict[str, Any]:
                 [step + 1, *gradient_errors(plain, rounded, held_out, run.draws, run.seed, lambda: _copy(model, rounded), how.loss_scale)]
             )
 
-    train_gpt(how, model, _optimizer(run, model), words, look)
+    train_gpt(how, model, adamw(model, run.rate), words, look)
     return {"loss": validation_loss(how, model, words, _VALIDATION), "gradients": gradients, "share": _share(run, model, held_out)}
 
 
@@ -55,7 +55,7 @@ def timing(run: Run, device: torch.device) -> dict[str, Any]:
             torch.cuda.synchronize(device)
         ends.append(time.perf_counter())
 
-    train_gpt(training_of(run, 2 * run.steps), model, _optimizer(run, model), words, look)
+    train_gpt(training_of(run, 2 * run.steps), model, adamw(model, run.rate), words, look)
     return {"milliseconds": 1e3 * median(b - a for a, b in zip(ends[run.steps - 1 :], ends[run.steps :], strict=False))}
 
 
@@ -112,11 +112,6 @@ def _model(run: Run, device: torch.device, recipe: str = "") -> nn.Module:
     model = (MixtureGPT(*shape, experts=run.experts, active=run.active) if run.model == MIXTURE else GPT(*shape)).to(device)
     name = recipe or run.recipe
     return model if name == BF16 else qsim.convert(model, recipe_of(name), exclude="*router" if run.model == MIXTURE else None)
-
-
-def _optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
-    groups = parameter_groups(list(model.parameters()))
-    return torch.optim.AdamW(groups, lr=run.rate, betas=BETAS, fused=next(model.parameters()).is_cuda)
 
 
 def training_of(run: Run, steps: int = 0) -> GPTTraining:

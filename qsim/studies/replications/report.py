@@ -23,41 +23,33 @@ _RUNAWAY, _ELIMINATED, _HALF = 10.0, 0.1, 0.5
 class Written(Findings[Settings, Run]):
     """The results, by measurement."""
 
-    def runs(self, what: str, *, sizes: tuple[int, ...] | None = None, rounds: str = "", rate: float | None = None) -> list[Run]:
-        """The runs of one measurement, one of each seed."""
-        return [
-            run
-            for run in self._of
-            if run.what == what and run.rounds == rounds and (sizes is None or run.sizes == sizes) and (rate is None or run.rate == rate)
-        ]
-
     def power(self, name: str) -> Interval:
         """The power of the number of ranks with which an error grows."""
-        return mean([float(np.polyfit(np.log(run.sizes), np.log(self._of[run][name]), 1)[0]) for run in self.runs(RING)])
+        return mean([float(np.polyfit(np.log(own.run.sizes), np.log(own[name]), 1)[0]) for own in self.seeded(what=RING)])
 
     def times(self) -> Interval:
         """The factor per mantissa bit of the length at which variance is lost."""
         bits = self.settings.bits
-        lengths = np.log([self.values("length", self.runs(SUMS, sizes=(each,))) for each in bits])
+        lengths = np.log([self.over_seeds("length", what=SUMS, sizes=(each,)) for each in bits])
         return exponential(mean(np.polyfit(bits, lengths, 1)[0].tolist()))
 
     def mismatch(self, name: str) -> Interval:
         """FP16's mismatch relative to BF16's, a geometric mean."""
-        both = [self._of[run][name] for run in self.runs(ROLLOUT)]
+        both = [own[name] for own in self.seeded(what=ROLLOUT)]
         return exponential(difference(*(np.log([own[at] for own in both]).tolist() for at in (1, 0))))
 
     def progress(self, low: float, high: float) -> list[float]:
         """The mean progress of steps whose ratio of norms is between bounds, for each seed, at the highest rate; NaN if there are none."""
         found = []
-        for run in self.runs(DESCENT, rate=self.settings.rates[-1]):
-            both = zip(self._of[run]["ratio"], self._of[run]["progress"], strict=True)
+        for own in self.seeded(what=DESCENT, rate=self.settings.rates[-1]):
+            both = zip(own["ratio"], own["progress"], strict=True)
             chosen = [progress for ratio, progress in both if low <= ratio < high]
             found.append(float(np.mean(chosen)) if chosen else math.nan)
         return found
 
     def losses(self, rounds: str) -> list[float]:
         """The logarithm of the loss of each student."""
-        return np.log(self.values("loss", self.runs(STUDENT, rounds=rounds))).tolist()  # type: ignore[no-any-return]
+        return np.log(self.over_seeds("loss", what=STUDENT, rounds=rounds)).tolist()  # type: ignore[no-any-return]
 
     def parts(self) -> list[str | Table | Picture]:
         """The setting, a figure and the tables."""
@@ -68,7 +60,7 @@ class Written(Findings[Settings, Run]):
     def _descents(self) -> Table:
         rows = []
         for rate in self.settings.rates:
-            own = [self._of[run] for run in self.runs(DESCENT, rate=rate)]
+            own = self.seeded(what=DESCENT, rate=rate)
             last = max(1, len(own[0]["ratio"]) // 10)
             ratio, progress = (mean([float(np.mean(each[name][-last:])) for each in own]) for name in ("ratio", "progress"))
             rows.append([f"{rate:g}", f"{ratio:.2f}", f"{progress:.3f}"])
@@ -81,11 +73,11 @@ class Written(Findings[Settings, Run]):
     def _draw(self) -> list[Figure]:
         drawn, (left, right) = figures.row(2)
         for name, label, look in (("ring", "ring", figures.LOOKS[0]), ("one_shot", "one sum in FP32", figures.LOOKS[1])):
-            found = zip(*(self._of[run][name] for run in self.runs(RING)), strict=True)
+            found = zip(*(own[name] for own in self.seeded(what=RING)), strict=True)
             figures.band(left, self.settings.ranks, [positive(each) for each in found], look, label)
         left.set(xscale="log", yscale="log", xlabel="ranks", ylabel="relative error")
         for bits, look in zip(self.settings.bits, figures.LOOKS, strict=False):
-            own = [self._of[run] for run in self.runs(SUMS, sizes=(bits,))]
+            own = self.seeded(what=SUMS, sizes=(bits,))
             shares = zip(*(each["shares"] for each in own), strict=True)
             figures.band(right, own[0]["lengths"], [mean(each) for each in shares], look, f"{bits} bits")
         right.axhline(LEFT, **figures.REFERENCE())
@@ -113,7 +105,7 @@ class Written(Findings[Settings, Run]):
         ]
 
     def _of_sums(self) -> list[Claim]:
-        fewest = [self._of[run] for run in self.runs(SUMS, sizes=(self.settings.bits[0],))]
+        fewest = self.seeded(what=SUMS, sizes=(self.settings.bits[0],))
         variance, times = mean([each["shares"][-1] for each in fewest]), self.times()
         words = {"bits": self.settings.bits[0], "length": fewest[0]["lengths"][-1]}
         return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +11,9 @@ import qsim
 from qsim.studies.findings import Findings
 from qsim.studies.report import Asked
 from qsim.studies.result import Result
-from qsim.studies.stagnation import Run, Settings, full_gradient, single
+from qsim.studies.stagnation import Run, Settings
 from qsim.studies.stagnation.bounds import Array, Curves
-from qsim.studies.stagnation.least_squares import NEAREST
+from qsim.studies.stagnation.least_squares import ALL, NEAREST, ONE
 from qsim.studies.statistics import Interval, exponential, mean
 
 
@@ -27,19 +27,18 @@ class DescentFindings(Findings[Settings, Run]):
 
     def whole(self, method: str, rate: float) -> Curves:
         """Runs with the gradient of all samples."""
-        return self._curves([full_gradient(self.settings, method, rate, seed) for seed in range(self.settings.seeds)])
+        return self._curves(gradient=ALL, method=method, rate=rate, dimensions=self.settings.dimensions)
 
     def single(self, method: str, noise: float = 0.0) -> Curves:
         """Runs with the gradient of one sample."""
-        return self._curves([single(self.settings, method, noise, seed) for seed in range(self.settings.seeds)])
+        return self._curves(gradient=ONE, method=method, noise=noise)
 
     def lone(self, rate: float) -> Curves:
         """Runs of single weights, rounded to nearest."""
-        runs = [full_gradient(self.settings, NEAREST, rate, seed) for seed in range(self.settings.seeds)]
-        return self._curves([replace(run, dimensions=1) for run in runs])
+        return self._curves(gradient=ALL, method=NEAREST, rate=rate, dimensions=1)
 
-    def _curves(self, runs: Sequence[Run]) -> Curves:
-        return Curves([self._of[run] for run in runs], self.epsilon)
+    def _curves(self, **fields: Any) -> Curves:
+        return Curves(self.seeded(**fields), self.epsilon)
 
 
 def geometric(values: Array) -> Interval:
