@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ def multiplied_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor]
             return multiplied_into(out, a, b, factors, bias)
     scaled = tuple((factor.dtype, factor.numel()) for factor in factors)
     added = None if bias is None else (bias.dtype, bias.stride())
-    product = _product(device, a.dtype, a.shape, a.stride(), b.dtype, b.shape, b.stride(), scaled, added, out.dtype)
+    product = _product(device, (a.dtype, a.shape, a.stride()), (b.dtype, b.shape, b.stride()), scaled, added, out.dtype)
     pointers = b.data_ptr(), a.data_ptr(), out.data_ptr()
     biased = None if bias is None else bias.data_ptr()
     if product is None or (pointers[0] | pointers[1] | pointers[2] | (biased or 0)) % cublas.ALIGNMENT:
@@ -78,34 +79,29 @@ def _zero(a: Tensor, stream: int) -> Tensor | None:
     return _zeros[device, stream]
 
 
+#: A matrix's dtype, shape and strides.
+_Matrix = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+
 @lru_cache(maxsize=4096)
 def _product(
-    device: int,
-    dtype: torch.dtype,
-    shape: torch.Size,
-    strides: tuple[int, int],
-    other_dtype: torch.dtype,
-    other_shape: torch.Size,
-    other_strides: tuple[int, int],
-    factors: tuple[tuple[torch.dtype, int], ...],
-    bias: tuple[torch.dtype, tuple[int, ...]] | None,
-    target: torch.dtype,
+    device: int, a: _Matrix, b: _Matrix, factors: tuple[Any, ...], bias: tuple[torch.dtype, tuple[int, ...]] | None, target: torch.dtype
 ) -> CublasProduct | None:
     """The product of such tensors on a device, if cuBLAS has it."""
-    left, right = _stored(dtype, shape, strides), _stored(dtype, other_shape, other_strides)
-    if left is None or right is None or not shape.numel() or not other_shape.numel() or not cublas.is_loaded():
+    (dtype, (rows, length), _), (other_dtype, (_, columns), _) = a, b
+    left, right = _stored(*a), _stored(*b)
+    if left is None or right is None or not rows * length * columns or not cublas.is_loaded():
         return None
     if dtype != other_dtype or dtype not in (torch.bfloat16, torch.float16) or target not in (dtype, torch.float32):
         return None
     if len(factors) not in (1, 2) or set(factors) != {(torch.float32, 1)} or bias not in (None, (target, (1,))):
         return None
     # cuBLAS reads and writes by columns: it computes the transpose of the result, whose left operand is the right one.
-    rows, columns = shape[0], other_shape[1]
     product = CublasProduct(*right, *left, Stored(target, columns, rows, columns), adds_bias=bias is not None)
     return product if product.exists else None
 
 
-def _stored(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, int]) -> tuple[Stored, bool] | None:
+def _stored(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]) -> tuple[Stored, bool] | None:
     """A matrix as cuBLAS reads it, by columns, and whether this is the matrix and not its transpose; `None` for other strides."""
     (rows, columns), (down, along) = shape, strides
     if along == 1 and down >= columns:
