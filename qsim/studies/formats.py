@@ -62,12 +62,14 @@ class Run:
 
     @property
     def points(self) -> FivePoint | None:
-        """All five points, with per-tensor scales; `rounding` is that of the backward pass, the forward pass rounds to nearest."""
-        if self.format == FULL:
-            return None
-        there = Quantizer(self.format, "nearest", scale=scaling.PerTensor())
-        back = Quantizer(self.format, self.rounding, scale=scaling.PerTensor())
-        return FivePoint(there, there, act_bwd=back, weight_bwd=back, grad=back)
+        """All five points; None in full precision."""
+        return None if self.format == FULL else everywhere(self.format, self.rounding)
+
+
+def everywhere(format: str, rounding: str) -> FivePoint:
+    """All five points with per-tensor scales; `rounding` is that of the backward pass, the forward pass rounds to nearest."""
+    there, back = (Quantizer(format, how, scale=scaling.PerTensor()) for how in ("nearest", rounding))
+    return FivePoint(there, there, act_bwd=back, weight_bwd=back, grad=back)
 
 
 class FormatsStudy(WrittenStudy[Settings, Run]):

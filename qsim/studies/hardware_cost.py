@@ -110,7 +110,9 @@ class HardwareCostStudy(WrittenStudy[Settings, Run]):
             return _cells(significand(_KEPT, _DROPPED, rounding.resolve(run.rounding)))
         if run.what == FACTOR:
             return _factor(run, device)
-        return nets.outcome(run.data, _points(run), Training(run.steps, run.batch), run.rate, run.seed, device)
+        # As in the study `formats`: round-to-nearest in the forward pass, stochastic in the backward pass.
+        points = None if run.format == FULL else formats.everywhere(run.format, run.rounding)
+        return nets.outcome(run.data, points, Training(run.steps, run.batch), run.rate, run.seed, device)
 
 
 def _trained(settings: Settings, seed: int) -> list[Run]:
@@ -121,11 +123,6 @@ def _trained(settings: Settings, seed: int) -> list[Run]:
     ]
 
 
-def _points(run: Run) -> FivePoint | None:
-    """All points of every layer, as in the study `formats`: round-to-nearest in the forward pass, stochastic in the backward pass."""
-    return formats.Run(run.data, run.format, run.rounding, run.batch, run.steps, run.rate, run.seed).points
-
-
 def _cells(circuit: Routine) -> dict[str, int]:
     """The cells of an FPGA for a circuit."""
     return fpga(systemverilog.module(circuit), circuit.name)._asdict()
@@ -133,8 +130,7 @@ def _cells(circuit: Routine) -> dict[str, int]:
 
 def _factor(run: Run, device: torch.device) -> dict[str, Any]:
     """The factor by which the batch must grow for gradients to vary as in full precision, after a tenth of the training."""
-    points, how = _points(run), Training(run.steps // 10, run.batch)
-    assert points is not None, "full precision has no factor"
+    points, how = formats.everywhere(run.format, run.rounding), Training(run.steps // 10, run.batch)
     backward = FivePoint(act_bwd=points.act_bwd, grad=points.grad)
     factor = nets.batch_factor(run.data, backward, None, how, run.rate, run.seed, device, batches=_BATCHES, draws=_DRAWS)
     return {"factor": float(factor.value)}

@@ -60,11 +60,14 @@ class Run:
 
     @property
     def points(self) -> FivePoint | None:
-        """The points of every layer. A scale per tensor brings it into the format's range, so that only the bits are compared."""
-        if self.point == NONE:
-            return None
-        chosen: dict[str, Any] = {self.point: Quantizer(self.format, self.rounding, scale=scaling.PerTensor())}
-        return FivePoint(**{"act_bwd": None, "weight_bwd": None, **chosen})
+        """The points of every layer; None in full precision."""
+        return None if self.point == NONE else only(self.point, self.format, self.rounding)
+
+
+def only(point: str, format: str, rounding: str) -> FivePoint:
+    """One point, with a scale per tensor, which brings it into the format's range, so that only the bits are compared."""
+    chosen: dict[str, Any] = {point: Quantizer(format, rounding, scale=scaling.PerTensor())}
+    return FivePoint(**{"act_bwd": None, "weight_bwd": None, **chosen})
 
 
 class PointsStudy(WrittenStudy[Settings, Run]):

@@ -22,7 +22,8 @@ class Written(BatchFindings):
 
     def title(self) -> str:
         """The question, and the model if it is another one."""
-        return f"{self.study.question} {variant(self.settings.data, self.settings.model)}".rstrip()
+        weights = f", weights in {self.settings.weights.upper()}" if self.settings.weights != FULL else ""
+        return f"{self.study.question} {variant(self.settings.data, self.settings.model)}{weights}".rstrip()
 
     def parts(self) -> list[str | Table | Picture]:
         """Curves, the setting and tables."""

@@ -18,7 +18,7 @@ from qsim.studies.learners.gpt_training import SINGLE, GPTTraining, adamw, train
 from qsim.studies.learners.text import LIBRARY, VOCABULARY, LabelledBytes, Text, text
 
 #: The GPT's size, and the bytes that it can read.
-SIZE, CONTEXT = "tiny", 64
+SIZE, CONTEXT = "mini", 64
 #: Of the training on text: updates, sequences per update, the highest learning rate.
 PRETRAINING, _BATCH, _RATE = 1000, 32, 2e-3
 _QUESTIONS, _TEST = 4096, 1024
@@ -59,7 +59,7 @@ def described(task: str) -> str:
 
     Example:
         >>> described("sums").partition(", ")[0]
-        'A GPT (tiny: 2 blocks'
+        'A GPT (mini: 4 blocks'
     """
     gpt = gpt_training.described([SIZE], VOCABULARY, CONTEXT, LIBRARY)
     before = f"{gpt} in {PRETRAINING:,} updates of {_BATCH} sequences of {CONTEXT}, in full precision"

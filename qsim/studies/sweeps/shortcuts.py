@@ -9,13 +9,14 @@ from torch import nn
 
 from qsim import FivePoint, Quantizer, Stochastic, scaling
 from qsim.recipes import resolve
+from qsim.studies.formats import everywhere
+from qsim.studies.points import POINTS, only
 from qsim.studies.sweeps import FULL, sweep
 from qsim.studies.sweeps.results import DESIGNS, Sweep
 from qsim.studies.sweeps.sources import Loss
 
 #: What every shortcut takes first: a function that makes a model, data and a loss, as `sweep` does.
 MakeModel = Callable[[], nn.Module]
-_POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad")
 
 
 def _check(function: str, source: str, options: Mapping[str, Any]) -> None:
@@ -89,12 +90,8 @@ def compare_formats(
         ('full precision', 'e4m3')
     """
     _check("compare_formats", "formats", options)
-
-    def points(name: str) -> FivePoint:
-        forward, backward = (Quantizer(name, how, scale=scaling.PerTensor()) for how in ("nearest", rounding))
-        return FivePoint(forward, forward, backward, act_bwd=backward, weight_bwd=backward)
-
-    return sweep(make_model, data, loss, points={FULL: None, **{name: points(name) for name in formats}}, **options)
+    points = {name: everywhere(name, rounding) for name in formats}
+    return sweep(make_model, data, loss, points={FULL: None, **points}, **options)
 
 
 def compare_points(make_model: MakeModel, data: Any, loss: Loss, *, format: str, rounding: str = "nearest", **options: Any) -> Sweep:
@@ -120,9 +117,7 @@ def compare_points(make_model: MakeModel, data: Any, loss: Loss, *, format: str,
         ('full precision', 'act', 'weight', 'act_bwd', 'weight_bwd', 'grad')
     """
     _check("compare_points", "format and rounding", options)
-    rounded = Quantizer(format, rounding, scale=scaling.PerTensor())
-    unrounded: dict[str, Any] = {"act_bwd": None, "weight_bwd": None}
-    points = {name: FivePoint(**(unrounded | {name: rounded})) for name in _POINTS}
+    points = {name: only(name, format, rounding) for name in POINTS}
     return sweep(make_model, data, loss, points={FULL: None, **points}, **options)
 
 
