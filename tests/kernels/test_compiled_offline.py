@@ -39,6 +39,7 @@ def test_all_kinds_of_kernels_compile() -> None:
         "pairs_kernel",
         "turned_kernel",
         "whole_scale_kernel",
+        "turned_scale_kernel",
         "hadamard_kernel",
         "quantize_and_sum_kernel",
         "rescale_kernel",

@@ -65,6 +65,18 @@ def test_graphs_hold_one_node_per_rounding(device: torch.device) -> None:
     assert "qsim.quantize.default" in operators(lambda x: qsim.quantize(x, "e4m3", "stochastic", seed=1), x)
 
 
+def test_compiled_code_calls_implementations_directly(device: torch.device) -> None:
+    """Compiled code draws the same random bits without the dispatcher."""
+
+    def call(x: Tensor, seed: Tensor) -> Tensor:
+        return qsim.quantize(x, "e4m3", "stochastic", seed=seed)
+
+    given = torch.randn(8, 8, device=device), torch.tensor(1, device=device)
+    found, (source,) = run_and_get_code(torch.compile(call, fullgraph=True), *given)
+    assert f"= qsim_{device.type}.quantize(" in source
+    assert torch.equal(found, call(*given))
+
+
 @pytest.mark.slow
 def test_layers_hold_one_node_per_rounding() -> None:
     points = qsim.FivePoint("e4m3", "e4m3", act_bwd="e3m2", weight_bwd="e3m2", grad="e5m2")

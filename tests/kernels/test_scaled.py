@@ -11,6 +11,7 @@ import torch
 import qsim
 from qsim.functional.arguments import spelling
 from qsim.scaling import PerAxis, PerBlock, PerTensor, PerTile, Scaling
+from qsim.transforms import Hadamard
 from qsim_kernels.ops.scaled import Implementation
 from support.scaled_settings import LARGE, REFERENCE, SMALL, check, equal, setting
 from support.side_by_side import DEVICE, dealt
@@ -60,6 +61,18 @@ def test_the_program_that_finishes_last_makes_the_scale_of_a_large_tensor(worst:
     for finite in (True, False):
         expected = REFERENCE.scales_of_tiles(x, None, tiles, [], finite, *making)
         assert equal(x, expected, KERNELS.scales_of_tiles(x.to(DEVICE), None, tiles, [], finite, *making))
+
+
+@pytest.mark.parametrize(("shape", "size", "worst"), [((80, 6), 16, 1.0), ((16, 4), 16, math.nan), ((2, 32, 2), 32, -3e38)])
+def test_the_scale_of_transformed_columns(shape: tuple[int, ...], size: int, worst: float) -> None:
+    """NaN is ignored or not, and sums of numbers near the largest do not overflow."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(size)).bfloat16()
+    x.view(-1)[-1] = worst
+    tiles, making = [1, x.numel(), 1, x.numel(), 0], PerTensor().spelling(qsim.format("e4m3"))
+    turn = Hadamard(size, seed=1).turn(shape, len(shape) - 2)
+    for finite in (True, False):
+        expected = REFERENCE.scales_of_tiles(x, None, tiles, turn, finite, *making)
+        assert equal(x, expected, KERNELS.scales_of_tiles(x.to(DEVICE), None, tiles, turn, finite, *making))
 
 
 @pytest.mark.parametrize("scaling", [PerTensor(), PerAxis(0), PerAxis(-1), PerBlock(4), PerTile(2, 4)], ids=str)

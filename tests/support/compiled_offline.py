@@ -136,6 +136,9 @@ def _transformed_blocks(x: torch.Tensor) -> None:
         scaling, turning = qsim.scaling.PerBlock(32, dim), qsim.transforms.Hadamard(32, seed=1)
         numbers = scaling.tiles(x.shape), turning.turn(x.shape, dim), *scaling.spelling(spelt.format)
         torch.ops.qsim.quantize_tiles.default(x, None, *numbers, torch.tensor(1), spelt.grid, spelt.rule, 0, 0, x.dtype, 1)
+    whole = qsim.scaling.PerTensor()
+    turn = qsim.transforms.Hadamard(16, seed=1).turn(x.shape, 0)
+    torch.ops.qsim.scales_of_tiles.default(x, None, whole.tiles(x.shape), turn, True, *whole.spelling(spelt.format))
 
 
 def _in_basis(x: torch.Tensor, point: qsim.points.PointModule, size: int) -> None:

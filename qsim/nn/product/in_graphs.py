@@ -52,12 +52,20 @@ class _InGraph(torch.autograd.Function):
     """`FivePointProduct` while its operators are traced."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:  # noqa: D102 (torch's own)
-        *seeds, plan, recording = rest
+    def forward(
+        ctx: Any,
+        a: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        seed: Tensor | None,
+        weight_seed: Tensor | None,
+        plan: ProductPlan,
+        recording: bool,
+    ) -> Tensor:
         with _compiling():
-            return FivePointProduct.forward(ctx, a, w, bias, *seeds, None, None, None, plan, recording)
+            return FivePointProduct.forward(ctx, a, w, bias, seed, weight_seed, None, None, None, plan, recording)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         with _compiling():
             return (*FivePointProduct.backward(ctx, g)[:3], None, None, None, None)

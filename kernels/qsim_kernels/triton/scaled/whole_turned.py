@@ -18,7 +18,6 @@ from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.tile_scales import making_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.partition import reading
-from qsim_kernels.triton.scaled.tiles import larger
 from qsim_kernels.triton.scaled.turned import bounded, flips_of, largest_of, pairs_of_rows, singles, transformed
 from qsim_kernels.triton.scaled.whole import state_for, write_scale
 
@@ -37,7 +36,9 @@ def finite_patterns(values):
 
 
 @triton.jit
-def largest_sum(x, row, blocks, columns, inside, signs, TURN: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, CAREFUL: tl.constexpr):
+def largest_sum(
+    x, row, blocks, columns, inside, signs, TURN: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, CAREFUL: tl.constexpr
+):
     """The largest magnitude of a transform before its factor, as a pattern.
 
     Args:

@@ -1,0 +1,43 @@
+"""Products in graphs: one node each, whose operators are traced later, with the bits of eager code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import qsim
+from qsim.recipes.points_of import PointsLike
+from support import compilers
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+def functions(points: PointsLike) -> list[str]:
+    """The names of the functions that a layer's graph calls."""
+    names: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, given: Any) -> Any:
+        names.extend(getattr(node.target, "__name__", "") for node in module.graph.nodes if node.op == "call_function")
+        return module.forward
+
+    torch.compile(qsim.nn.Linear(32, 32, points=points), backend=backend, fullgraph=True)(torch.ones(2, 32))
+    return names
+
+
+def test_a_product_is_one_node() -> None:
+    assert functions("mxfp8").count("product") == 1
+
+
+def test_products_that_call_code_of_others_are_traced() -> None:
+    assert "product" not in functions(qsim.FivePoint(act=qsim.points.Outliers("e4m3", 0.9)))
+
+
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gives_the_bits_of_eager_code(dynamic: bool) -> None:
+    layer = qsim.nn.Linear(32, 32, points="e4m3")
+    compiled = torch.compile(layer, backend=compilers.another([]), dynamic=dynamic)
+    x = torch.randn(32, 32, requires_grad=True)
+    results = [torch.autograd.grad(call(x).square().sum(), [x, *layer.parameters()]) for call in (layer, compiled)]
+    assert all(map(torch.equal, *results))
