@@ -1,7 +1,7 @@
 """The common part of the operators that round in the basis of a transform, of tensors that may be stored transposed.
 
-They are `quantize_best`, `quantize_nested` and `quantize_eden`. Each has a kernel that loads a region in the basis, rounds it, and stores it
-from the basis. Where the largest magnitude of the whole tensor is needed, another kernel finds it first.
+They are `quantize_best`, `quantize_nested` and `quantize_eden`. Each has a kernel that loads a region in the basis, rounds it, and stores
+it from the basis. Where the largest magnitude of the whole tensor is needed, another kernel finds it first.
 """
 
 from __future__ import annotations
