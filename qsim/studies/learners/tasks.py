@@ -94,7 +94,7 @@ TASKS: dict[str, tuple[str, _Ask]] = {
 
 
 def _pretrained(found: Text, device: torch.device) -> GPT:
-    """A GPT that has learnt text with the same seeds in every process; of attention in plain operations, a GPU sums gradients in one order."""
+    """A GPT that has learnt text, with the same seeds in every process; attention in plain operations has gradients without races."""
     how = GPTTraining(SIZE, SINGLE, _RATE, PRETRAINING, _BATCH, CONTEXT, 1.0, 0)
     with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
         torch.manual_seed(how.seed)
