@@ -128,6 +128,13 @@ def legend(figure: Figure, axes: Axes, columns: int) -> None:
     figure.legend([handles[at] for at in order], [labels[at] for at in order], loc="outside lower center", ncols=columns, handlelength=3.2)
 
 
+def doubling_axis(axes: Axes, ticks: Sequence[float]) -> None:
+    """Make the horizontal axis logarithmic, with these numbers and no others."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+
+
 def legends(figures: Sequence[Figure], axes: Sequence[Axes], columns: int) -> None:
     """A legend below each of several panels."""
     for figure, panel in zip(figures, axes, strict=True):

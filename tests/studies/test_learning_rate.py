@@ -117,9 +117,8 @@ def test_cosines_are_those_of_steps_in_a_row() -> None:
         watch(0)
         with torch.no_grad():
             weight += torch.tensor(update)
-    assert watch.gradients == pytest.approx(math.sqrt(0.5))
-    assert watch.updates == pytest.approx(1.0)
-    assert Correlations(model, first=0).gradients is None
+    assert watch.means() == {"gradients": pytest.approx(math.sqrt(0.5)), "updates": pytest.approx(1.0)}
+    assert Correlations(model, first=0).means() == {"gradients": None, "updates": None}
 
 
 @pytest.mark.sampled(4)

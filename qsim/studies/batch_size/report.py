@@ -87,9 +87,7 @@ class Written(BatchFindings):
             full = [point(FULL, "nearest", batch, scale, design).value for batch in batches]
             seen += full
             panel.plot(batches, full, label="full precision", zorder=5, **figures.REFERENCE())
-            panel.set_xscale("log", base=2)
-            panel.set_xticks(batches, [str(batch) for batch in batches])
-            panel.minorticks_off()
+            figures.doubling_axis(panel, batches)
             panel.set(xlabel=f"batch size in {self.unit}", ylabel=label, title=self.how(design, scale))
         for panel in axes:
             panel.set_yscale("log")

@@ -22,8 +22,7 @@ def by_batch(found: VarianceFindings) -> list[Figure]:
             figures.band(panel, batches, points, look, f"mantissa of {bits} bits")
             due = [points[0].value * (batch / batches[0]) ** power for batch in batches]
             panel.plot(batches, due, **figures.REFERENCE(label="1/b, and constant" if bits == found.swept[-1] else None))
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(batches, [str(batch) for batch in batches])
+        figures.doubling_axis(panel, batches)
         panel.set(yscale="log", xlabel="batch size in images")
     axes[0].set_ylabel("variance of rounding ∇W")
     axes[1].set_ylabel("variance of rounding ∇A\n÷ its squared norm")

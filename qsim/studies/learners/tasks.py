@@ -63,7 +63,7 @@ def described(task: str) -> str:
     """
     gpt = gpt_training.described([SIZE], VOCABULARY, CONTEXT, LIBRARY)
     before = f"{gpt} in {PRETRAINING:,} updates of {_BATCH} sequences of {CONTEXT}, in full precision"
-    return f"{before}. Then it is fine-tuned on {_QUESTIONS:,} questions, and tested on {_TEST:,} others: {TASKS[task][0]}"
+    return f"{before}. Then it is fine-tuned on {_QUESTIONS:,} questions, and tested on {_TEST:,} drawn alike: {TASKS[task][0]}"
 
 
 def _sums(snippets: Tensor, order: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,7 @@ TASKS: dict[str, tuple[str, _Ask]] = {
 
 
 def _pretrained(found: Text, device: torch.device) -> GPT:
-    """A GPT that has learnt text, the same one in every process: with this attention, sums on a GPU have one order."""
+    """A GPT that has learnt text, with the same seeds in every process; attention in plain operations has gradients without races."""
     how = GPTTraining(SIZE, SINGLE, _RATE, PRETRAINING, _BATCH, CONTEXT, 1.0, 0)
     with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
         torch.manual_seed(how.seed)

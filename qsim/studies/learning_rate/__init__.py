@@ -131,8 +131,7 @@ class LearningRateStudy(WrittenStudy[Settings, Run]):
             "loss": validation_loss(how, model, words, run.validation),
             "frequencies": frequencies_loss(words),
             "curve": torch.stack(losses)[every - 1 :: every].tolist(),
-            "gradients": watch.gradients,
-            "updates": watch.updates,
+            **watch.means(),
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -40,20 +41,10 @@ class Correlations:
         # `float` copies bfloat16, but not float32.
         self._gradients, self._before = [g.clone() for g in gradients], [w.clone() for w in weights]
 
-    @property
-    def gradients(self) -> float | None:
-        """The mean over steps; None if there are no steps, or one is NaN."""
-        return self._mean("gradients")
-
-    @property
-    def updates(self) -> float | None:
-        """The same for updates."""
-        return self._mean("updates")
-
-    def _mean(self, name: str) -> float | None:
-        found = self._found[name]
-        mean = torch.stack(found).mean().item() if found else float("nan")
-        return mean if mean == mean else None
+    def means(self) -> dict[str, float | None]:
+        """The means over steps, of `gradients` and of `updates`; None if there are no steps, or one is NaN."""
+        means = {name: torch.stack(found).mean().item() if found else math.nan for name, found in self._found.items()}
+        return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
 
 
 def _cosine(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:

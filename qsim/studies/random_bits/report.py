@@ -111,9 +111,7 @@ class Written(Findings[Settings, Run]):
                 found = [self.added(what, name, count, correction=correction) for count in bits]
                 figures.band(panel, [count * 1.05**place for count in bits], found, look, label)
             panel.axhline(0, **figures.REFERENCE())
-            panel.set_xscale("log", base=2)
-            panel.set_xticks(bits, [str(count) for count in bits])
-            panel.minorticks_off()
+            figures.doubling_axis(panel, bits)
             panel.set(xlabel="random bits", ylabel="test loss added to that of 32 bits", title=_where(what, name))
             figures.legend(figure, panel, columns=2)
         return drawn

@@ -212,8 +212,7 @@ class Sweep:
         for panel, design in zip(axes, self.settings.designs, strict=True):
             for look, label in zip(cycle([figures.REFERENCE, *figures.LOOKS]), self.settings.labels, strict=False):
                 figures.band(panel, batches, [mean(self.best(label, batch, design)) for batch in batches], look, label)
-            panel.set_xscale("log", base=2)
-            panel.set_xticks(batches, [f"{batch}" for batch in batches])
+            figures.doubling_axis(panel, batches)
             panel.set(xlabel="examples per update", ylabel="test loss", title=self._where("", design).lstrip(", "))
         figures.legends(drawn, axes, columns=2)
         return drawn
