@@ -119,7 +119,7 @@ def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypa
     ("words", "message"),
     [
         (("batch-size", "--roundings", "nearest"), "qsim: roundings: must contain stochastic and nearest; got nearest"),
-        (("batch-size", "--model", "vit"), "qsim: model: must be one of own, resnet, wide, resnet-18, gpt; got 'vit'\n"),
+        (("batch-size", "--model", "vit"), "qsim: model: must be one of own, resnet, wide, resnet-18, gpt, pretrained; got 'vit'\n"),
         (("batch-size", "--batches", "64,16"), "qsim: batches: must be at least two, in increasing order; got 64,16\n"),
         (("batch-size", "--formats", "e4m1,e4m0"), "qsim: formats: must be at least one, from coarse to fine; got e4m1,e4m0\n"),
         (("batch-size", "--formats", "e4m1,e4m33"), "qsim: unknown format 'e4m33'"),

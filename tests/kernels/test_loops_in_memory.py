@@ -1,4 +1,4 @@
-"""Tensors that the loops on a CPU take as they lie in memory, without copies, where nothing depends on the order of elements."""
+"""Tensors that the loops on a CPU take in their order in memory, without copies, where nothing depends on the order of elements."""
 
 from __future__ import annotations
 
