@@ -6,9 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import count
 from typing import Any, ClassVar, Literal, get_args
-from weakref import WeakValueDictionary
 
 import torch
 
@@ -18,6 +16,7 @@ from qsim.accumulators.chips import Chip, check_chip
 from qsim.formats import Format
 from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import GRADIENTS, Point, Quantizer, check_call, is_stochastic, short
+from qsim.recipes.handles import new_handle
 from qsim.recipes.parts import PointsOfParts, parts_of
 from qsim.scaling import Delayed, PerBlock, PerTensor, PerTile
 from qsim.scaling.block_formats import Block
@@ -170,7 +169,7 @@ class FivePoint:
         quantizers = [point for point in self.used.values() if isinstance(point, Quantizer)]
         inputs = (self.act, self.act_bwd, self.grad, self.grad_w)
         object.__setattr__(self, "plans", {})
-        object.__setattr__(self, "handle", "" if torch.compiler.is_compiling() else _registered(self))
+        object.__setattr__(self, "handle", "" if torch.compiler.is_compiling() else new_handle(self))
         summed = [accumulator for accumulator in sums if accumulator is not None]
         object.__setattr__(self, "is_identity", not any(self.used.values()) and not summed)
         noisy = any(map(is_stochastic, inputs)) or any(accumulator.is_stochastic for accumulator in summed)
@@ -305,23 +304,6 @@ class FivePoint:
         if self.chip != "auto":
             shown["chip"] = self.chip
         return ", ".join(f"{name}={text}" for name, text in shown.items()) or "identity"
-
-
-#: Points by their handles.
-_BY_HANDLE: WeakValueDictionary[str, FivePoint] = WeakValueDictionary()
-_NUMBERS = count()
-
-
-def _registered(points: FivePoint) -> str:
-    """A new handle of points."""
-    handle = f"points {next(_NUMBERS)}"
-    _BY_HANDLE[handle] = points
-    return handle
-
-
-def with_handle(handle: str) -> FivePoint:
-    """The points that a handle stands for."""
-    return _BY_HANDLE[handle]
 
 
 def _shown(name: str, point: Used | str) -> str:

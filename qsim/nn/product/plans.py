@@ -22,7 +22,8 @@ from qsim.nn.product.sites import Site
 from qsim.nn.product.sums import PRODUCTS, spelled_lookup, spelled_sum
 from qsim.nn.product.tensors import OperandShards, Tensors
 from qsim.random.streams import own_rank, rank_stream, stream
-from qsim.recipes.five_point import FivePoint, with_handle
+from qsim.recipes.five_point import FivePoint
+from qsim.recipes.handles import with_handle
 from qsim.recipes.points_of import points_of
 from qsim_kernels.chip.library import is_chip
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
