@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import accumulate
 from numbers import Real
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -146,7 +147,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         """Make all processes agree on the drawn seed, once a step needs it."""
         groups = [group for group in self.param_groups if self._drawn is not None and group["seed"] == self._drawn]
         params = [p for group in groups for p in group["params"]]
-        if any(settings.setting(*_setting_options(group), p.dtype).draws for group in groups for p in group["params"]):
+        if any(map(_draws, groups)):
             seed = self._agreed_seed(groups[0]["seed"], params)
             for group in groups:
                 group["seed"] = seed
@@ -261,8 +262,13 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
 _ROUNDING = ("format", "update", "state", "state_rounding", "arithmetic", "overflow")
 
 
-def _setting_options(group: dict[str, Any]) -> Options:
-    return tuple(group[name] for name in _ROUNDING)
+_setting_options: Callable[[dict[str, Any]], Options] = itemgetter(*_ROUNDING)
+
+
+def _draws(group: dict[str, Any]) -> bool:
+    """Whether an update of a group draws random bits."""
+    options = _setting_options(group)
+    return any(settings.setting(*options, dtype).draws for dtype in {p.dtype for p in group["params"]})
 
 
 def _number(lr: float | Tensor) -> Tensor:

@@ -46,6 +46,8 @@ class Launcher:
     def __init__(self, kernel: Any, tail: tuple[Any, ...], share: int, options: dict[str, int]) -> None:
         self.kernel, self.tail, self.share = kernel, tail, share
         self.options = {} if _INTERPRETED else options
+        #: Whether there are addresses of tables among the last arguments.
+        self.has_tables = any(isinstance(number, TableAddress) for number in tail)
         #: The compiled forms of the kernel, by the device and the alignment of two pointers.
         self.compiled: dict[tuple[int, int, int], Any] = {}
 
@@ -70,11 +72,10 @@ class Launch:
     def __init__(self, launcher: Launcher, programs: int, sizes: tuple[int, ...] = ()) -> None:
         self.launcher, self.programs = launcher, programs
         self._tail, self._compiled = (*sizes, *launcher.tail), launcher.compiled
-        self._has_tables = any(isinstance(number, TableAddress) for number in self._tail)
 
     def tail(self, device: torch.device) -> tuple[Any, ...]:
         """The last arguments, with the addresses of tables in a device's memory."""
-        if not self._has_tables:
+        if not self.launcher.has_tables:
             return self._tail
         return tuple(number.on(device) if isinstance(number, TableAddress) else number for number in self._tail)
 

@@ -33,18 +33,18 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     params, device = step.params, step.params[0].device
     counts = tuple(map(Tensor.numel, params))
     table = table_of((*smooth, step.steps, step.products), counts, step.streams, step.places)
-    types = (params[0].dtype, step.grads[0].dtype, step.first[0].dtype if step.first else params[0].dtype)
-    kind = _kind(algorithm, roundings, types[0], types[2], bool(step.first), bool(step.compensations), step.grad_scale is not None)
     pointer = step.lr if step.lr.device == device else None
     # Kernels would round numbers that are passed to them as such.
     rate = 0 if pointer is not None else double_bits(float(step.lr))
     absent = (step.found_inf is None, step.grad_scale is None, None if pointer is None else pointer.dtype)
-    prepare = Launch(_preparer(algorithm, roundings, kind, absent), -(-len(params) // _LANES))
-    prepare(table.device, table.factors, table.keys, len(params), pointer, rate, step.grad_scale, step.found_inf, step.seed)
-    for work, is_smooth in zip(work_of(counts, table.smooth, _STEPS * _BLOCK, device), (True, False), strict=True):
-        if len(work):
-            launch = Launch(_updater(roundings, kind, *types, is_smooth, absent[0]), len(work))
-            launch(table.device, work, table.factors, table.keys, step.found_inf)
+    types = (params[0].dtype, step.grads[0].dtype, step.first[0].dtype if step.first else None)
+    prepare, *updates = _launchers(algorithm, roundings, types, bool(step.compensations), absent)
+    programs = -(-len(params) // _LANES)
+    Launch(prepare, programs)(
+        table.device, table.factors, table.keys, len(params), pointer, rate, step.grad_scale, step.found_inf, step.seed
+    )
+    for work, move in zip(work_of(counts, table.smooth, _STEPS * _BLOCK, device), updates, strict=True):
+        Launch(move, len(work))(table.device, work, table.factors, table.keys, step.found_inf)
     for column, flattened in zip(given, smooth, strict=True):
         if column is not step.grads and column is not flattened:
             for x, result in zip(column, flattened, strict=True):
@@ -53,12 +53,27 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _kind(
-    algorithm: Algorithm, roundings: Roundings, param: torch.dtype, state: torch.dtype, moment: bool, kahan: bool, scaled: bool
-) -> Kind:
-    inner, _ = arguments.rounding(roundings.inner, False)
-    return Kind(
-        update_variant(algorithm, roundings.in_format, scaled, moment),
+def _launchers(
+    algorithm: Algorithm,
+    roundings: Roundings,
+    types: tuple[torch.dtype, torch.dtype, torch.dtype | None],
+    kahan: bool,
+    absent: tuple[Any, ...],
+) -> tuple[Launcher, Launcher, Launcher]:
+    """The launchers for the numbers of a step, for full blocks of tensors that allow wide accesses, and for everything else.
+
+    Args:
+        algorithm: The algorithm.
+        roundings: Its roundings.
+        types: The dtypes of parameters, gradients and moments; None for no moments.
+        kahan: Whether there are compensations.
+        absent: Whether there is no `found_inf` and no `grad_scale`, and the dtype of a learning rate on the device.
+    """
+    param, grad, moment = types
+    state = param if moment is None else moment
+    inner, (*inner_numbers, _, _) = arguments.rounding(roundings.inner, False)
+    kind = Kind(
+        update_variant(algorithm, roundings.in_format, not absent[1], moment is not None),
         adam=isinstance(algorithm, AdamAlgorithm),
         kahan=kahan,
         native=_is_native(*roundings.weights, param),
@@ -67,32 +82,22 @@ def _kind(
         inner=inner,
         stored=_TYPES[param],
     )
+    if isinstance(algorithm, AdamAlgorithm):
+        factors = (algorithm.beta1, algorithm.beta2, algorithm.epsilon, algorithm.decay, 0.0)
+    else:
+        factors = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
+    patterns = map(double_bits, factors)
+    prepare = launcher(prepare_kernel, absent, *patterns, *inner_numbers, kind, _LANES, num_warps=1, enable_fp_fusion=False)
+    weights, states = arguments.rounding(roundings.weights, False), arguments.rounding(roundings.state, False)
+    run = 16 // max(param.itemsize, grad.itemsize, state.itemsize)
+    constants = (kind, weights[0], states[0], _TYPES[grad], _TYPES[state], max(run, 4), _BLOCK, _STEPS)
+    numbers = (*weights[1], *inner_numbers, *states[1])
+    wide, rest = (
+        launcher(update_kernel, absent[:1], *numbers, *constants, is_smooth, num_warps=2, enable_fp_fusion=False)
+        for is_smooth in (True, False)
+    )
+    return prepare, wide, rest
 
 
 def _is_native(grid: Grid, rule: Rule, dtype: torch.dtype) -> bool:
     return grid == own_grid(dtype) and not rule.saturates and (rule.mode == Mode.NEAREST or dtype == torch.float32)
-
-
-@lru_cache(maxsize=4096)
-def _preparer(algorithm: Algorithm, roundings: Roundings, kind: Kind, absent: tuple[Any, ...]) -> Launcher:
-    """The launcher for optional arguments that are absent, the last of which is the dtype of the learning rate on the device."""
-    if isinstance(algorithm, AdamAlgorithm):
-        numbers = (algorithm.beta1, algorithm.beta2, algorithm.epsilon, algorithm.decay, 0.0)
-    else:
-        numbers = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
-    _, (*grid, _, _) = arguments.rounding(roundings.inner, False)
-    patterns = tuple(double_bits(number) for number in numbers)
-    return launcher(prepare_kernel, absent, *patterns, *grid, kind, _LANES, num_warps=1, enable_fp_fusion=False)
-
-
-@lru_cache(maxsize=4096)
-def _updater(
-    roundings: Roundings, kind: Kind, param: torch.dtype, grad: torch.dtype, state: torch.dtype, smooth: bool, unchecked: bool
-) -> Launcher:
-    weights = arguments.rounding(roundings.weights, False)
-    _, (*inner_numbers, _, _) = arguments.rounding(roundings.inner, False)
-    states = arguments.rounding(roundings.state, False)
-    run = 16 // max(param.itemsize, grad.itemsize, state.itemsize)
-    constants = (kind, weights[0], states[0], _TYPES[grad], _TYPES[state], max(run, 4), _BLOCK, _STEPS, smooth)
-    numbers = (*weights[1], *inner_numbers, *states[1])
-    return launcher(update_kernel, (unchecked,), *numbers, *constants, num_warps=2, enable_fp_fusion=False)
