@@ -1,4 +1,7 @@
-"""Three results on the front page: accuracy by format (`accuracy`), time by recipe (`time`), and sums compared with a chip's (`chip`)."""
+"""Results on the front page: accuracy by format (`accuracy`), time by recipe (`time`), and sums compared with a chip's (`chip`).
+
+Next to the time of a step, Speed shows that of the first one (`first_step`).
+"""
 
 import json
 import re
@@ -37,20 +40,42 @@ def accuracy(axes: Axes) -> None:
 
 
 def time(axes: Axes) -> None:
-    """Bars of two tables: whole blocks compiled one by one, and a net of six layers compiled as one."""
-    tables = re.findall(r"(?:^\|.*\n)+", SPEED.read_text(encoding="utf-8").partition("\n## Training\n")[2], flags=re.MULTILINE)
-    blocks, whole = (dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) ×", tables[i], flags=re.MULTILINE)) for i in (2, 1))
-    for row, name in enumerate(blocks):
-        for shift, times, alpha in ((-0.19, blocks, 1.0), (0.19, whole, 0.45)):
-            if name in times:
-                axes.barh(row + shift, float(times[name]), 0.36, color="C0", alpha=alpha)
-                axes.text(float(times[name]) + 0.03, row + shift, times[name], va="center", fontsize=8)
+    """Time of a step by recipe, relative to native bf16."""
+    _bars(axes, *(_column(table, r"([\d.]+) ×") for table in _training()))
     axes.axvline(1, color=plt.rcParams["text.color"], linewidth=1, linestyle=":")
-    axes.set(yticks=range(len(blocks)), yticklabels=blocks, ylim=(len(blocks) - 0.5, -0.5), xlim=(0, 2.05))
-    axes.set_xlabel("× native bf16, GPT, compiled")
-    for shift, text in ((-0.19, "24 layers, block by block"), (0.19, "6 layers, as one")):
-        axes.text(0.03, shift, text, va="center", fontsize=6.5, color="white" if shift < 0 else plt.rcParams["text.color"])
+    axes.set_xlabel("× native bf16, GPT-2 medium, compiled")
     axes.set_title("Time of a training step, H200", loc="left")
+
+
+def first_step(axes: Axes) -> None:
+    """Seconds of the first step by recipe, which compiles; below, those of native bf16."""
+    _bars(axes, *(_column(table, r"[\d.]+ × \| ([\d.]+) s") for table in _training()))
+    natives = (re.search(r"^\| none.*?\| ([\d.]+) s", table, flags=re.MULTILINE) for table in _training())
+    as_one, by_blocks = (found[1] for found in natives if found is not None)
+    axes.set_xlabel(f"seconds; native bf16: {as_one} and {by_blocks}")
+    axes.set_title("Time of the first step", loc="left")
+
+
+def _training() -> list[str]:
+    """The tables of a model that is compiled as one, and of one that is compiled block by block."""
+    section = SPEED.read_text(encoding="utf-8").partition("\n## Training\n")[2]
+    return re.findall(r"(?:^\|.*\n)+", section, flags=re.MULTILINE)[:2]
+
+
+def _column(table: str, cell: str) -> dict[str, str]:
+    """A cell of each recipe, by name."""
+    return dict(re.findall(rf"^\| `(\w+)` \| {cell}", table, flags=re.MULTILINE))
+
+
+def _bars(axes: Axes, as_one: dict[str, str], by_blocks: dict[str, str]) -> None:
+    """Two bars for each recipe, with numbers."""
+    longest = max(map(float, (*as_one.values(), *by_blocks.values())))
+    for shift, values, alpha, text in ((-0.19, as_one, 1.0, "compiled as one"), (0.19, by_blocks, 0.45, "block by block")):
+        for row, value in enumerate(values.values()):
+            axes.barh(row + shift, float(value), 0.36, color="C0", alpha=alpha, label=None if row else text)
+            axes.text(float(value) + longest / 60, row + shift, value, va="center", fontsize=8)
+    axes.set(yticks=range(len(as_one)), yticklabels=as_one, ylim=(len(as_one) + 0.25, -0.5), xlim=(0, longest * 1.15))
+    axes.legend(loc="lower right", fontsize=7, ncols=2)
 
 
 def chip(axes: Axes) -> None:
@@ -70,5 +95,5 @@ def chip(axes: Axes) -> None:
 
 def draw(part: str) -> Figure:
     figure, axes = plt.subplots(figsize=(3.5, 3.0))
-    {"accuracy": accuracy, "time": time, "chip": chip}[part](axes)
+    {"accuracy": accuracy, "time": time, "first_step": first_step, "chip": chip}[part](axes)
     return figure

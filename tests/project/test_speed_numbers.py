@@ -57,13 +57,13 @@ def bandwidth() -> tuple[str, ...]:
 
 def gpt_medium() -> tuple[str, ...]:
     """Steps with five points in E4M3, nearest and stochastic."""
-    table = tables("## Training")[0]
-    return cell(table, "five in E4M3, rounded to nearest", 1), cell(table, "five in E4M3, stochastic", 1)
+    as_one, _, earlier = tables("## Training")
+    return cell(earlier, "five in E4M3, rounded to nearest", 1), cell(as_one, "five in E4M3, stochastic", 1)
 
 
 def on_the_chip() -> tuple[str, ...]:
     """A step with five points in E4M3, multiplied by the chip."""
-    return (cell(tables("## Training")[0], "five in E4M3, multiplied", 1),)
+    return (cell(tables("## Training")[2], "five in E4M3, multiplied", 1),)
 
 
 def adamw() -> tuple[str, ...]:
