@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import getpass
-import hashlib
 import os
 import tempfile
 import zlib
@@ -32,12 +31,6 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 if "OMP_NUM_THREADS" not in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-
-# Compiled graphs are cached by the operators that they call, and would survive a change of an operator's decomposition.
-_KERNELS = sorted((Path(__file__).parents[1] / "kernels" / "qsim_kernels").glob("**/*.py"))
-os.environ.setdefault("TORCH_COMPILE_CACHE_KEY_TAG", hashlib.sha256(b"".join(path.read_bytes() for path in _KERNELS)).hexdigest())
-# torch, imported above, has read the variable already: it is for the processes that tests start.
-torch.compiler.config.cache_key_tag = os.environ["TORCH_COMPILE_CACHE_KEY_TAG"]
 
 # Inductor's cache key lacks ATEN_CPU_CAPABILITY, and code cached for one kind does not compile for another.
 if kernels := os.environ.get("ATEN_CPU_CAPABILITY"):

@@ -260,3 +260,16 @@ def test_a_product_is_rounded_before_it_meets_its_bias_and_what_follows(device: 
         return [torch.ops.qsim.rescaled(product, factors, bias, dtype) + later for dtype in (torch.float32, torch.bfloat16)]
 
     assert all(map(same_bits, torch.compile(call, fullgraph=True)(product, bias, later), call(product, bias, later)))
+
+
+def test_caches_of_compiled_code_tell_versions_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tag() -> str:
+        with torch.compiler.config.patch(cache_key_tag="mine"):
+            lowered.inductor.mark_caches()
+            return torch.compiler.config.cache_key_tag
+
+    ours = tag()
+    assert ours.startswith("mine qsim ")
+    assert ours.removeprefix("mine ") in torch.compiler.config.cache_key_tag
+    monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: b"another version")
+    assert tag() != ours

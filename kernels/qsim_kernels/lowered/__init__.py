@@ -45,6 +45,7 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
     torch.library.register_torch_dispatch(operator, FunctionalTensorMode, traced, lib=library)
 
 
+inductor.mark_caches()
 for _module, _names in (
     (fusible, ("again",)),
     (products, ("accumulate",)),

@@ -8,16 +8,26 @@ have the same bits and take longer to compile.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.compiler.config
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 #: Releases of torch that pass `tests/kernels/test_lowered.py` with loops, by the devices where they do.
 TESTED = {"cpu": ("2.11.", "2.13."), "cuda": ("2.11.",)}
+
+
+def mark_caches() -> None:
+    """Let torch's caches on disk tell code that was generated from these sources from code of another version of qsim."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    torch.compiler.config.cache_key_tag = f"{torch.compiler.config.cache_key_tag} qsim {digest}".strip()
 
 
 def generates(device: torch.device) -> bool:
