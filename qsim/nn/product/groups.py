@@ -81,7 +81,7 @@ class Groups:
         groups, places, filled = known
         if places is None:
             return Units(x.unsqueeze(1), len(self.ends), groups)
-        values = x.new_zeros(len(groups) * size, x.shape[1]).index_copy(0, places, x)
+        values = x.new_zeros(len(groups) * size, x.shape[1]).index_copy_(0, places, x)
         return Units(values.view(-1, size, x.shape[1]), len(self.ends), groups, places, filled)
 
     def _arrangement(self, rows: int, size: int) -> Arrangement:
@@ -120,8 +120,9 @@ def transformed(units: Units, turn: Turn) -> Tensor:
     # The blocks that are not full, or any others in their place: there is room for one for each group, and for the rows after the last one.
     chosen = ((filled == 0) | (filled == turn.size)).to(torch.int8).argsort(stable=True)[: units.group_count + 1]
     cut = torch.ops.qsim.hadamard_of_filled.default(blocks[chosen], filled[chosen], turn.size, turn.signs)
-    found: Tensor = whole.index_copy(0, chosen, cut)
-    return found.view(units.values.shape)
+    # In place: rows of experts are long, and a copy takes as long as the transform.
+    whole.index_copy_(0, chosen, cut)
+    return whole.view(units.values.shape)  # type: ignore[no-any-return]
 
 
 @torch.library.custom_op("qsim::hadamard_of_filled", mutates_args=())
