@@ -79,9 +79,10 @@ def _write_call(name: str, node: Any, write: Callable[[Any], None]) -> None:
 
     wrapper, device = V.graph.wrapper_code, node.get_device()
     if device is not None and _is_tested(device):
-        wrapper.add_import_once("from qsim_kernels.ops.direct import _direct as qsim_direct")
-        wrapper.add_import_once(f"qsim_{device.type} = qsim_direct({device.type.upper()!r})")
-        node.python_kernel_name = f"qsim_{device.type}.{name}"
+        node.python_kernel_name = f"qsim_{device.type}_{name}"
+        # Other releases and checkouts load this code from Inductor's cache: it uses public names that all of them have.
+        wrapper.add_import_once("from qsim_kernels.ops.backend import library as qsim_library")
+        wrapper.add_import_once(f"{node.python_kernel_name} = qsim_library.implementation({name!r}, {device.type.upper()!r})")
     write(ExternKernelAllocLine(wrapper, node))
 
 

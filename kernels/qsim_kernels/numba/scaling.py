@@ -17,7 +17,7 @@ from qsim_kernels.numba.stored import held, loop_noise, readable, writable
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers
-from qsim_kernels.torch import best, eden, hadamard as hadamard_in_torch, scaling as reference
+from qsim_kernels.torch import basis, hadamard as hadamard_in_torch, scaling as reference
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.scaling import matmul_rescaled_into, rescaled_into, under_whole
 
@@ -187,9 +187,9 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
     return out
 
 
-quantize_best_into = partial(best.quantize_best_into, quantize=quantize_into, transform=hadamard)
-quantize_eden_into = partial(eden.quantize_eden_into, quantize=quantize_into, transform=hadamard)
-quantize_nested_into = partial(reference.quantize_nested_into, transform=hadamard, quantize_tiles=quantize_tiles_into)
+quantize_best_into = partial(basis.quantize_best_into, quantize=quantize_into, transform=hadamard)
+quantize_eden_into = partial(basis.quantize_eden_into, quantize=quantize_into, transform=hadamard)
+quantize_nested_into = partial(reference.quantize_nested_into, quantize=quantize_tiles_into, transform=hadamard)
 
 
 @lru_cache(maxsize=64)

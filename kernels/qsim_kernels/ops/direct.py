@@ -97,7 +97,7 @@ def _operators_like(x: Tensor) -> Operators:
 
 @cache
 def _direct(backend: str) -> Operators:
-    """The direct operators of a backend, which code that `qsim_kernels.lowered` lets a compiler write finds here, too."""
+    """The direct operators of a backend."""
     return Operators(lambda name: library.implementation(name, backend))
 
 

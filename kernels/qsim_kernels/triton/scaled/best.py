@@ -1,4 +1,4 @@
-"""Rounding under the better of two scales for each tile, in one read: an override of `torch.best`, which computes in float64.
+"""Rounding under the better of two scales for each tile, in one read: an override of `torch.basis`, which computes in float64.
 
 Here float32 decides wherever its error cannot matter. Where it could, in the scales or in the comparison of some tile, the program computes
 those in float64, too. Values are multiplied by a power of two that brings the scale of the tensor near 1, so that nothing underflows.
@@ -17,7 +17,7 @@ import triton.language as tl
 from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, RoundingNumbers
 from qsim_kernels.numbers.grid import GridRounding, NoiseNumbers
 from qsim_kernels.numbers.scales import ScaleChoice, Scales, rounding_of_scales
-from qsim_kernels.torch import best as reference
+from qsim_kernels.torch import basis as reference
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel

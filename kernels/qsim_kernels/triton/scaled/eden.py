@@ -1,4 +1,4 @@
-"""Rounding to nearest under corrected scales, in one read: an override of `torch.eden`, which sums in float64.
+"""Rounding to nearest under corrected scales, in one read: an override of `torch.basis`, which sums in float64.
 
 Here float32 decides wherever its error cannot matter to the rounding of a scale; elsewhere the program sums in float64, too.
 
@@ -16,8 +16,7 @@ import triton.language as tl
 from qsim_kernels.numbers.carrier import SINGLE, GridNumbers, RoundingNumbers
 from qsim_kernels.numbers.grid import GridRounding, NoiseNumbers
 from qsim_kernels.numbers.scales import ScaleCorrection, Scales, rounding_of_scales
-from qsim_kernels.torch import eden as reference
-from qsim_kernels.torch.best import SMALLEST
+from qsim_kernels.torch import basis as reference
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_in_basis, region_place, store_from_basis
@@ -132,7 +131,7 @@ def _prepared(call: CallInBasis, scales: Scales, correction: ScaleCorrection) ->
     cut, turn, _ = regions
     shapes = turn, turn._replace(bounded=True), cut.shape._replace(tile_width=tiles.width), cut.shape
     run = launcher(eden_kernel, call.form, *numbers, *scale_grid, *grid, *variants, *shapes, **cut.options)
-    of_tensor = map(SINGLE.pattern, (correction.reach, scales.largest, SMALLEST / scales.grid.least))
+    of_tensor = map(SINGLE.pattern, (correction.reach, scales.largest, reference.SMALLEST / scales.grid.least))
     return Launch(run, cut.programs, (*regions.numbers, *of_tensor)), regions
 
 
