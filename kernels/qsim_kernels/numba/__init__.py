@@ -22,7 +22,10 @@ from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Noise
 from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.rounding import as_values
 
-__all__ = ["checksum", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
+__all__ = [
+    "checksum", "decode_into", "encode_both_ways", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into",
+    "quantize_into",
+]  # fmt: skip
 
 check_numba()
 
@@ -94,5 +97,6 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
         tables.look_up(out, codes, tables.value_table(grid, coding, out.dtype))
 
 
+encode_both_ways = partial(reference.encode_both_ways, encode=encode_into)
 quantize_and_encode_into = partial(reference.quantize_and_encode_into, quantize=quantize_into, encode=encode_into)
 quantize_and_sum_into = partial(reference.quantize_and_sum_into, quantize=quantize_into)

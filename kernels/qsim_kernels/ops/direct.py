@@ -16,7 +16,7 @@ from torch._C import _dispatch_keys, _dispatch_tls_local_include_set, _is_torch_
 from torch.autograd import profiler
 from torch.compiler import is_dynamo_compiling
 
-from qsim_kernels.ops import accumulate, accumulate_scaled, quantize, scaled, transposes, update  # noqa: F401 (define operators)
+from qsim_kernels.ops import accumulate, quantize, scaled, update  # noqa: F401 (define operators)
 from qsim_kernels.ops.backend import library
 
 #: The operators that can be called directly, except those that change their arguments.

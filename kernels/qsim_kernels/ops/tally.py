@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from qsim_kernels.numbers import tallies
-from qsim_kernels.ops.backend import OnBackend, library
+from qsim_kernels.ops.backend import OnBackend, operator
 
-library.define(
-    "tally(Tensor x, Tensor rounded, float low, float high) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+
+def _fake(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(tallies.SIZE, dtype=torch.int64), x.new_empty(tallies.SUMS, dtype=torch.float64)
 
 
 class Implementation(OnBackend):
     """The operator on one backend."""
 
+    @operator("(Tensor x, Tensor rounded, float low, float high) -> (Tensor, Tensor)", _fake)
     def tally(self, x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
         """Counts and sums as described in `qsim_kernels.numbers.tallies`, on the device of `x`, without synchronizing."""
         if x.shape != rounded.shape:
@@ -24,13 +26,4 @@ class Implementation(OnBackend):
         return self._backend.tally(x, rounded, low, high)  # type: ignore[no-any-return]
 
 
-def _shapes(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    return x.new_empty(tallies.SIZE, dtype=torch.int64), x.new_empty(tallies.SUMS, dtype=torch.float64)
-
-
-Implementation.register(
-    {"tally": _shapes},
-    reference="qsim_kernels.torch.tally",
-    compiled="qsim_kernels.numba.tally",
-    triton="qsim_kernels.triton.reductions.tally",
-)
+Implementation.register(reference="torch.tally", compiled="numba.tally", triton="triton.reductions.tally")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qsim_kernels.numbers.carrier import RoundingNumbers
 from qsim_kernels.numbers.encoding import code_dtype, read_encoding
+from qsim_kernels.torch import WantedCodes
 from qsim_kernels.triton.device.blocks import as_single, encoded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.parts import Part, load_part, store_part
@@ -96,19 +97,8 @@ def both_ways_kernel(
     store_part(turned_out, tl.trans(turned), turned_part)
 
 
-#: How codes are made, spelled; their stream of random bits; and their dtype.
-WantedCodes = tuple[str, int, torch.dtype]
-
-
 def encode_both_ways(x: Tensor, seed: Tensor | None, codes: WantedCodes | None, turned: WantedCodes) -> tuple[Tensor | None, Tensor]:
-    """Round a matrix twice from one read, or once: codes in place, of at most 16 bits, and transposed ones.
-
-    Args:
-        x: A matrix.
-        seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        codes: The codes in place, if they are wanted.
-        turned: The transposed codes.
-    """
+    """Round a matrix twice from one read, or once, to codes of at most 16 bits; see `reference.encode_both_ways`."""
     (rows, columns), (turned_rounding, turned_stream, turned_dtype) = x.shape, turned
     rounding, stream, dtype = codes or (None, 0, None)
     pointer, number = seed_of(seed, x)
