@@ -48,7 +48,8 @@ def _batched(name: str) -> Callable[..., Any]:
     def rule(info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments: Any) -> tuple[Any, Any]:
         if isinstance(arguments[0], Tensor):
             return each(info, in_dims, x, *arguments)
-        return getattr(torch.ops.qsim, name)(x.movedim(in_dims[0], 0), *arguments), 0
+        results: Tensor = getattr(torch.ops.qsim, name)(x.movedim(in_dims[0], 0), *arguments)
+        return results, 0
 
     return rule
 
