@@ -16,9 +16,10 @@ from qsim_kernels.arithmetic.sums import LEAST_OF_PRODUCTS
 from qsim_kernels.meanings.triton import round_bits, sums
 from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.triton.accumulate.planes import behind, first_terms, others_at, values_at, zeros_of
+from qsim_kernels.triton.device.blocks import with_one_nan
 from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add, power_with_signs, to_single_toward_zero, upper_bits
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.rounding import NAN, SIGN
+from qsim_kernels.triton.device.rounding import SIGN
 from qsim_kernels.triton.device.values import in_carrier
 
 #: The least exponent of products, twice in one int32.
@@ -173,16 +174,6 @@ def store_sums(out, total, rows, columns, tile: tl.constexpr):
     first = (tl.program_id(2).to(tl.int64) * rows + tl.program_id(0) * tile.rows) * columns
     at = out + first + tl.arange(0, tile.rows)[:, None] * columns + column[None, :]
     tl.store(at, with_one_nan(total))
-
-
-@triton.jit
-def with_one_nan(x):
-    """Replace every NaN by the canonical one."""
-    if x.dtype == tl.float64:
-        pattern = tl.where(x == x, x.to(tl.int64, bitcast=True), 0x7FFFFFFFFFFFFFFF)
-    else:
-        pattern = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN)
-    return pattern.to(x.dtype, bitcast=True)
 
 
 @kernel(do_not_specialize=["steps", "every"])

@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.numbers.carrier import RoundingNumbers
-from qsim_kernels.triton.accumulate.aligned import aligned_sum, store_sums, terms_behind, with_one_nan, zeros
+from qsim_kernels.triton.accumulate.aligned import aligned_sum, store_sums, terms_behind, zeros
 from qsim_kernels.triton.accumulate.planes import first_terms
 from qsim_kernels.triton.accumulate.rounded_sums import RandomNumbers, add_term, first_blocks
+from qsim_kernels.triton.device.blocks import with_one_nan
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, words
 from qsim_kernels.triton.device.parts import swizzled
 from qsim_kernels.triton.device.records import kernel

@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.meanings.triton import INTERPRETED, elements
-from qsim_kernels.triton.device.blocks import as_single
+from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.triton.device.blocks import as_single, narrowed
 from qsim_kernels.triton.device.parts import Part, load_part, store_part
-from qsim_kernels.triton.device.rounding import NAN
-
-nearest_even, with_nan = elements.nearest_even, elements.with_nan
 
 
 class Matrices(NamedTuple):
@@ -321,19 +318,3 @@ def joined_loads(x, places, inside, COUNT: tl.constexpr):
         second = joined_loads(x + places.shape[1] * HALF, places, inside, HALF)
         values = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (places.shape[0], places.shape[1] * COUNT))
     return values
-
-
-@triton.jit
-def narrowed(x, TARGET: tl.constexpr):
-    """Round float32 values to nearest in the stored type; every NaN becomes the same."""
-    if TARGET == tl.float32:
-        result = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
-    elif INTERPRETED and TARGET == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        result = (with_nan(nearest_even(bits, 16), bits) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    elif INTERPRETED:
-        bits = x.to(TARGET).to(tl.int16, bitcast=True)
-        result = tl.where(x == x, bits, 0x7FFF).to(tl.int16).to(TARGET, bitcast=True)
-    else:
-        result = x.to(TARGET)
-    return result

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qsim_kernels.chip.factored import multiplied_into
 from qsim_kernels.torch import scaling as reference
-from qsim_kernels.triton.device.regions import narrowed
+from qsim_kernels.triton.device.blocks import narrowed
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
 _WIDTH = 1024

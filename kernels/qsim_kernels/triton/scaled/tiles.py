@@ -9,11 +9,11 @@ from qsim_kernels.meanings.triton import INTERPRETED, elements
 from qsim_kernels.numbers.carrier import RoundingNumbers
 from qsim_kernels.numbers.grid import NoiseNumbers
 from qsim_kernels.numbers.scales import Restore, ScaleNumbers
-from qsim_kernels.triton.device.blocks import rounded
+from qsim_kernels.triton.device.blocks import narrowed, rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, load_transformed, narrowed, region_part, region_place
+from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_part, region_place
 from qsim_kernels.triton.device.rounding import DOWN, ODD, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
 from qsim_kernels.triton.device.tile_scales import inverses_of, reciprocal, scale_numbers, tile_scales, under_whole
