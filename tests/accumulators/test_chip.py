@@ -19,8 +19,7 @@ from torch import Tensor
 import qsim
 from qsim import FivePoint, accumulators
 from qsim.accumulators import Promoted, Rounded
-from qsim_kernels.chip.library import Hopper, Multiply
-from qsim_kernels.chip.products import ChipProduct, product_of
+from qsim_kernels.chip.library import ChipProduct, Hopper, Multiply, product_of
 from qsim_kernels.chip.verified import CHIP, VerifiedChip
 from qsim_kernels.lowered import products
 from qsim_kernels.ops import accumulate

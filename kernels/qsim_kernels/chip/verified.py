@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.chip.library import Hopper, Library, Multiply, one_on
-from qsim_kernels.chip.products import ChipProduct, product_of
+from qsim_kernels.chip.library import ChipProduct, Hopper, Library, Multiply, one_on, product_of
 from qsim_kernels.chip.trials import spread_indices, trial_operands
 from qsim_kernels.numbers.sums import read_sum
 

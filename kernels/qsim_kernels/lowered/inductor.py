@@ -1,7 +1,7 @@
 """Inductor, torch's default compiler: whether it compiles a graph, and how it learns to generate the loops and the calls of operators.
 
 torch has no public interface for an operator whose loops fuse with their neighbours, nor for code that calls an operator's implementation
-itself: through the dispatcher a call takes longer than a small kernel. This file and `meanings.loop_elements` name the private ones that
+itself: through the dispatcher a call takes longer than a small kernel. This file and `meanings.inductor` name the private ones that
 are used in its place. Devices and releases of torch that they have not been tested with get plain torch operators, which
 have the same bits and take longer to compile.
 """
@@ -99,7 +99,7 @@ def _loops(function: Callable[..., Any]) -> Callable[..., Any]:
     from torch._inductor.ir import TensorBox  # imports sympy
     from torch._inductor.lowering import broadcast_tensors, make_pointwise
 
-    from qsim_kernels.meanings.loop_elements import LoopElement
+    from qsim_kernels.meanings.inductor import LoopElement
 
     def lowered(*arguments: Any) -> Any:
         given, spec = pytree.tree_flatten(arguments)

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numba import quantize_into
-from qsim_kernels.numba.jobs import ScalesJob, TilesJob, Transform
+from qsim_kernels.numba.arguments import held, loop_noise, readable, strip, writable
+from qsim_kernels.numba.jobs import ScalesJob, TilesJob, Transform, job_address, packed
 from qsim_kernels.numba.native import Native
-from qsim_kernels.numba.packing import job_address, packed
-from qsim_kernels.numba.rounding import strip
-from qsim_kernels.numba.stored import held, loop_noise, readable, writable
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers

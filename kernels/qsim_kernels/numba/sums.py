@@ -7,10 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from qsim_kernels.numba import rounding
-from qsim_kernels.numba.jobs import AlignedAdder, OperandAddresses, ProductJob, RoundedAdder, TwoStepAdder
-from qsim_kernels.numba.packing import kept_address, packed
-from qsim_kernels.numba.stored import loop_noise
+from qsim_kernels.numba.arguments import loop_noise, row
+from qsim_kernels.numba.jobs import AlignedAdder, OperandAddresses, ProductJob, RoundedAdder, TwoStepAdder, kept_address, packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import grid_bits
 from qsim_kernels.numbers.grid import Mode, Noise
@@ -102,9 +100,9 @@ def _adder(adder: Sum) -> int:
 def _rounded_adder(adder: RoundedSum) -> int:
     """The address of a `RoundedAdder`."""
     grid, is_kahan = grid_bits(adder.grid, wide=True), adder.order == Order.KAHAN
-    step = rounding.row("compensated" if is_kahan else "added", grid, adder.rule)
-    leaf = rounding.row("rounded", grid, adder.rule).loop if adder.order == Order.PAIRWISE else 0
+    step = row("compensated" if is_kahan else "added", grid, adder.rule)
+    leaf = row("rounded", grid, adder.rule).loop if adder.order == Order.PAIRWISE else 0
     product = 0, 0
     if adder.product is not None and adder.product_rule is not None:
-        product = rounding.row("rounded", grid_bits(adder.product, wide=True), adder.product_rule)
+        product = row("rounded", grid_bits(adder.product, wide=True), adder.product_rule)
     return kept_address(RoundedAdder(step.loop, leaf, step.grid, *product, adder.chunk, adder.roundings, 4 if is_kahan else 1))

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numba import quantize_into
-from qsim_kernels.numba.jobs import NoiseKey, StoredRounding, UpdateJob, UpdateKeys
-from qsim_kernels.numba.packing import packed
-from qsim_kernels.numba.rounding import strip
-from qsim_kernels.numba.stored import readable
+from qsim_kernels.numba.arguments import readable, strip
+from qsim_kernels.numba.jobs import NoiseKey, StoredRounding, UpdateJob, UpdateKeys, packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.numbers.grid import GridRounding, Mode, Noise

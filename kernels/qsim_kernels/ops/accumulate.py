@@ -15,7 +15,7 @@ from torch import Tensor
 from qsim_kernels.chip.verified import CHIP, finished
 from qsim_kernels.numbers.sums import BlockScaledSum, PromotedSum, Sum, is_single, is_stochastic, noise_indices, read_sum
 from qsim_kernels.ops.backend import OnBackend, define, library, one_by_one, operator, schema_of
-from qsim_kernels.torch.scaled_sums import ChainScales, accumulate_scaled_into
+from qsim_kernels.torch.sums import ChainScales, accumulate_scaled_into
 
 #: The dtypes of operands: everything that float32 holds.
 OPERANDS = (

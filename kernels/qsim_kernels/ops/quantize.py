@@ -1,4 +1,4 @@
-"""The operators: schema, fake implementation, plain torch for every device, Numba for CPUs if it is installed, Triton for CUDA.
+"""The operators for each element: schema, fake implementation, and one on each backend.
 
 Formats and roundings are passed as the numbers of `numbers.grid`, formatted as text, so that graphs and exported programs can carry
 them. Noise is a pure function of (seed, stream, logical index): operators are stateless.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from qsim_kernels.numbers import tallies
 from qsim_kernels.numbers.encoding import Encoding, code_dtype
 from qsim_kernels.numbers.grid import Coding, Grid, read
 from qsim_kernels.ops.backend import OnBackend, library, one_by_one, operator, read_rounding
@@ -45,13 +46,17 @@ def _batched(name: str) -> Callable[..., Any]:
     """A vmap rule: every sample gets the same bits as in a call of its own. Without random bits, one call rounds all of them."""
     each = one_by_one(name)
 
-    def rule(info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments: Any) -> tuple[Any, Any]:
+    def rule(info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments: Any) -> Any:
         if isinstance(arguments[0], Tensor):
             return each(info, in_dims, x, *arguments)
         results: Tensor = getattr(torch.ops.qsim, name)(x.movedim(in_dims[0], 0), *arguments)
         return results, 0
 
     return rule
+
+
+def _fake_tally(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(tallies.SIZE, dtype=torch.int64), x.new_empty(tallies.SUMS, dtype=torch.float64)
 
 
 class Implementation(OnBackend):
@@ -151,6 +156,13 @@ class Implementation(OnBackend):
     def checksum(self, x: Tensor, start: int, offset: int, row: int, stride: int) -> Tensor:
         """`start` plus the sum, modulo 2**64, of each element's bits mixed with its index in the whole tensor; see `reference.checksum`."""
         return self._backend.checksum(x, start, offset, row, stride)  # type: ignore[no-any-return]
+
+    @operator("(Tensor x, Tensor rounded, float low, float high) -> (Tensor, Tensor)", _fake_tally)
+    def tally(self, x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+        """Counts and sums as described in `qsim_kernels.numbers.tallies`, on the device of `x`, without synchronizing."""
+        if x.shape != rounded.shape:
+            raise ValueError(f"tally: x has shape {tuple(x.shape)}, rounded {tuple(rounded.shape)}: they must be the same")
+        return self._backend.tally(x, rounded, low, high)  # type: ignore[no-any-return]
 
 
 Implementation.register(reference="torch", compiled="numba", triton="triton")

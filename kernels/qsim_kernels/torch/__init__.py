@@ -11,9 +11,9 @@ from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, counts_wide, grid_bits, rounding_bits
 from qsim_kernels.numbers.encoding import Encoding, code_dtype, coding_bits, largest_code, read_encoding
 from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Noise, Rule
-from qsim_kernels.torch.checksum import checksum
 from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.philox import ElementNoise, random_bits
+from qsim_kernels.torch.reductions import checksum, tally
 from qsim_kernels.torch.rounding import as_values, float_dtype, rounded
 from qsim_kernels.torch.tables import code_table
 from qsim_kernels.torch.updates import update
@@ -28,6 +28,7 @@ __all__ = [
     "quantize_and_sum_into",
     "quantize_into",
     "random_bits",
+    "tally",
     "update",
 ]
 

@@ -32,7 +32,7 @@ from qsim.random.places import WHOLE, Place, narrowed, widened
 from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import DISPATCHED, Operators
-from qsim_kernels.torch.scaled_sums import ChainScales
+from qsim_kernels.torch.sums import ChainScales
 from qsim_kernels.torch.scaling import under_whole
 
 #: Significant bits that float32 holds.
