@@ -95,42 +95,29 @@ class Multiply(Protocol):
         """The product of matrices in the dtypes of a `ChipProduct`."""
 
 
-class Library(Protocol):
-    """Products of matrices on a chip."""
-
-    def obstacle(self, device: torch.device) -> str:
-        """The reason why a device is not the chip; empty if it is."""
-
-    def is_capturing(self) -> bool:
-        """Whether calls are recorded now, so that no result can be read."""
-
-    def settings(self, product: ChipProduct) -> Hashable:
-        """The settings that may change how a product is computed; `()` if there are none."""
-
-    def multiplier(self, product: ChipProduct, dtype: torch.dtype, one: Tensor) -> Multiply:
-        """The call that computes a product in one of its results' dtypes, given the number 1 on the chip, in float32."""
-
-
-class Hopper:
+class ProductLibrary:
     """Torch's products on an H100 or H200."""
 
     def obstacle(self, device: torch.device) -> str:
-        """The reason why a device is not an H100 or H200."""
+        """The reason why a device is not an H100 or H200; empty if it is."""
         return _obstacle(device)
 
     def is_capturing(self) -> bool:
-        """Whether a CUDA graph is being captured."""
+        """Whether a CUDA graph is being captured, so that no result can be read."""
         return torch.cuda.is_current_stream_capturing()
 
     def settings(self, product: ChipProduct) -> Hashable:
-        """Torch's settings for 16-bit sums, by which its library chooses among kernels."""
+        """Torch's settings for 16-bit sums, by which its library chooses among kernels; `()` for a product without any."""
         if product.is_fp8:
             return ()
         matmul = torch.backends.cuda.matmul
         return matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
 
     def multiplier(self, product: ChipProduct, dtype: torch.dtype, one: Tensor) -> Multiply:
-        """Torch's own operator, bound so that a call is one call of C; FP8 operands have scales of 1."""
+        """The call that computes a product in one of its results' dtypes, given the number 1 on the chip, in float32.
+
+        It is torch's own operator, bound so that a call is one call of C; FP8 operands have scales of 1.
+        """
         if not product.is_fp8:
             return _multiply_in_16_bits if dtype == product.a else partial(_multiply_in_16_bits, out_dtype=dtype)
         return partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=dtype, use_fast_accum=product.fast)

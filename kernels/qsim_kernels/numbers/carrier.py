@@ -57,6 +57,15 @@ class Carrier(NamedTuple):
             return bits
         return (bits >> DOUBLE.mantissa - self.mantissa) - (DOUBLE.bias - self.bias << self.mantissa)
 
+    def bits(self, value: float) -> int:
+        """The bits of the carrier's number next to a number, as a signed integer."""
+        bits = self.pattern(value)
+        return bits + self.sign if value < 0 else bits
+
+    def number(self, bits: int) -> float:
+        """The number of some bits, a signed integer."""
+        return self.value(bits) if bits >= 0 else -self.value(bits - self.sign)
+
     def value(self, pattern: int) -> float:
         """The magnitude of some bits."""
         form, word = ("<f", "<I") if self.mantissa == 23 else ("<d", "<Q")

@@ -75,23 +75,21 @@ def _largest_exponents(terms, adder):
     return _largest(_i64(LEAST_OF_PRODUCTS), terms, 0, 2), _largest(_i64(LEAST_OF_PRODUCTS), terms, 1, 2)
 
 
-@part
-def _truncated_sum(total, terms, unit, adder, first, every):
-    a, b, up = doubles(terms.a), doubles(terms.b), power(-unit)
-    units = np.trunc(total * up)
-    for k in range(first, terms.size, every):
-        units += np.trunc(a[k] * b[k] * up)
-    return units * power(unit)
+def _truncated_sum(limits):
+    """The exact sum of truncated numbers; products that are too large are infinite if a unit `limits` them."""
 
+    @part
+    def truncated_sum(total, terms, unit, adder, first, every):
+        a, b, up = doubles(terms.a), doubles(terms.b), power(-unit)
+        units = np.trunc(total * up)
+        for k in range(first, terms.size, every):
+            product = a[k] * b[k]
+            if limits:
+                product = product * np.inf if abs(product) >= _BEYOND else product
+            units += np.trunc(product * up)
+        return units * power(unit)
 
-@part
-def _limited_sum(total, terms, unit, adder, first, every):
-    a, b, up = doubles(terms.a), doubles(terms.b), power(-unit)
-    units = np.trunc(total * up)
-    for k in range(first, terms.size, every):
-        product = a[k] * b[k]
-        units += np.trunc((product * np.inf if abs(product) >= _BEYOND else product) * up)
-    return units * power(unit)
+    return truncated_sum
 
 
 @part
@@ -105,8 +103,8 @@ def _to_single(x, drawn, grid, adder):
 
 
 _BITS = {"bits_of": as_long, "from_bits": as_double}
-_ALIGNED = meaning.sums({**_BITS, "largest_exponent": _largest_exponent, "truncated_sum": _truncated_sum, "round_bits": _round_bits})
-_TWO_STEP = meaning.sums({**_BITS, "largest_exponents": _largest_exponents, "truncated_sum": _limited_sum, "onto_grid": _to_single})
+_ALIGNED = meaning.sums({**_BITS, "largest_exponent": _largest_exponent, "truncated_sum": _truncated_sum(False), "round_bits": _round_bits})
+_TWO_STEP = meaning.sums({**_BITS, "largest_exponents": _largest_exponents, "truncated_sum": _truncated_sum(True), "onto_grid": _to_single})
 power, _aligned_step, _two_step = _ALIGNED.power, _ALIGNED.aligned_step, _TWO_STEP.two_step
 
 

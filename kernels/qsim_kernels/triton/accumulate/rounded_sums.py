@@ -11,7 +11,7 @@ import triton.language as tl
 
 from qsim_kernels.meanings.triton import round_bits, sums
 from qsim_kernels.numbers.carrier import RoundingNumbers
-from qsim_kernels.triton.accumulate.aligned import store_sums, zeros
+from qsim_kernels.triton.accumulate.aligned import aligned_sum, store_sums, terms_behind, zeros
 from qsim_kernels.triton.accumulate.planes import behind, first_terms, values_at, zeros_of
 from qsim_kernels.triton.device.directed import (
     NEAREST,
@@ -312,44 +312,110 @@ def first_blocks(rows, columns, random, tile: tl.constexpr):
     return random.offset // 8 + element * (random.stride // 8)
 
 
-@kernel(do_not_specialize=["length", "every"])
+@triton.jit
+def random_integer(noise, blocks, index):
+    """The 32 random bits of one rounding of each element.
+
+    Args:
+        noise: A `Noise`.
+        blocks: The number of each element's first Philox block.
+        index: The rounding's index, the same for all.
+    """
+    place = index % 8
+    a, b, c, d = words(blocks + index // 8, noise.seed, noise.stream)
+    e, f, g, h = words((blocks + index // 8) | LATE_BLOCKS, noise.seed, noise.stream)
+    first = tl.where(place < 4, tl.where(place < 2, a, b), tl.where(place < 6, c, d))
+    last = tl.where(place < 4, tl.where(place < 2, e, f), tl.where(place < 6, g, h))
+    return tl.where(place % 2 == 0, first << 16 | (last & 0xFFFF), (first & 0xFFFF0000) | last >> 16)
+
+
+@triton.jit
+def add_chunk(total, lost, chunk, index, blocks, onto, adder: tl.constexpr):
+    """Add the sum of a chunk to a running sum; `index` is the chunk's first rounding."""
+    drawn = (0, 0, 0, 0)
+    if adder.roundings == 1:
+        drawn = (random_integer(onto.noise, blocks, index), 0, 0, 0)
+    elif adder.roundings == 4:
+        drawn = (
+            random_integer(onto.noise, blocks, index),
+            random_integer(onto.noise, blocks, index + 1),
+            random_integer(onto.noise, blocks, index + 2),
+            random_integer(onto.noise, blocks, index + 3),
+        )
+    term = chunk.to(total.dtype)
+    return add_term(total, lost, (term, tl.full(term.shape, 1.0, term.dtype)), drawn, onto, adder)
+
+
+@triton.jit
+def sum_of_chunks(terms, steps, steps_of_chunk, blocks, onto, adder: tl.constexpr, unit: tl.constexpr):
+    """The sum of some steps of `unit`, whose running sums of chunks are added, from a fresh start; see `sum_of_products`."""
+    CARRIER: tl.constexpr = tl.float64 if adder.wide else tl.float32
+    total, lost = zeros_of(terms, CARRIER), zeros_of(terms, CARRIER)
+    for start in range(0, steps, steps_of_chunk):
+        chunk = aligned_sum(terms, tl.minimum(steps_of_chunk, steps - start), 0, unit)
+        terms = terms_behind(terms, steps_of_chunk, unit)
+        total, lost = add_chunk(total, lost, chunk, start // steps_of_chunk * adder.roundings, blocks, onto, adder)
+    return total
+
+
+@triton.jit
+def sum_of_terms(terms, count, each, blocks, onto, products_onto, adder: tl.constexpr, unit: tl.constexpr):
+    """The sum of some products, or of some steps of a unit."""
+    if unit is None:
+        total = sum_of_products(terms, count, blocks, onto, products_onto, adder)
+    else:
+        total = sum_of_chunks(terms, count, each, blocks, onto, adder, unit)
+    return total
+
+
+@kernel(do_not_specialize=["count", "each", "every"])
 def rounded_kernel(
-    a, b, out, seed_pointer, random: RandomNumbers, rows: tl.int64, columns: tl.int64, rows_a, rows_b, length, every,
-    numbers: RoundingNumbers, product_numbers: RoundingNumbers, adder: tl.constexpr, tile: tl.constexpr,
+    a, b, exponents_a, exponents_b, out, seed_pointer, random: RandomNumbers, rows: tl.int64, columns: tl.int64, rows_a, rows_b,
+    length: tl.int64, count, each, every, numbers: RoundingNumbers, product_numbers: RoundingNumbers,
+    adder: tl.constexpr, unit: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product.
 
     Args:
         a: The first operand's plane of values; see `planes`.
         b: The second's.
+        exponents_a: The first operand's plane of exponents, which a unit reads.
+        exponents_b: The second's.
         out: The result, `[batch, rows_a, rows_b]`.
         seed_pointer: The seed on the device, or None.
         random: Where random bits come from otherwise.
         rows: Of the result, without padding.
         columns: The same.
-        rows_a: Rows of the plane of `a`, a multiple of the tile's.
-        rows_b: Rows of the plane of `b`, a multiple of the tile's columns.
-        length: Elements along the sum.
-        every: Elements of a short sum.
+        rows_a: Rows of the planes of `a`, a multiple of the tile's.
+        rows_b: Rows of the planes of `b`, a multiple of the tile's columns.
+        length: Elements along the sum, in the planes.
+        count: The number of products, or of steps of a unit.
+        each: The number of those in a chunk.
+        every: The number of those in a short sum.
         numbers: The numbers of the rounding of sums.
         product_numbers: Those of the rounding of products.
         adder: A `RoundedVariant`.
+        unit: The `AlignedVariant` that computes chunks; None if terms are products.
         tile: A `ResultTile`.
     """
     onto = rounding_of(seed_pointer, random.seed, random.stream, numbers, adder.wide)
     products_onto = rounding_of(seed_pointer, random.seed, random.stream, product_numbers, adder.wide)
-    terms = first_terms(a, b, a, b, rows_a, rows_b, length, 0, tile)
+    if unit is None:
+        terms = first_terms(a, b, a, b, rows_a, rows_b, length, 0, tile)
+    else:
+        terms = first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, length // 2, tile)
     blocks = 0
     if adder.roundings > 0:
         blocks = first_blocks(rows, columns, random, tile)
     if adder.promoted:
-        promoted = zeros(tile, tl.float32)
-        for start in range(0, length, every):
-            promoted += sum_of_products(terms, tl.minimum(every, length - start), blocks, onto, products_onto, adder).to(tl.float32)
-            terms = behind(terms, tl.cast(every, tl.int64), 0)
+        BLOCK: tl.constexpr = 1 if unit is None else unit.block
+        total = zeros(tile, tl.float32)
+        for start in range(0, count, every):
+            inner = sum_of_terms(terms, tl.minimum(every, count - start), each, blocks, onto, products_onto, adder, unit)
+            total += inner.to(tl.float32)
+            terms = behind(terms, tl.cast(every, tl.int64) * BLOCK, tl.cast(every, tl.int64) * (BLOCK // 2))
             if adder.roundings > 0:
                 blocks += random.inner_stride // 8
-        store_sums(out, promoted, rows_a, rows_b, tile)
     else:
-        total = sum_of_products(terms, length, blocks, onto, products_onto, adder)
-        store_sums(out, total.to(out.dtype.element_ty), rows_a, rows_b, tile)
+        total = sum_of_terms(terms, count, each, blocks, onto, products_onto, adder, unit).to(out.dtype.element_ty)
+    store_sums(out, total, rows_a, rows_b, tile)
