@@ -15,23 +15,9 @@ from qsim_kernels.numba.native import Native
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers
-from qsim_kernels.torch import basis, hadamard as hadamard_in_torch, scaling as reference
+from qsim_kernels.torch import hadamard as hadamard_in_torch, scaling as reference
 from qsim_kernels.torch.rounding import one_nan
-from qsim_kernels.torch.scaling import matmul_rescaled_into, rescaled_into, under_whole
-
-__all__ = [
-    "amaxes_into",
-    "hadamard",
-    "matmul_rescaled_into",
-    "quantize_best_into",
-    "quantize_eden_into",
-    "quantize_nested_into",
-    "quantize_scaled_into",
-    "quantize_tiles_into",
-    "rescaled_into",
-    "scales_into",
-    "scales_of_tiles_into",
-]
+from qsim_kernels.torch.scaling import under_whole
 
 _AMAXES, _ROWS, _TILES = (Native("tiles", name, 5) for name in ("find_amaxes", "quantize_rows", "quantize_tiles"))
 _SHARE = Loop("tiles", "share")
@@ -185,8 +171,9 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
     return out
 
 
-quantize_best_into = partial(basis.quantize_best_into, quantize=quantize_into, transform=hadamard)
-quantize_eden_into = partial(basis.quantize_eden_into, quantize=quantize_into, transform=hadamard)
+rescaled_into, matmul_rescaled_into = reference.rescaled_into, reference.matmul_rescaled_into
+quantize_best_into = partial(reference.quantize_best_into, quantize=quantize_into, transform=hadamard)
+quantize_eden_into = partial(reference.quantize_eden_into, quantize=quantize_into, transform=hadamard)
 quantize_nested_into = partial(reference.quantize_nested_into, quantize=quantize_tiles_into, transform=hadamard)
 
 

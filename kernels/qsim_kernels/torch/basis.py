@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ def quantize_in_basis(
     out.copy_(result if turn is None else flipped(turned_back(result, turn, transform), turn, flips))
 
 
-def _under_better_scales(
+def under_better_scales(
     values: Tensor, scales: Scales, choice: ScaleChoice, rounding: ScaledRounding, quantize: Callable[..., None]
 ) -> Tensor:
     """Round under each candidate's scales, and keep the better values of each tile; see `ScaleChoice`.
@@ -86,7 +85,7 @@ def _under_better_scales(
     return best.flatten(3).flatten(1, 2)[:, : tiles.rows, : tiles.columns]
 
 
-def _under_corrected_scales(
+def under_corrected_scales(
     values: Tensor, scales: Scales, correction: ScaleCorrection, rounding: ScaledRounding, quantize: Callable[..., None]
 ) -> Tensor:
     """Round to nearest under the scales of tiles of one row, which are corrected and rounded again; see `ScaleCorrection`.
@@ -118,7 +117,3 @@ def _corrections(quotients: Tensor, rounded: Tensor) -> Tensor:
     values = quotients.double()
     wanted, found = (values.mul(other).sum((-2, -1), keepdim=True) for other in (values, rounded.double()))
     return torch.where(found == 0, 1.0, wanted / found).to(quotients.dtype)
-
-
-#: Round `x` under the better scales, and under corrected ones, in a transform's basis; see `quantize_in_basis`.
-quantize_best_into, quantize_eden_into = (partial(quantize_in_basis, each) for each in (_under_better_scales, _under_corrected_scales))

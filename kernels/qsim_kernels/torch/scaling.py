@@ -26,24 +26,10 @@ from qsim_kernels.numbers.scales import (
 )
 from qsim_kernels.numbers.sums import SINGLE_GRID
 from qsim_kernels.torch import quantize_into
-from qsim_kernels.torch.basis import SMALLEST, quantize_best_into, quantize_eden_into, quantize_in_basis
+from qsim_kernels.torch.basis import SMALLEST, quantize_in_basis, under_better_scales, under_corrected_scales
 from qsim_kernels.torch.chunks import in_tiles
 from qsim_kernels.torch.hadamard import hadamard
 from qsim_kernels.torch.rounding import one_nan
-
-__all__ = [
-    "amaxes_into",
-    "hadamard",
-    "matmul_rescaled_into",
-    "quantize_best_into",
-    "quantize_eden_into",
-    "quantize_nested_into",
-    "quantize_scaled_into",
-    "quantize_tiles_into",
-    "rescaled_into",
-    "scales_into",
-    "scales_of_tiles_into",
-]
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -178,7 +164,7 @@ def quantize_scaled_into(
     out.copy_(one_nan(rounded.to(out.dtype)).view(out.shape))
 
 
-def _under_nested_scales(
+def under_nested_scales(
     values: Tensor, making: Scales, groups: ScaleGroups, rounding: ScaledRounding, quantize_tiles: Callable[..., None]
 ) -> Tensor:
     """Divide by the scales of groups, round under the scales of tiles, as `quantize_tiles_into` does, and multiply."""
@@ -193,8 +179,9 @@ def _under_nested_scales(
     return rounded * scale
 
 
-#: Round `x` under scales of tiles that are under scales of groups, in a transform's basis; see `quantize_in_basis`.
-quantize_nested_into = partial(quantize_in_basis, _under_nested_scales, quantize=quantize_tiles_into)
+# Round in a transform's basis: under scales that are chosen, corrected, or under those of groups; see `quantize_in_basis`.
+quantize_best_into, quantize_eden_into = (partial(quantize_in_basis, each) for each in (under_better_scales, under_corrected_scales))
+quantize_nested_into = partial(quantize_in_basis, under_nested_scales, quantize=quantize_tiles_into)
 
 
 def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes) -> tuple[Tensor, Tensor]:

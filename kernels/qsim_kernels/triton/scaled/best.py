@@ -8,7 +8,7 @@ A large layer in `four_over_six` took 12 times as long as without rounding on an
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import triton
@@ -17,7 +17,6 @@ import triton.language as tl
 from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, RoundingNumbers
 from qsim_kernels.numbers.grid import GridRounding, NoiseNumbers
 from qsim_kernels.numbers.scales import ScaleChoice, Scales, rounding_of_scales
-from qsim_kernels.torch import basis as reference
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
@@ -27,7 +26,7 @@ from qsim_kernels.triton.device.tile_scales import reciprocal
 from qsim_kernels.triton.device.values import as_double, in_carrier, rounding_of
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch
-from qsim_kernels.triton.scaled.basis import RegionsInBasis, form_of, quantize_in_basis, regions_of
+from qsim_kernels.triton.scaled.basis import RegionsInBasis, form_of, regions_of
 from qsim_kernels.triton.scaled.partition import ScaledCall
 from qsim_kernels.triton.scaled.tiles import largest_of_tiles, quotients_of, signed, spread, sums_of_tiles
 
@@ -160,7 +159,7 @@ def best_kernel(
 
 
 @lru_cache(maxsize=4096)
-def _prepared(call: ScaledCall, scales: Scales, choice: ScaleChoice) -> tuple[Launch, RegionsInBasis] | None:
+def prepared(call: ScaledCall, scales: Scales, choice: ScaleChoice) -> tuple[Launch, RegionsInBasis] | None:
     """Prepare a launch for two candidates, whole tiles in regions, and a usual rounding; none where plain torch computes."""
     elements, regions = call.elements, regions_of(call, call.tiles.width, scales)
     variant, numbers = arguments.rounding(GridRounding(elements.grid, elements.rule), False)
@@ -175,7 +174,3 @@ def _prepared(call: ScaledCall, scales: Scales, choice: ScaleChoice) -> tuple[La
     chosen = ChoiceNumbers(number(choice.reach * scales.largest), first, second, number(scales.least), call.shape.numel())
     constants = (variant, scale_variant, read.turn, cut.shape, choice.squares)
     return cut.launch(best_kernel, form_of(call), (*numbers, *scale_grid, *constants), read.signs, *chosen), regions
-
-
-#: Round `x` under the better scales; see `reference.quantize_best_into`.
-quantize_best_into = partial(quantize_in_basis, _prepared, reference.quantize_best_into)

@@ -7,7 +7,7 @@ A large layer in `quartet2` went from 9.1 to 1.49 times as long as without round
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import triton
@@ -16,7 +16,7 @@ import triton.language as tl
 from qsim_kernels.numbers.carrier import SINGLE, GridNumbers, RoundingNumbers
 from qsim_kernels.numbers.grid import GridRounding, NoiseNumbers
 from qsim_kernels.numbers.scales import ScaleCorrection, Scales, rounding_of_scales
-from qsim_kernels.torch import basis as reference
+from qsim_kernels.torch.basis import SMALLEST
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_in_basis, region_place, store_from_basis
@@ -24,7 +24,7 @@ from qsim_kernels.triton.device.rounding import rounded_magnitudes
 from qsim_kernels.triton.device.values import in_carrier, rounding_of
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch
-from qsim_kernels.triton.scaled.basis import RegionsInBasis, form_of, quantize_in_basis, regions_of
+from qsim_kernels.triton.scaled.basis import RegionsInBasis, form_of, regions_of
 from qsim_kernels.triton.scaled.partition import ScaledCall
 from qsim_kernels.triton.scaled.tiles import largest_of_tiles, quotients_of_any, signed, spread, sums_of_tiles
 
@@ -117,7 +117,7 @@ def eden_kernel(
 
 
 @lru_cache(maxsize=4096)
-def _prepared(call: ScaledCall, scales: Scales, correction: ScaleCorrection) -> tuple[Launch, RegionsInBasis] | None:
+def prepared(call: ScaledCall, scales: Scales, correction: ScaleCorrection) -> tuple[Launch, RegionsInBasis] | None:
     """Prepare a launch for groups of one row that regions hold, and usual roundings; none where plain torch computes."""
     elements, tiles = call.elements, call.tiles
     regions = regions_of(call, correction.size, scales) if tiles.height == 1 and correction.size % tiles.width == 0 else None
@@ -130,9 +130,5 @@ def _prepared(call: ScaledCall, scales: Scales, correction: ScaleCorrection) -> 
         return None
     cut, read = regions
     tail = (*numbers, *scale_grid, *grid, *variants, read.turn, cut.shape._replace(tile_width=tiles.width), cut.shape)
-    of_tensor = map(SINGLE.pattern, (correction.reach, scales.largest, reference.SMALLEST / scales.grid.least))
+    of_tensor = map(SINGLE.pattern, (correction.reach, scales.largest, SMALLEST / scales.grid.least))
     return cut.launch(eden_kernel, form_of(call), tail, read.signs, *of_tensor), regions
-
-
-#: Round `x` under corrected scales; see `reference.quantize_eden_into`.
-quantize_eden_into = partial(quantize_in_basis, _prepared, reference.quantize_eden_into)

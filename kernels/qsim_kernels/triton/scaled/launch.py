@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -21,10 +21,9 @@ from qsim_kernels.triton.device.saturation import Clamp, clamp_of_given, clamp_o
 from qsim_kernels.triton.device.scaled_pairs import ScaledForm, TurnedForm
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch
+from qsim_kernels.triton.scaled import best, eden, nested, rescaling
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
-from qsim_kernels.triton.scaled.best import quantize_best_into
-from qsim_kernels.triton.scaled.eden import quantize_eden_into
-from qsim_kernels.triton.scaled.nested import quantize_nested_into
+from qsim_kernels.triton.scaled.basis import quantize_in_basis
 from qsim_kernels.triton.scaled.pairs import pairs_kernel
 from qsim_kernels.triton.scaled.partition import (
     Reading,
@@ -38,29 +37,19 @@ from qsim_kernels.triton.scaled.partition import (
     pair_signs,
     reading,
 )
-from qsim_kernels.triton.scaled.rescaling import matmul_rescaled_into, rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
 from qsim_kernels.triton.scaled.turned import turned_kernel
 from qsim_kernels.triton.scaled.whole import whole_scale_into
 from qsim_kernels.triton.scaled.whole_turned import turned_scale_into
 
-__all__ = [
-    "amaxes_into",
-    "hadamard",
-    "matmul_rescaled_into",
-    "quantize_best_into",
-    "quantize_eden_into",
-    "quantize_nested_into",
-    "quantize_scaled_into",
-    "quantize_tiles_into",
-    "rescaled_into",
-    "scales_into",
-    "scales_of_tiles_into",
-]
-
-
 #: Elements of a region of whole rows, and columns of one of columns.
 _ELEMENTS, _WIDE = 1024, 64
+
+
+rescaled_into, matmul_rescaled_into = rescaling.rescaled_into, rescaling.matmul_rescaled_into
+quantize_best_into = partial(quantize_in_basis, best.prepared, reference.quantize_best_into)
+quantize_eden_into = partial(quantize_in_basis, eden.prepared, reference.quantize_eden_into)
+quantize_nested_into = partial(quantize_in_basis, nested.prepared, reference.quantize_nested_into)
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:

@@ -5,7 +5,7 @@ Plain torch reads a tensor a dozen times for this. `test_nested` compares result
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import triton
 import triton.language as tl
@@ -13,7 +13,6 @@ import triton.language as tl
 from qsim_kernels.numbers.carrier import SINGLE, RoundingNumbers
 from qsim_kernels.numbers.grid import GridRounding, NoiseNumbers
 from qsim_kernels.numbers.scales import ScaleGroups, ScaleNumbers, Scales
-from qsim_kernels.torch import scaling as reference
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
@@ -22,7 +21,7 @@ from qsim_kernels.triton.device.tile_scales import making_of, scale_numbers, til
 from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch
-from qsim_kernels.triton.scaled.basis import form_of, quantize_in_basis, regions_of
+from qsim_kernels.triton.scaled.basis import form_of, regions_of
 from qsim_kernels.triton.scaled.partition import ScaledCall
 from qsim_kernels.triton.scaled.tiles import divided, largest_of_tiles, quotients_of_any, signed, spread
 
@@ -57,7 +56,7 @@ def nested_kernel(
 
 
 @lru_cache(maxsize=4096)
-def _prepared(call: ScaledCall, making: Scales, groups: ScaleGroups) -> tuple[Launch, None] | None:
+def prepared(call: ScaledCall, making: Scales, groups: ScaleGroups) -> tuple[Launch, None] | None:
     """Prepare a launch for groups of one row that regions hold; none where plain torch computes."""
     elements, tiles, (above, reach) = call.elements, call.tiles, groups
     is_row = above.height == tiles.height == 1 and above.columns == tiles.columns and above.width % tiles.width == 0
@@ -70,7 +69,3 @@ def _prepared(call: ScaledCall, making: Scales, groups: ScaleGroups) -> tuple[La
     making_variants, making_numbers = making_of(making, False)
     constants = (variant, *making_variants, read.turn, cut.shape._replace(tile_width=tiles.width), cut.shape)
     return cut.launch(nested_kernel, form_of(call), (*numbers, *making_numbers, *constants), read.signs, SINGLE.pattern(reach)), None
-
-
-#: Round `x` under scales of tiles and groups; see `reference.quantize_nested_into`.
-quantize_nested_into = partial(quantize_in_basis, _prepared, reference.quantize_nested_into)
