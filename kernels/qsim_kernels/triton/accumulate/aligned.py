@@ -61,12 +61,11 @@ def larger_sums(most, a, b, DPX: tl.constexpr):
     """The maximum of `most` and `a + b`, in both 16-bit halves of int32; with `DPX` by an instruction of recent GPUs."""
     if DPX:
         TEXT: tl.constexpr = "{ .reg .b32 total; add.s16x2 total, $2, $3; max.s16x2 $0, $1, total; }"
-        result = tl.inline_asm_elementwise(TEXT, "=r,r,r,r", [most, a, b], dtype=tl.int32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(TEXT, "=r,r,r,r", [most, a, b], dtype=tl.int32, is_pure=True, pack=1)
     else:
         upper = tl.maximum(most >> 16, (a >> 16) + (b >> 16))
         lower = tl.maximum(most << 16 >> 16, (a << 16 >> 16) + (b << 16 >> 16))
-        result = upper << 16 | (lower & 0xFFFF)
-    return result
+        return upper << 16 | (lower & 0xFFFF)
 
 
 @triton.jit
@@ -82,10 +81,9 @@ def largest_exponents(terms, adder: tl.constexpr):
 def truncating_power(unit, CARRIER: tl.constexpr):
     """The `upper_bits` of the power of two at which the spacing of the carrier is `2**unit`."""
     if CARRIER == tl.float32:
-        result = (unit + (127 + 23)) << 23
+        return (unit + (127 + 23)) << 23
     else:
-        result = (unit + (1023 + 52)) << 20
-    return result
+        return (unit + (1023 + 52)) << 20
 
 
 @triton.jit

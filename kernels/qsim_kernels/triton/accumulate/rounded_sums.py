@@ -99,16 +99,15 @@ def round_step(x, drawn, onto, rounding: tl.constexpr):
     ROUNDING: tl.constexpr = rounding.variant
     grid, noise = onto.grid, onto.noise
     if rounding.native is not None:
-        result = x.to(rounding.native).to(x.dtype)
+        return x.to(rounding.native).to(x.dtype)
     elif rounding.fast and ROUNDING.mode == STOCHASTIC:
-        result = _stochastic(x, drawn, noise, grid, ROUNDING)
+        return _stochastic(x, drawn, noise, grid, ROUNDING)
     elif rounding.fast:
-        result = _fast(x, grid, ROUNDING)
+        return _fast(x, grid, ROUNDING)
     elif ROUNDING.wide:
-        result = round_bits(x.to(tl.int64, bitcast=True), _added(drawn, noise, ROUNDING), grid, ROUNDING).to(tl.float64, bitcast=True)
+        return round_bits(x.to(tl.int64, bitcast=True), _added(drawn, noise, ROUNDING), grid, ROUNDING).to(tl.float64, bitcast=True)
     else:
-        result = round_bits(x.to(tl.int32, bitcast=True), 0, grid, ROUNDING).to(tl.float32, bitcast=True)
-    return result
+        return round_bits(x.to(tl.int32, bitcast=True), 0, grid, ROUNDING).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -165,13 +164,12 @@ def add_rounded(term, x, drawn, grid, adder: tl.constexpr):
     a, b = term
     rounding: tl.constexpr = adder.rounding
     if rounding.native is tl.float32:
-        result = multiply_add(a, b, x, NEAREST)
+        return multiply_add(a, b, x, NEAREST)
     else:
         ROUNDING: tl.constexpr = rounding.variant
         STOCHASTICALLY: tl.constexpr = rounding.fast and ROUNDING.mode == STOCHASTIC
         exact = multiply_add(a, b, x, TOWARD_ZERO) if STOCHASTICALLY else multiply_add_to_odd(a, b, x)
-        result = round_step(exact, drawn, grid, rounding)
-    return result
+        return round_step(exact, drawn, grid, rounding)
 
 
 @triton.jit
@@ -362,10 +360,9 @@ def sum_of_chunks(terms, steps, steps_of_chunk, blocks, onto, adder: tl.constexp
 def sum_of_terms(terms, count, each, blocks, onto, products_onto, adder: tl.constexpr, unit: tl.constexpr):
     """The sum of some products, or of some steps of a unit."""
     if unit is None:
-        total = sum_of_products(terms, count, blocks, onto, products_onto, adder)
+        return sum_of_products(terms, count, blocks, onto, products_onto, adder)
     else:
-        total = sum_of_chunks(terms, count, each, blocks, onto, adder, unit)
-    return total
+        return sum_of_chunks(terms, count, each, blocks, onto, adder, unit)
 
 
 @kernel(do_not_specialize=["count", "each", "every"])

@@ -205,12 +205,11 @@ def load_region(x, at, matrices, REGION: tl.constexpr):
     """Load the elements of a region as float32."""
     if REGION.transposed:
         places, inside = places_of_runs(at, matrices, REGION)
-        values = load_columns(x, places, matrices.rows, inside, REGION.run)
+        return load_columns(x, places, matrices.rows, inside, REGION.run)
     elif REGION.flat and REGION.run >= 16:
-        values = as_single(load_runs(x, at, matrices, REGION))
+        return as_single(load_runs(x, at, matrices, REGION))
     else:
-        values = as_single(load_part(x, region_part(at, matrices, REGION)))
-    return values
+        return as_single(load_part(x, region_part(at, matrices, REGION)))
 
 
 @triton.jit
@@ -237,12 +236,11 @@ def places_of_runs(at, matrices, REGION: tl.constexpr):
 def load_columns(x, places, step, inside, COUNT: tl.constexpr):
     """Load `COUNT` elements, `step` apart in memory, as neighbours of a row: one load each, so that a thread holds them all."""
     if COUNT == 1:
-        values = as_single(tl.load(x + places, mask=inside, other=0))
+        return as_single(tl.load(x + places, mask=inside, other=0))
     else:
         HALF: tl.constexpr = COUNT // 2
         even = load_columns(x, places, 2 * step, inside, HALF)
-        values = tl.interleave(even, load_columns(x + step, places, 2 * step, inside, HALF))
-    return values
+        return tl.interleave(even, load_columns(x + step, places, 2 * step, inside, HALF))
 
 
 @triton.jit
@@ -281,10 +279,9 @@ def store_from_basis(out, values, factors, flips, at, matrices, signs, TURN: tl.
 def product_apart(a, b):
     """A rounded product; a compiler would add to an unrounded one."""
     if INTERPRETED:
-        result = a * b
+        return a * b
     else:
-        result = tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
-    return result
+        return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -311,10 +308,9 @@ def load_runs(x, at, matrices, REGION: tl.constexpr):
 def joined_loads(x, places, inside, COUNT: tl.constexpr):
     """Load `COUNT` times as many neighbours as there are places in a row, as rows."""
     if COUNT == 1:
-        values = tl.load(x + places, mask=inside, other=0)
+        return tl.load(x + places, mask=inside, other=0)
     else:
         HALF: tl.constexpr = COUNT // 2
         first = joined_loads(x, places, inside, HALF)
         second = joined_loads(x + places.shape[1] * HALF, places, inside, HALF)
-        values = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (places.shape[0], places.shape[1] * COUNT))
-    return values
+        return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (places.shape[0], places.shape[1] * COUNT))

@@ -36,10 +36,9 @@ def fields_of(x):
     if x.dtype == tl.float64:
         field = ((x.to(tl.int64, bitcast=True) >> 52) & 0x7FF).to(tl.int32)
         within = tl.minimum(tl.maximum(field - 1023 + BIAS, 0), LARGEST)
-        result = tl.where(field == 0x7FF, SPECIAL, within)
+        return tl.where(field == 0x7FF, SPECIAL, within)
     else:
-        result = (as_single(x).to(tl.int32, bitcast=True) >> 23) & SPECIAL
-    return result
+        return (as_single(x).to(tl.int32, bitcast=True) >> 23) & SPECIAL
 
 
 @triton.jit

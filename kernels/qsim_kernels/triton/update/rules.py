@@ -47,12 +47,11 @@ def written(x, drawn, grid, ROUNDING: tl.constexpr, NATIVE: tl.constexpr, TARGET
     """Round float32 values and convert them to their storage dtype. A rule that saturates turns infinities into NaN."""
     if NATIVE:
         # The hardware conversion rounds to nearest.
-        result = narrowed(x, TARGET)
+        return narrowed(x, TARGET)
     else:
         if ROUNDING.saturates:
             x = tl.where(tl.abs(x) == float("inf"), float("nan"), x)
-        result = as_dtype(rounded(x, drawn, grid, ROUNDING, TARGET == tl.float32), TARGET)
-    return result
+        return as_dtype(rounded(x, drawn, grid, ROUNDING, TARGET == tl.float32), TARGET)
 
 
 @triton.jit
