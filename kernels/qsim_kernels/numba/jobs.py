@@ -19,6 +19,13 @@ from qsim_kernels.numbers.updates import Factors, PlaceNumbers, UpdateTensors, U
 
 #: How the name of a loop in which floats round begins.
 IN_FLOATS = "in_floats_"
+#: The most elements of a strip, which stays in the nearest cache; and blocks that a Hadamard transform works on at once.
+STRIP, LANES = 512, 64
+#: The most elements of a row whose rounded sums are computed together; and sums of a tree that wait for one of as many terms: one for each
+#: bit of the number of terms.
+WIDTH, WAITING = 128, 64
+#: Rows of numbers in the room of `loops.sums.rounded`: terms, results, losses, and four of random bits; then sums that wait.
+ROWS = 7 + WAITING
 
 
 class SharedLoop(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numba.arguments import STORED, held
-from qsim_kernels.numba.jobs import Outcomes, Summands, packed
+from qsim_kernels.numba.jobs import STRIP, Outcomes, Summands, packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers import tallies
 from qsim_kernels.torch import reductions as reference
@@ -14,7 +14,6 @@ from qsim_kernels.torch import reductions as reference
 _CHECKSUM, _TALLY = (Loop("reductions", name) for name in ("checksum", "tally"))
 #: Elements of a part, where all have consecutive indices.
 _PART = 1 << 12
-_STRIP = 512  # as in `loops.strips`
 
 
 def checksum(x: Tensor, start: int, offset: int = 0, row: int = 0, stride: int = 0) -> Tensor:
@@ -32,7 +31,7 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
     """Count and sum rounding outcomes; see `reference.tally`."""
     if x.dtype not in STORED or rounded.dtype not in STORED or not x.numel():
         return reference.tally(x, rounded, low, high)
-    x, rounded, strips = x.contiguous(), rounded.contiguous(), -(-x.numel() // _STRIP)
+    x, rounded, strips = x.contiguous(), rounded.contiguous(), -(-x.numel() // STRIP)
     counts, sums = x.new_zeros(tallies.SIZE, dtype=torch.int64), x.new_empty((strips, tallies.SUMS), dtype=torch.float64)
-    _TALLY.share(packed(Outcomes(counts.data_ptr(), sums.data_ptr(), held(x), held(rounded), x.numel(), low, high)), strips, _STRIP)
+    _TALLY.share(packed(Outcomes(counts.data_ptr(), sums.data_ptr(), held(x), held(rounded), x.numel(), low, high)), strips, STRIP)
     return counts, sums.sum(0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qsim_kernels.numba import quantize_into
 from qsim_kernels.numba.arguments import held, loop_noise, readable, strip, writable
-from qsim_kernels.numba.jobs import ScalesJob, TilesJob, Transform, job_address, packed
+from qsim_kernels.numba.jobs import LANES, ScalesJob, TilesJob, Transform, job_address, packed
 from qsim_kernels.numba.native import Native
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
@@ -23,7 +23,6 @@ _AMAXES, _ROWS, _TILES = (Native("tiles", name, 5) for name in ("find_amaxes", "
 _SHARE = Loop("tiles", "share")
 _SCALES: dict[int, Loop] = {rule: Loop("scales", rule.name.lower()) for rule in ScaleRule}
 _TRANSFORM = Loop("hadamard", "transform")
-_LANES = 64  # as in `loops.hadamard`
 _CPU = torch.device("cpu")
 #: Elements of the parts into which a tensor that is one tile is cut.
 _PART = 1 << 16
@@ -164,7 +163,7 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
     length = turn.size if whole else turn.length
     count, threads = out.numel() // (length * turn.inner), torch.get_num_threads()
     part = -(-count // threads)
-    lanes = torch.empty(threads * turn.size * _LANES, dtype=torch.int32, device=_CPU)
+    lanes = torch.empty(threads * turn.size * LANES, dtype=torch.int32, device=_CPU)
     matrices = out.data_ptr(), length, turn.inner, whole and turn.inner == 1
     job = Transform(*matrices, signs.data_ptr(), norms.data_ptr(), norms.numel(), largest, lanes.data_ptr(), part)
     _TRANSFORM.share(packed(job), count, length * turn.inner, part)

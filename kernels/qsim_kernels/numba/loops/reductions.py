@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from qsim_kernels.meanings.numba import mixing
-from qsim_kernels.numba.jobs import Outcomes, Summands
-from qsim_kernels.numba.loops.bits import add_at, as_float, doubles, ints, part, record_at, room_for_ints, room_for_longs, shorts
-from qsim_kernels.numba.loops.strips import STRIP
+from qsim_kernels.numba.jobs import STRIP, Outcomes, Summands
+from qsim_kernels.numba.loops.bits import add_at, as_float, doubles, f64, i64, ints, part, record_at, room_for_ints, room_for_longs, shorts
 from qsim_kernels.numba.loops.values import load
 from qsim_kernels.numbers import tallies
 from qsim_kernels.numbers.carrier import SINGLE
@@ -17,8 +12,6 @@ from qsim_kernels.numbers.carrier import SINGLE
 _SIZE, _ZERO, _NAN = tallies.SIZE, tallies.ZERO, tallies.NAN
 _SATURATED, _UNDERFLOWED, _EXACT = tallies.SATURATED, tallies.UNDERFLOWED, tallies.EXACT
 _MANTISSA, _INFINITY, _MAGNITUDE = SINGLE.mantissa, SINGLE.infinity, SINGLE.nan
-_i64: Any = np.int64
-_f64: Any = np.float64
 _summands_at, _outcomes_at = map(record_at, (Summands, Outcomes))
 _mixed = mixing.mixed
 
@@ -34,9 +27,9 @@ def checksum(job_at, first, rows):
 
 @part
 def _sum(words, start, end, index):
-    total = _i64(0)
+    total = i64(0)
     for i in range(start, end):
-        total += _mixed(_i64(words[i]), index + i - start)
+        total += _mixed(i64(words[i]), index + i - start)
     return total
 
 
@@ -67,7 +60,7 @@ def tally(job_at, first, strips):
 def _add_facts(counts, x, rounded, count, low, high):
     zeros, nans, saturated, underflowed, exact = 0, 0, 0, 0, 0
     for i in range(count):
-        before, after = _f64(as_float(x[i])), _f64(as_float(rounded[i]))
+        before, after = f64(as_float(x[i])), f64(as_float(rounded[i]))
         beyond = (before > high) | (before < low)
         zeros += before == 0
         nans += before != before
@@ -84,10 +77,10 @@ def _add_facts(counts, x, rounded, count, low, high):
 @part
 def _squares(x, rounded, count):
     """The sums of squares and of squared differences where both numbers are finite."""
-    signal, noise = _f64(0), _f64(0)
+    signal, noise = f64(0), f64(0)
     for i in range(count):
-        before, after = _f64(as_float(x[i])), _f64(as_float(rounded[i]))
+        before, after = f64(as_float(x[i])), f64(as_float(rounded[i]))
         is_finite = ((x[i] & _MAGNITUDE) < _INFINITY) & ((rounded[i] & _MAGNITUDE) < _INFINITY)
-        signal += before * before if is_finite else _f64(0)
-        noise += (after - before) * (after - before) if is_finite else _f64(0)
+        signal += before * before if is_finite else f64(0)
+        noise += (after - before) * (after - before) if is_finite else f64(0)
     return signal, noise
