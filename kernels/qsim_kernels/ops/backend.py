@@ -31,6 +31,8 @@ class OperatorLibrary(torch.library.Library):
     def __init__(self) -> None:
         super().__init__("qsim", "DEF")  # type: ignore[no-untyped-call]
         self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
+        #: The schemas of operators that each backend implements, by their names.
+        self.on_backends: dict[str, str] = {}
 
     def impl(self, op_name: Any, fn: Any, dispatch_key: Any = "", **options: Any) -> Any:
         """Register the implementation of an operator for a dispatch key."""
@@ -69,7 +71,7 @@ def operator(
 
     def mark(method: Method) -> Method:
         schema = f"{method.__name__}{arguments}" if arguments else schema_of(method)
-        method.operator = [(schema, fake, tags, vmap)]  # type: ignore[attr-defined]
+        method.operator = schema, fake, tags, vmap  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -102,12 +104,14 @@ class OnBackend:
         if torch.version.hip is None:
             backends["CUDA"] = cls(kernels)
         for name, method in vars(cls).items():
-            for schema, fake, tags, vmap in getattr(method, "operator", ()):
-                define(schema, fake, *tags)
-                for key, backend in backends.items():
-                    library.impl(name, getattr(backend, name), key)
-                if vmap is not None:
-                    torch.library.register_vmap(f"qsim::{name}", vmap(name), lib=library)
+            if not hasattr(method, "operator"):
+                continue
+            schema, fake, tags, vmap = method.operator
+            library.on_backends[define(schema, fake, *tags)] = schema
+            for key, backend in backends.items():
+                library.impl(name, getattr(backend, name), key)
+            if vmap is not None:
+                torch.library.register_vmap(f"qsim::{name}", vmap(name), lib=library)
 
     @cached_property
     def _backend(self) -> Any:

@@ -20,11 +20,7 @@ from qsim_kernels.ops import accumulate, quantize, scaled, update  # noqa: F401 
 from qsim_kernels.ops.backend import library
 
 #: The operators that can be called directly, except those that change their arguments.
-FUNCTIONAL = (
-    "accumulate", "accumulate_scaled", "amaxes", "checksum", "decode", "encode", "encode_transpose", "encode_with_transpose", "hadamard",
-    "matmul_rescaled", "quantize", "quantize_and_encode", "quantize_and_sum", "quantize_best", "quantize_eden", "quantize_nested",
-    "quantize_scaled", "quantize_tiles", "rescaled", "scales", "scales_of_tiles",
-)  # fmt: skip
+FUNCTIONAL = tuple(name for name, schema in library.on_backends.items() if "!" not in schema)
 
 
 class Operators:
