@@ -264,19 +264,12 @@ class StoredRounding(NamedTuple):
     masks: int
 
 
-class NoiseKey(NamedTuple):
-    """The seed of random bits, and their stream."""
-
-    seed: int
-    stream: int
-
-
 class UpdateKeys(NamedTuple):
-    """The keys of a step's random bits."""
+    """The seeds and streams of a step's random bits."""
 
-    weights: NoiseKey
-    first: NoiseKey
-    second: NoiseKey
+    weights: NoiseNumbers
+    first: NoiseNumbers
+    second: NoiseNumbers
 
 
 class UpdateJob(NamedTuple):

@@ -11,7 +11,7 @@ import struct
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.numbers.tables import steps_of
 
 
@@ -259,11 +259,6 @@ class Variant(NamedTuple):
     flush: bool = False
     table: int = 0
 
-
-#: Stochastic rounding onto values that lie symmetrically around zero, saturating.
-SYMMETRIC = Variant(
-    int(Mode.STOCHASTIC), int(Overflow.SATURATE), flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False
-)
 
 #: Rounding onto a table, whose places hold all other facts.
 _TABLE = Variant(0, 0, flat=False, zero=True, signed=True, keep_sign=False, symmetric=False, open=False)
