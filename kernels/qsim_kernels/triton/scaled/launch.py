@@ -76,19 +76,13 @@ def _is_whole(tiles: TileSizes, shape: torch.Size, dtype: torch.dtype) -> bool:
     return dtype != torch.float64 and tiles.counts(shape.numel()) == (1, 1, 1)
 
 
-def _call(out: Tensor, x: Tensor, under: Tensor | None, rounding: ScaledRounding) -> tuple[ScaledCall, tuple[Tensor | None, int, int, int]]:
-    """See `call_of`."""
-    even = (x.data_ptr() | out.data_ptr()) % 16 == 0
-    return call_of(out, x, rounding, even=even, wholes=0 if under is None else under.numel())
-
-
 def quantize_tiles_into(
     out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding
 ) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     if not x.numel():
         return
-    call, noise = _call(out, x, under, rounding)
+    call, noise = call_of(out, x, rounding, under)
     launch = _on_tiles(call, making, scales is not None)
     if launch is None:
         _quantize_tiles_in_turn(out, scales, x, under, making, rounding)
@@ -101,7 +95,7 @@ def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor |
     """Round `x` under given scales; see `reference.scaling.quantize_scaled_into`."""
     if not x.numel():
         return
-    call, noise = _call(out, x, under, rounding)
+    call, noise = call_of(out, x, rounding, under)
     launch = _under_given(call)
     if launch is None:
         if rounding.turn is None or x.dtype == torch.float64:

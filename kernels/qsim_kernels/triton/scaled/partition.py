@@ -95,10 +95,10 @@ class ScaledCall(NamedTuple):
     types: Types
     unseeded: bool
     aligned: bool
-    even: bool = True
-    wholes: int = 0
-    rows: int = 0
-    unflipped: bool = True
+    even: bool
+    wholes: int
+    rows: int
+    unflipped: bool
 
     @property
     def reading(self) -> Reading | None:
@@ -112,11 +112,15 @@ class ScaledCall(NamedTuple):
         return arguments.drawn_later(variant, self.elements.grid, few_bits=False) if is_narrow(*self.types) else variant, numbers
 
 
-def call_of(out: Tensor, x: Tensor, rounding: ScaledRounding, **facts: Any) -> tuple[ScaledCall, tuple[Tensor | None, int, int, int]]:
+def call_of(
+    out: Tensor, x: Tensor, rounding: ScaledRounding, under: Tensor | None = None, rows: int = 0, unflipped: bool = True
+) -> tuple[ScaledCall, tuple[Tensor | None, int, int, int]]:
     """A call, and the source of its random bits as kernels take it: a tensor with a seed or a seed, a stream, and an offset."""
     tiles, turn, elements, (seed, stream, offset) = rounding
     pointer, number = seed_of(seed, x)
-    call = ScaledCall(tiles, turn, elements, x.shape, (x.dtype, out.dtype), pointer is None, offset % 8 == 0, **facts)
+    even, wholes = (x.data_ptr() | out.data_ptr()) % 16 == 0, 0 if under is None else under.numel()
+    types, unseeded, aligned = (x.dtype, out.dtype), pointer is None, offset % 8 == 0
+    call = ScaledCall(tiles, turn, elements, x.shape, types, unseeded, aligned, even, wholes, rows, unflipped)
     return call, (pointer, number, stream, offset)
 
 
