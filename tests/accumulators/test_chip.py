@@ -19,8 +19,7 @@ from torch import Tensor
 import qsim
 from qsim import FivePoint, accumulators
 from qsim.accumulators import Promoted, Rounded
-from qsim_kernels.chip.library import Hopper, Multiply
-from qsim_kernels.chip.products import ChipProduct, product_of
+from qsim_kernels.chip.library import ChipProduct, Multiply, ProductLibrary, product_of
 from qsim_kernels.chip.verified import CHIP, VerifiedChip
 from qsim_kernels.lowered import products
 from qsim_kernels.ops import accumulate
@@ -29,7 +28,7 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 NAMES = {E4M3: "e4m3", E5M2: "e5m2", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-class FakeLibrary:
+class FakeLibrary(ProductLibrary):
     """Products on the CPU, of which some are split along the sum.
 
     Args:
@@ -287,7 +286,7 @@ def test_products_that_the_chip_does_not_have() -> None:
         (a.to("meta"), b.to("meta"), "h100_fp8", "meta is no fake"),
     ):
         assert multiplied(chip, left, right, accumulator) == reason
-    assert Hopper().obstacle(torch.device("cpu")) == "the operands are on cpu, not on an H100 or H200"
+    assert ProductLibrary().obstacle(torch.device("cpu")) == "the operands are on cpu, not on an H100 or H200"
 
 
 def test_coverage_shows_who_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:

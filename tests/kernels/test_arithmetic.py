@@ -16,7 +16,7 @@ from qsim.formats import Format
 from qsim_kernels import arithmetic, numba as compiled, torch as reference
 from qsim_kernels.arithmetic import rounding as definition
 from qsim_kernels.meanings import python, torch as meaning
-from qsim_kernels.numba.rounding import _rounds_in_floats
+from qsim_kernels.numba.arguments import _rounds_in_floats
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.grid import Grid, GridRounding, Mode, Rule, read
 from qsim_kernels.torch.rounding import nearest_by_addition, rounds_by_addition

@@ -194,9 +194,9 @@ def test_threads_that_call_at_once() -> None:
 
 def test_threads_that_need_the_same_rounding_first_get_numbers_at_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that only one of them keeps would be freed while the address is in use."""
-    both, found, numbers = threading.Barrier(2, timeout=60), [], compiled.rounding.numbers
+    both, found, numbers = threading.Barrier(2, timeout=60), [], compiled.arguments.numbers
     grid, rule = read(Grid, qsim.Float(3, 9).spelling[0]), read(Rule, qsim.Stochastic(7).spelling["saturate"])
-    monkeypatch.setattr("qsim_kernels.numba.rounding.numbers", lambda *given: (both.wait(), numbers(*given))[1])
+    monkeypatch.setattr("qsim_kernels.numba.arguments.numbers", lambda *given: (both.wait(), numbers(*given))[1])
     threads = [threading.Thread(target=lambda: found.append(compiled.strip(grid_bits(grid, wide=False), rule))) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -27,8 +27,8 @@ import triton.language as tl
 
 from qsim_kernels import triton as kernels
 from qsim_kernels.triton.device.parts import places_of
-from qsim_kernels.triton.host import layouts
 from qsim_kernels.triton.host.layouts import ElementOrder, Transposed, launch_layout, memory_of, tile_of
+from qsim_kernels.triton.quantize import launch
 
 # The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
@@ -84,10 +84,10 @@ def test_transposed_tensors(layout: str) -> None:
 def nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail a test in which a tensor is copied into logical order."""
 
-    def refuse(x: Tensor) -> NoReturn:
+    def refuse(run: object, *tensors: Tensor) -> NoReturn:
         raise AssertionError("a tensor was put into logical order")
 
-    monkeypatch.setattr(layouts, "flat", refuse)
+    monkeypatch.setattr(launch, "in_order", refuse)
 
 
 def laid(layout: str, fmt: Format, dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 import qsim
 from support.comparing import same_bits
 
-stored = pytest.importorskip("qsim_kernels.numba.stored", reason="needs numba")
+stored = pytest.importorskip("qsim_kernels.numba.arguments", reason="needs numba")
 
 DENSE: dict[str, Callable[[Tensor], Tensor]] = {
     "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),

@@ -13,7 +13,7 @@ import qsim
 from qsim.formats import Format, Log, Posit, Table, Takum
 from qsim_kernels import numba as compiled, torch as reference
 from qsim_kernels.arithmetic import rounding as definition
-from qsim_kernels.numba.rounding import _way
+from qsim_kernels.numba.arguments import _way
 from qsim_kernels.numbers.buckets import buckets_of
 from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import Encoding

@@ -12,8 +12,8 @@ from torch import Tensor
 import qsim
 from qsim.formats import FP16, Format
 from qsim_kernels.numbers import tallies
-from qsim_kernels.ops.tally import Implementation
-from qsim_kernels.torch.tally import tally
+from qsim_kernels.ops.quantize import Implementation
+from qsim_kernels.torch.reductions import tally
 from support.inputs import DTYPES
 from support.side_by_side import DEVICE, difficult
 
@@ -71,7 +71,7 @@ def test_counts_are_those_of_python(fmt: Format, dtype: torch.dtype, overflow: s
 @pytest.mark.parametrize("target", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_loops_against_reference(dtype: torch.dtype, target: torch.dtype) -> None:
-    loops = pytest.importorskip("qsim_kernels.numba.tally", reason="needs numba")
+    loops = pytest.importorskip("qsim_kernels.numba.reductions", reason="needs numba")
     fmt = qsim.format("e5m2")
     x = moderate(fmt, dtype).cpu()
     rounded = qsim.quantize(x, fmt, overflow="nonfinite", dtype=target)
@@ -126,4 +126,4 @@ def test_as_torch_sees_it(device: torch.device) -> None:
     x = torch.randn(5, 6, device=device)
     torch.library.opcheck(torch.ops.qsim.tally.default, (x, qsim.quantize(x, "e2m1"), -6.0, 6.0))
     with pytest.raises(ValueError, match=r"tally: x has shape \(5, 6\), rounded \(5,\): they must be the same"):
-        Implementation("qsim_kernels.torch.tally").tally(x, x[:, 0], -6.0, 6.0)
+        Implementation("qsim_kernels.torch").tally(x, x[:, 0], -6.0, 6.0)

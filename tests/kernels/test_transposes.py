@@ -8,11 +8,11 @@ from torch import Tensor
 
 from qsim import Quantizer, Stochastic
 from qsim_kernels.numbers.encoding import spell_encoding
-from qsim_kernels.ops import transposes
-from qsim_kernels.ops.transposes import Implementation
+from qsim_kernels.ops.quantize import Implementation
 from support.side_by_side import DEVICE, dealt
 
-KERNEL = Implementation("qsim_kernels.triton.quantize.transposes")
+KERNEL = Implementation("qsim_kernels.triton")
+REFERENCE = Implementation("qsim_kernels.torch")
 STREAMS = 5, 2**40 + 1
 NEAREST, NOISY, FEW = Quantizer("e4m3"), Quantizer("e5m2", "stochastic"), Quantizer("e4m3", Stochastic(5, correction=True))
 #: Roundings in place and transposed, and whether the latter has the former's stream.
@@ -52,7 +52,7 @@ def test_the_kernel_writes_the_codes_of_plain_torch(pair: str, shape: tuple[int,
     given = (*arguments(one, STREAMS[0]), *arguments(other, STREAMS[not shares]))
     x, seed = values(shape, dtype), torch.tensor(-(3**25), device=DEVICE)
     codes, turned = KERNEL.encode_with_transpose(x, seed, *given)
-    expected, expected_turned = transposes.encode_with_transpose(x, seed, *given)
+    expected, expected_turned = REFERENCE.encode_with_transpose(x, seed, *given)
     assert turned.is_contiguous()
     assert torch.equal(codes, expected)
     assert torch.equal(turned, expected_turned)

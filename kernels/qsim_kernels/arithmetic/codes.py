@@ -60,7 +60,7 @@ def value_of(code, coding, variant):
         if variant.signed:
             # The sign bit counts negatively.
             steps = (code ^ coding.sign) - coding.sign
-        bits = product(from_integer(steps), coding.least)
+        return product(from_integer(steps), coding.least)
     else:
         number = code & coding.mask
         bits = (number + coding.before) << coding.shift
@@ -76,5 +76,4 @@ def value_of(code, coding, variant):
             bits = where(code & coding.sign == 0, bits, bits | SIGN)
         if variant.nan_is_zero:
             bits = where(code == coding.nan, MAGNITUDE, bits)
-        bits = where(is_nan(bits), MAGNITUDE, bits)
-    return bits
+        return where(is_nan(bits), MAGNITUDE, bits)

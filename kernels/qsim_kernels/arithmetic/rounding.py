@@ -40,10 +40,9 @@ def round_bits(bits, drawn, grid, variant):
         The bits of the result.
     """
     if variant.table:
-        result = round_to_table(bits, drawn, grid.table, variant)
+        return round_to_table(bits, drawn, grid.table, variant)
     else:
-        result = round_to_grid(bits, drawn, grid, variant)
-    return result
+        return round_to_grid(bits, drawn, grid, variant)
 
 
 def round_to_grid(bits, drawn, grid, variant):
@@ -79,10 +78,9 @@ def is_negative(bits):
 def cleared_bits(magnitude, grid, variant):
     """The number of low bits that are cleared: one more with each binade below the lowest that has a spacing of its own."""
     if variant.flat:
-        steps = grid.shift
+        return grid.shift
     else:
-        steps = minimum(maximum(grid.low + grid.shift - (magnitude >> MANTISSA), grid.shift), MANTISSA)
-    return steps
+        return minimum(maximum(grid.low + grid.shift - (magnitude >> MANTISSA), grid.shift), MANTISSA)
 
 
 def raised_by(magnitude, bits, steps, drawn, grid, variant):
@@ -91,48 +89,46 @@ def raised_by(magnitude, bits, steps, drawn, grid, variant):
     ones = unit - 1
     if variant.mode == NEAREST:
         # Half a unit less the last bit, plus the last bit of the neighbour below: a tie carries if that is odd.
-        added = (ones >> 1) + (((magnitude + grid.parity) >> steps) & ones & 1)
+        return (ones >> 1) + (((magnitude + grid.parity) >> steps) & ones & 1)
     elif variant.mode == NEAREST_AWAY:
-        added = unit >> 1
+        return unit >> 1
     elif variant.mode == NEAREST_UP:
-        added = where(is_negative(bits), ones, unit) >> 1
+        return where(is_negative(bits), ones, unit) >> 1
     elif variant.mode == NEAREST_DOWN:
-        added = where(is_negative(bits), unit, ones) >> 1
+        return where(is_negative(bits), unit, ones) >> 1
     elif variant.mode == TOWARD_ZERO:
-        added = 0
+        return 0
     elif variant.mode == UP:
-        added = where(is_negative(bits), 0, ones)
+        return where(is_negative(bits), 0, ones)
     elif variant.mode == DOWN:
-        added = where(is_negative(bits), ones, 0)
+        return where(is_negative(bits), ones, 0)
     elif variant.mode == ODD:
-        added = where((magnitude + grid.parity) >> steps & 1 == 0, ones, 0)
+        return where((magnitude + grid.parity) >> steps & 1 == 0, ones, 0)
     else:
         # As many random bits as are cleared: they carry as often as the number is far from the neighbour below.
-        added = to_int(drawn >> SPARE + 1) >> (MANTISSA - steps)
-    return added
+        return to_int(drawn >> SPARE + 1) >> (MANTISSA - steps)
 
 
 def leaves_zero(magnitude, bits, drawn, grid, variant):
     """Whether a magnitude below the smallest value goes to that value instead of zero."""
     if variant.flush or variant.mode == TOWARD_ZERO:
-        leaves = magnitude < 0
+        return magnitude < 0
     elif variant.mode == NEAREST:
-        leaves = magnitude > grid.half
+        return magnitude > grid.half
     elif variant.mode == NEAREST_AWAY:
-        leaves = (magnitude >= grid.half) & (magnitude > 0)
+        return (magnitude >= grid.half) & (magnitude > 0)
     elif variant.mode == NEAREST_UP:
-        leaves = (magnitude > where(is_negative(bits), grid.half, grid.half - 1)) & (magnitude > 0)
+        return (magnitude > where(is_negative(bits), grid.half, grid.half - 1)) & (magnitude > 0)
     elif variant.mode == NEAREST_DOWN:
-        leaves = (magnitude > where(is_negative(bits), grid.half - 1, grid.half)) & (magnitude > 0)
+        return (magnitude > where(is_negative(bits), grid.half - 1, grid.half)) & (magnitude > 0)
     elif variant.mode == UP:
-        leaves = (bits >= 0) & (magnitude > 0)
+        return (bits >= 0) & (magnitude > 0)
     elif variant.mode == DOWN:
-        leaves = is_negative(bits)
+        return is_negative(bits)
     elif variant.mode == ODD:
-        leaves = magnitude > 0
+        return magnitude > 0
     else:
-        leaves = reaches(magnitude, drawn, grid)
-    return leaves
+        return reaches(magnitude, drawn, grid)
 
 
 def reaches(magnitude, drawn, grid):
@@ -148,31 +144,29 @@ def reaches(magnitude, drawn, grid):
 def limited(rounded, magnitude, bits, grid, variant):
     """Replace a magnitude beyond the largest value: by that value, or by an infinity or NaN if the rounding leads outward."""
     if variant.signed and (variant.overflow == SATURATE_SYMMETRIC or (variant.overflow == SATURATE and variant.symmetric)):
-        result = minimum(rounded, grid.top)
+        return minimum(rounded, grid.top)
     elif variant.open:
         # The pattern above the largest value is that of infinity.
-        result = rounded
+        return rounded
     else:
         negative = is_negative(bits)
         largest = where(negative, grid.bottom, grid.top)
-        result = where(rounded > largest, beyond(magnitude, negative, grid, variant), rounded)
-    return result
+        return where(rounded > largest, beyond(magnitude, negative, grid, variant), rounded)
 
 
 def beyond(magnitude, negative, grid, variant):
     """The result of an overflow."""
     is_infinite = magnitude == INFINITY
     if variant.overflow != NONFINITE:
-        end = where(negative, grid.floor, grid.top)
+        return where(negative, grid.floor, grid.top)
     elif variant.mode == TOWARD_ZERO:
-        end = where(is_infinite, where(negative, grid.under, grid.over), where(negative, grid.floor, grid.top))
+        return where(is_infinite, where(negative, grid.under, grid.over), where(negative, grid.floor, grid.top))
     elif variant.mode == UP:
-        end = where(negative, where(is_infinite, grid.under, grid.floor), grid.over)
+        return where(negative, where(is_infinite, grid.under, grid.floor), grid.over)
     elif variant.mode == DOWN:
-        end = where(negative, grid.under, where(is_infinite, grid.over, grid.top))
+        return where(negative, grid.under, where(is_infinite, grid.over, grid.top))
     else:
-        end = where(negative, grid.under, grid.over)
-    return end
+        return where(negative, grid.under, grid.over)
 
 
 def random_bits(word, used):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.chip.products import ChipProduct
+from qsim_kernels.chip.library import ChipProduct
 
 #: Mantissa bits of operands, and the exponent field of their smallest numbers.
 _FIELDS = {torch.float8_e4m3fn: (3, 1), torch.float8_e5m2: (2, 9), torch.bfloat16: (7, 121), torch.float16: (10, 9)}
@@ -36,7 +36,7 @@ def trial_operands(
 
     Example:
         >>> import torch
-        >>> from qsim_kernels.chip.products import ChipProduct
+        >>> from qsim_kernels.chip.library import ChipProduct
         >>> a, b = trial_operands(2, 3, 64, ChipProduct(torch.bfloat16, torch.bfloat16), 16, torch.device("cpu"))
         >>> torch.equal(a[:, :32], -a[:, 32:]), torch.equal(b[:32], b[32:])
         (True, True)

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.chip.library import Hopper, Library, Multiply, one_on
-from qsim_kernels.chip.products import ChipProduct, product_of
+from qsim_kernels.chip.library import ChipProduct, Multiply, ProductLibrary, one_on, product_of
 from qsim_kernels.chip.trials import spread_indices, trial_operands
 from qsim_kernels.numbers.sums import read_sum
 
@@ -90,7 +89,7 @@ class ChipRoute(NamedTuple):
     case: ChipCase
     is_direct: bool
 
-    def call(self, library: Library, one: Tensor) -> Multiply:
+    def call(self, library: ProductLibrary, one: Tensor) -> Multiply:
         """The call that computes it, given the number 1 on the chip."""
         product, dtype = self.case.product, self.case.dtype
         if self.is_direct:
@@ -105,7 +104,7 @@ class VerifiedChip:
         library: The library that multiplies on it.
     """
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: ProductLibrary) -> None:
         self.library = library
         # How the library computes a case, or the reason why it does not.
         self._known: dict[ChipCase, ChipRoute | str] = {}
@@ -257,4 +256,4 @@ def _bits(x: Tensor) -> Tensor:
 
 
 #: The chip of this process, with what has been compared so far.
-CHIP = VerifiedChip(Hopper())
+CHIP = VerifiedChip(ProductLibrary())

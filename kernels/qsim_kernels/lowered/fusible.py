@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.lowered import inductor
-from qsim_kernels.ops.backend import library
+from qsim_kernels.ops.backend import define as define_operator, library
 
 
 def fusible(schema: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
@@ -27,9 +27,7 @@ def fusible(schema: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tens
         schema: The operator's schema. Its first argument has the result's shape, with which the other tensors broadcast, and its last is
             the result's dtype.
     """
-    name = schema.partition("(")[0]
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-    torch.library.register_fake(f"qsim::{name}", lambda x, *given: torch.empty_like(x, dtype=given[-1]), lib=library)
+    name = define_operator(schema, lambda x, *given: torch.empty_like(x, dtype=given[-1]), torch.Tag.flexible_layout)
     operator = getattr(torch.ops.qsim, name)
 
     def define(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -48,8 +46,7 @@ def fusible(schema: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tens
 
 
 for _name in ("in_memory", "again"):
-    library.define(f"{_name}(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.register_fake(f"qsim::{_name}", lambda x: x.new_empty_strided(x.shape, x.stride()), lib=library)
+    define_operator(f"{_name}(Tensor x) -> Tensor", lambda x: x.new_empty_strided(x.shape, x.stride()))
     library.impl(_name, lambda x: x.clone(), "CompositeExplicitAutograd")
 #: The integers of a dtype's size, in bytes.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -1,7 +1,7 @@
 """Inductor, torch's default compiler: whether it compiles a graph, and how it learns to generate the loops and the calls of operators.
 
 torch has no public interface for an operator whose loops fuse with their neighbours, nor for code that calls an operator's implementation
-itself: through the dispatcher a call takes longer than a small kernel. This file and `meanings.loop_elements` name the private ones that
+itself: through the dispatcher a call takes longer than a small kernel. This file and `meanings.inductor` name the private ones that
 are used in its place. Devices and releases of torch that they have not been tested with get plain torch operators, which
 have the same bits and take longer to compile.
 """
@@ -89,9 +89,10 @@ def _write_call(name: str, node: Any, write: Callable[[Any], None]) -> None:
 
     wrapper, device = V.graph.wrapper_code, node.get_device()
     if device is not None and _is_tested(device):
-        wrapper.add_import_once("from qsim_kernels.ops.direct import _direct as qsim_direct")
-        wrapper.add_import_once(f"qsim_{device.type} = qsim_direct({device.type.upper()!r})")
-        node.python_kernel_name = f"qsim_{device.type}.{name}"
+        node.python_kernel_name = f"qsim_{device.type}_{name}"
+        # Other releases and checkouts load this code from Inductor's cache: it uses public names that all of them have.
+        wrapper.add_import_once("from qsim_kernels.ops.backend import library as qsim_library")
+        wrapper.add_import_once(f"{node.python_kernel_name} = qsim_library.implementation({name!r}, {device.type.upper()!r})")
     write(ExternKernelAllocLine(wrapper, node))
 
 
@@ -108,7 +109,7 @@ def _loops(function: Callable[..., Any]) -> Callable[..., Any]:
     from torch._inductor.ir import TensorBox  # imports sympy
     from torch._inductor.lowering import broadcast_tensors, make_pointwise
 
-    from qsim_kernels.meanings.loop_elements import LoopElement
+    from qsim_kernels.meanings.inductor import LoopElement
 
     def lowered(*arguments: Any) -> Any:
         given, spec = pytree.tree_flatten(arguments)

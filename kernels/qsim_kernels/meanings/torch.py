@@ -23,11 +23,13 @@ _WORD = 0xFFFFFFFF
 
 
 def _minimum(a: Any, b: Any) -> Any:
-    return a.clamp(max=b) if isinstance(a, Tensor) else min(a, b)
+    x, bound = (a, b) if isinstance(a, Tensor) else (b, a)
+    return x.clamp(max=bound) if isinstance(x, Tensor) else min(a, b)
 
 
 def _maximum(a: Any, b: Any) -> Any:
-    return a.clamp(min=b) if isinstance(a, Tensor) else max(a, b)
+    x, bound = (a, b) if isinstance(a, Tensor) else (b, a)
+    return x.clamp(min=bound) if isinstance(x, Tensor) else max(a, b)
 
 
 def where(mask: Any, chosen: Any, other: Any) -> Any:
@@ -141,20 +143,10 @@ updates = bound(
 )
 
 
-def _limit(choose: Any) -> Any:
-    def limit(a: Any, b: Any) -> Any:
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            return choose(a, b)
-        x, bound = (a, b) if isinstance(a, Tensor) else (b, a)
-        return x.clamp(max=bound) if choose is torch.minimum else x.clamp(min=bound)
-
-    return limit
-
-
 _sums = words.constants(DOUBLE) | {
     "where": torch.where,
-    "minimum": _limit(torch.minimum),
-    "maximum": _limit(torch.maximum),
+    "minimum": _minimum,
+    "maximum": _maximum,
     "bits_of": lambda x: x.view(torch.int64),
     "from_bits": lambda bits: bits.view(torch.float64),
     "round_down": torch.floor,

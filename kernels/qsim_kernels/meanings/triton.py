@@ -177,17 +177,15 @@ def bits_of_single(x):
 def round_bits(bits, drawn, grid, ROUNDING: tl.constexpr):
     """`arithmetic.rounding.round_bits` in float32's or, if `ROUNDING.wide`, in float64's bits."""
     if ROUNDING.wide:
-        result = _round_double(bits, drawn, grid, ROUNDING)
+        return _round_double(bits, drawn, grid, ROUNDING)
     else:
-        result = _round_single(bits, drawn, grid, ROUNDING)
-    return result
+        return _round_single(bits, drawn, grid, ROUNDING)
 
 
 @triton.jit
 def random_bits(words, used, ROUNDING: tl.constexpr):
     """`arithmetic.rounding.random_bits` for words of 32 bits, in float32's or, if `ROUNDING.wide`, in float64's arithmetic."""
     if ROUNDING.wide:
-        result = _random_double(words.to(tl.int64), used)
+        return _random_double(words.to(tl.int64), used)
     else:
-        result = _random_single(words, used)
-    return result
+        return _random_single(words, used)

@@ -9,12 +9,10 @@ from torch import Tensor
 
 from qsim_kernels import torch as reference
 from qsim_kernels.numba import tables
-from qsim_kernels.numba.checksum import checksum
-from qsim_kernels.numba.jobs import Values
+from qsim_kernels.numba.arguments import STORED, in_memory_order, readable, strip, writable
+from qsim_kernels.numba.jobs import Values, layout_of
 from qsim_kernels.numba.native import check_numba
-from qsim_kernels.numba.packing import layout_of
-from qsim_kernels.numba.rounding import strip
-from qsim_kernels.numba.stored import STORED, in_memory_order, readable, writable
+from qsim_kernels.numba.reductions import checksum, tally
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import DOUBLE, rounding_bits
 from qsim_kernels.numbers.encoding import Encoding
@@ -22,7 +20,10 @@ from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Noise
 from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.rounding import as_values
 
-__all__ = ["checksum", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
+__all__ = [
+    "checksum", "decode_into", "encode_both_ways", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into",
+    "quantize_into", "tally",
+]  # fmt: skip
 
 check_numba()
 
@@ -94,5 +95,6 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
         tables.look_up(out, codes, tables.value_table(grid, coding, out.dtype))
 
 
+encode_both_ways = partial(reference.encode_both_ways, encode=encode_into)
 quantize_and_encode_into = partial(reference.quantize_and_encode_into, quantize=quantize_into, encode=encode_into)
 quantize_and_sum_into = partial(reference.quantize_and_sum_into, quantize=quantize_into)

@@ -9,37 +9,20 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numba import quantize_into
-from qsim_kernels.numba.jobs import ScalesJob, TilesJob, Transform
+from qsim_kernels.numba.arguments import held, loop_noise, readable, strip, writable
+from qsim_kernels.numba.jobs import LANES, ScalesJob, TilesJob, Transform, job_address, packed
 from qsim_kernels.numba.native import Native
-from qsim_kernels.numba.packing import job_address, packed
-from qsim_kernels.numba.rounding import strip
-from qsim_kernels.numba.stored import held, loop_noise, readable, writable
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers
-from qsim_kernels.torch import best, eden, hadamard as hadamard_in_torch, scaling as reference
+from qsim_kernels.torch import hadamard as hadamard_in_torch, scaling as reference
 from qsim_kernels.torch.rounding import one_nan
-from qsim_kernels.torch.scaling import matmul_rescaled_into, rescaled_into, under_whole
-
-__all__ = [
-    "amaxes_into",
-    "hadamard",
-    "matmul_rescaled_into",
-    "quantize_best_into",
-    "quantize_eden_into",
-    "quantize_nested_into",
-    "quantize_scaled_into",
-    "quantize_tiles_into",
-    "rescaled_into",
-    "scales_into",
-    "scales_of_tiles_into",
-]
+from qsim_kernels.torch.scaling import under_whole
 
 _AMAXES, _ROWS, _TILES = (Native("tiles", name, 5) for name in ("find_amaxes", "quantize_rows", "quantize_tiles"))
 _SHARE = Loop("tiles", "share")
 _SCALES: dict[int, Loop] = {rule: Loop("scales", rule.name.lower()) for rule in ScaleRule}
 _TRANSFORM = Loop("hadamard", "transform")
-_LANES = 64  # as in `loops.hadamard`
 _CPU = torch.device("cpu")
 #: Elements of the parts into which a tensor that is one tile is cut.
 _PART = 1 << 16
@@ -180,16 +163,17 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
     length = turn.size if whole else turn.length
     count, threads = out.numel() // (length * turn.inner), torch.get_num_threads()
     part = -(-count // threads)
-    lanes = torch.empty(threads * turn.size * _LANES, dtype=torch.int32, device=_CPU)
+    lanes = torch.empty(threads * turn.size * LANES, dtype=torch.int32, device=_CPU)
     matrices = out.data_ptr(), length, turn.inner, whole and turn.inner == 1
     job = Transform(*matrices, signs.data_ptr(), norms.data_ptr(), norms.numel(), largest, lanes.data_ptr(), part)
     _TRANSFORM.share(packed(job), count, length * turn.inner, part)
     return out
 
 
-quantize_best_into = partial(best.quantize_best_into, quantize=quantize_into, transform=hadamard)
-quantize_eden_into = partial(eden.quantize_eden_into, quantize=quantize_into, transform=hadamard)
-quantize_nested_into = partial(reference.quantize_nested_into, transform=hadamard, quantize_tiles=quantize_tiles_into)
+rescaled_into, matmul_rescaled_into = reference.rescaled_into, reference.matmul_rescaled_into
+quantize_best_into = partial(reference.quantize_best_into, quantize=quantize_into, transform=hadamard)
+quantize_eden_into = partial(reference.quantize_eden_into, quantize=quantize_into, transform=hadamard)
+quantize_nested_into = partial(reference.quantize_nested_into, quantize=quantize_tiles_into, transform=hadamard)
 
 
 @lru_cache(maxsize=64)

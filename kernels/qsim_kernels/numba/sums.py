@@ -7,10 +7,19 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from qsim_kernels.numba import rounding
-from qsim_kernels.numba.jobs import AlignedAdder, OperandAddresses, ProductJob, RoundedAdder, TwoStepAdder
-from qsim_kernels.numba.packing import kept_address, packed
-from qsim_kernels.numba.stored import loop_noise
+from qsim_kernels.arithmetic.philox import SHARED
+from qsim_kernels.numba.arguments import loop_noise, row
+from qsim_kernels.numba.jobs import (
+    ROWS,
+    WIDTH,
+    AlignedAdder,
+    OperandAddresses,
+    ProductJob,
+    RoundedAdder,
+    TwoStepAdder,
+    kept_address,
+    packed,
+)
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import grid_bits
 from qsim_kernels.numbers.grid import Mode, Noise
@@ -19,12 +28,8 @@ from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.sums import SummedOperand, operand_of
 
 _ALIGNED, _TWO_STEP, _EXACT_GROUPS, _ROUNDED = (Loop("sums", name) for name in ("aligned", "two_step", "exact_groups", "rounded"))
-#: The most elements that are computed together, and rows of numbers that are kept for them, as in `loops.sums`.
-_WIDTH, _ROWS = 128, 7 + 64
 #: The most random numbers that are drawn for them at once.
 _NUMBERS = 1 << 15
-#: Elements that share a block of random bits.
-_SERVED = 8
 _NONE = torch.empty(0, dtype=torch.int16, device="cpu")
 
 
@@ -53,8 +58,8 @@ def accumulate_into(out: Tensor, a: Tensor, b: Tensor, adder: Sum, noise: Noise,
 
 def _share_rounded(job: ProductJob, adder: RoundedSum, noise: Noise, stride: int, rows: int) -> None:
     """Compute sums that are rounded after each term, with room for numbers and random bits in each thread."""
-    width, threads = min(job.columns, max(1, _NUMBERS // max(stride, 1)), _WIDTH), torch.get_num_threads()
-    words, part = _ROWS * _WIDTH + stride * width + _SERVED, -(-rows // threads)
+    width, threads = min(job.columns, max(1, _NUMBERS // max(stride, 1)), WIDTH), torch.get_num_threads()
+    words, part = ROWS * WIDTH + stride * width + SHARED, -(-rows // threads)
     room = torch.empty(threads * words, dtype=torch.int64, device="cpu")
     job = job._replace(
         rounded=_rounded_adder(adder),
@@ -102,9 +107,9 @@ def _adder(adder: Sum) -> int:
 def _rounded_adder(adder: RoundedSum) -> int:
     """The address of a `RoundedAdder`."""
     grid, is_kahan = grid_bits(adder.grid, wide=True), adder.order == Order.KAHAN
-    step = rounding.row("compensated" if is_kahan else "added", grid, adder.rule)
-    leaf = rounding.row("rounded", grid, adder.rule).loop if adder.order == Order.PAIRWISE else 0
+    step = row("compensated" if is_kahan else "added", grid, adder.rule)
+    leaf = row("rounded", grid, adder.rule).loop if adder.order == Order.PAIRWISE else 0
     product = 0, 0
     if adder.product is not None and adder.product_rule is not None:
-        product = rounding.row("rounded", grid_bits(adder.product, wide=True), adder.product_rule)
+        product = row("rounded", grid_bits(adder.product, wide=True), adder.product_rule)
     return kept_address(RoundedAdder(step.loop, leaf, step.grid, *product, adder.chunk, adder.roundings, 4 if is_kahan else 1))

@@ -7,8 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from qsim_kernels.numba.jobs import LookUp
-from qsim_kernels.numba.packing import packed
+from qsim_kernels.numba.jobs import LookUp, packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits
 from qsim_kernels.numbers.encoding import Encoding

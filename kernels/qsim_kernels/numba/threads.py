@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from qsim_kernels.numba.jobs import SharedLoop
+from qsim_kernels.numba.jobs import SharedLoop, changeable, job_address
 from qsim_kernels.numba.native import Native
-from qsim_kernels.numba.packing import changeable, job_address
 from qsim_kernels.ops.backend import PROCESS
 
 #: Up to this many elements are not worth a second thread; torch's own operators share as many.

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.numba import quantize_into
-from qsim_kernels.numba.jobs import NoiseKey, StoredRounding, UpdateJob, UpdateKeys
-from qsim_kernels.numba.packing import packed
-from qsim_kernels.numba.rounding import strip
-from qsim_kernels.numba.stored import readable
+from qsim_kernels.numba.arguments import readable, strip
+from qsim_kernels.numba.jobs import StoredRounding, UpdateJob, UpdateKeys, packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
-from qsim_kernels.numbers.grid import GridRounding, Mode, Noise
+from qsim_kernels.numbers.grid import GridRounding, Mode, Noise, NoiseNumbers
 from qsim_kernels.numbers.updates import (
     ROLES,
     AdamAlgorithm,
@@ -32,7 +30,7 @@ from qsim_kernels.torch import ElementNoise, updates as reference
 from qsim_kernels.torch.rounding import one_nan
 
 _LOOPS = {name: Loop("updates", name) for name in ("adam", "amsgrad", "sgd", "momentum", "nesterov")}
-_NO_KEYS = UpdateKeys(*[NoiseKey(0, 0)] * ROLES)
+_NO_KEYS = UpdateKeys(*[NoiseNumbers(0, 0, 0)] * ROLES)
 
 
 def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
@@ -58,7 +56,8 @@ def _update_whole(
     param_is_narrow, grad_is_narrow, state_is_narrow = (tensor.element_size() == 2 for tensor in (held.param, held.grad, state))
     variant = update_variant(algorithm, roundings.in_format, scaled=True, moment=held.first is not None)
     draws = Mode.STOCHASTIC in (roundings.weights.rule.mode, roundings.state.rule.mode)
-    keys = UpdateKeys(*(NoiseKey(*map(_signed, key(role))) for role in range(ROLES))) if draws else _NO_KEYS
+    drawn = (NoiseNumbers(_signed(seed), _signed(stream), 0) for seed, stream in map(key, range(ROLES)))
+    keys = UpdateKeys(*drawn) if draws else _NO_KEYS
     weights, compensations, moments = _stored(roundings)
     job = UpdateJob(
         addresses, param_is_narrow, grad_is_narrow, state_is_narrow, variant, factors, place, weights, compensations, moments, keys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_right
 from collections import Counter
 from functools import lru_cache
@@ -72,7 +71,7 @@ class Buckets(NamedTuple):
         if rule.mode == Mode.STOCHASTIC:
             units = [units_of(place) for place in places]
             found += [_pair(place.far, place.near) for place in places] + [_pair(each.end, each.width) for each in units]
-            last = [_bits(each.scale) for each in units]
+            last = [SINGLE.bits(each.scale) for each in units]
         last += [place.first for place in places]
         return found + [_pair(second, first) for first, second in zip(last[::2], last[1::2], strict=True)]
 
@@ -129,20 +128,7 @@ def _width(firsts: list[int]) -> tuple[int, int]:
 
 def _inverse(place: TablePlace) -> int:
     """The bits of one over the distance between two results; zero for equal ones, of which either is right."""
-    near, far = map(_value, (place.near, place.far))
     if place.near == place.far:
         return 0
-    inverse = 1 / (far - near)
-    if not 2.0**-126 <= abs(inverse) <= 2.0**126:
-        return UNFIT
-    return _bits(inverse)
-
-
-def _value(bits: int) -> float:
-    value: float = struct.unpack("<f", struct.pack("<i", bits))[0]
-    return value
-
-
-def _bits(value: float) -> int:
-    bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
-    return bits
+    inverse = 1 / (SINGLE.number(place.far) - SINGLE.number(place.near))
+    return SINGLE.bits(inverse) if 2.0**-126 <= abs(inverse) <= 2.0**126 else UNFIT

@@ -11,7 +11,7 @@ import struct
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from qsim_kernels.numbers.grid import Coding, Grid, Mode, Overflow, Rule
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.numbers.tables import steps_of
 
 
@@ -56,6 +56,15 @@ class Carrier(NamedTuple):
         if self in (SINGLE, DOUBLE) or bits == 0:
             return bits
         return (bits >> DOUBLE.mantissa - self.mantissa) - (DOUBLE.bias - self.bias << self.mantissa)
+
+    def bits(self, value: float) -> int:
+        """The bits of the carrier's number next to a number, as a signed integer."""
+        bits = self.pattern(value)
+        return bits + self.sign if value < 0 else bits
+
+    def number(self, bits: int) -> float:
+        """The number of some bits, a signed integer."""
+        return self.value(bits) if bits >= 0 else -self.value(bits - self.sign)
 
     def value(self, pattern: int) -> float:
         """The magnitude of some bits."""
@@ -250,11 +259,6 @@ class Variant(NamedTuple):
     flush: bool = False
     table: int = 0
 
-
-#: Stochastic rounding onto values that lie symmetrically around zero, saturating.
-SYMMETRIC = Variant(
-    int(Mode.STOCHASTIC), int(Overflow.SATURATE), flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False
-)
 
 #: Rounding onto a table, whose places hold all other facts.
 _TABLE = Variant(0, 0, flat=False, zero=True, signed=True, keep_sign=False, symmetric=False, open=False)

@@ -58,14 +58,14 @@ def values_by_code(text: str, bits: int, carrier: Carrier) -> list[int]:
     """The bits of the value of each code, NaN for codes without one."""
     table, found = read_table(text), [carrier.nan] * (1 << bits)
     for value, code in zip(table.values, table.codes, strict=True):
-        found[code] = _bits(value, carrier)
+        found[code] = carrier.bits(value)
     return found
 
 
 def places_of(text: str, rule: Rule, carrier: Carrier, writes_codes: bool = False) -> list[TablePlace]:
     """The places of a rounding onto a table, ascending; see `memory_of` for the arguments."""
     table = read_table(text)
-    results = list(table.codes) if writes_codes else [_bits(value, carrier) for value in table.values]
+    results = list(table.codes) if writes_codes else [carrier.bits(value) for value in table.values]
     if rule.overflow == Overflow.SATURATE_SYMMETRIC:
         unused = bisect_left(table.values, -table.values[-1])
         results[:unused] = [results[unused]] * unused
@@ -147,15 +147,9 @@ def _interval(first: int, near: float, far: float, at_near: int, at_far: int, ca
     return TablePlace(first, at_near, at_far, offset, place + carrier.bias + carrier.mantissa, width >> LOW, width & (1 << LOW) - 1)
 
 
-def _bits(value: float, carrier: Carrier) -> int:
-    """The bits of the carrier's number next to a number, as a signed integer."""
-    bits = carrier.pattern(value)
-    return bits + carrier.sign if value < 0 else bits
-
-
 def _key(value: float, carrier: Carrier) -> int:
     """The key of the carrier's number next to a number."""
-    bits = _bits(value, carrier)
+    bits = carrier.bits(value)
     return bits ^ carrier.nan if bits < 0 else bits
 
 

@@ -231,9 +231,9 @@ MOST_FRACTION, MOST_BLOCK = 40, 256
 TO_SINGLE = Rule(int(Mode.NEAREST), 0, False, int(Overflow.NONFINITE))
 #: The least exponent to which products are aligned, as measured on an H200 with products of bfloat16 and TF32.
 LEAST_EXPONENT = -133
-#: Limits for grids of `RoundedSum`s: an exact sum is known to 53 bits and whether there is more. Stochastic rounding needs the bits of its
-#: random numbers below those of the grid's mantissa.
-MOST_MANTISSA, MOST_MANTISSA_AND_NOISE = 49, 51
+#: The limit for grids of `RoundedSum`s: an exact sum is known to 53 bits and whether there is more. Stochastic rounding needs its random
+#: bits below those of the grid's mantissa.
+MOST_MANTISSA_AND_NOISE = 51
 
 #: The sum of a chunk's products, with the operands' own `low_a` and `low_b`: the bfloat16 and float16 unit of an H100.
 CHUNK_SUM = AlignedSum(SINGLE_GRID, int(Mode.TOWARD_ZERO), block=16, fraction=25, low_a=-126, low_b=-126)

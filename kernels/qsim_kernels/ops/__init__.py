@@ -1,5 +1,5 @@
 """The operators `torch.ops.qsim.*`: schema, fake implementation, and which implementation runs on which device."""
 
-from qsim_kernels.ops import accumulate, accumulate_rows, accumulate_scaled, quantize, scaled, tally, transposes, update
+from qsim_kernels.ops import accumulate, quantize, scaled, update
 
-__all__ = ["accumulate", "accumulate_rows", "accumulate_scaled", "quantize", "scaled", "tally", "transposes", "update"]
+__all__ = ["accumulate", "quantize", "scaled", "update"]

@@ -7,15 +7,17 @@ import importlib.util
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from qsim_kernels.numbers.grid import Grid, GridRounding, Mode, Rule, read
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 #: Whether the compiled CPU loops are available. Checked without importing Numba.
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
@@ -29,6 +31,8 @@ class OperatorLibrary(torch.library.Library):
     def __init__(self) -> None:
         super().__init__("qsim", "DEF")  # type: ignore[no-untyped-call]
         self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
+        #: The schemas of operators that each backend implements, by their names.
+        self.on_backends: dict[str, str] = {}
 
     def impl(self, op_name: Any, fn: Any, dispatch_key: Any = "", **options: Any) -> Any:
         """Register the implementation of an operator for a dispatch key."""
@@ -45,6 +49,34 @@ class OperatorLibrary(torch.library.Library):
 library: Any = OperatorLibrary()
 
 
+def define(schema: str, fake: Callable[..., Any], *tags: torch.Tag) -> str:
+    """Define an operator by its schema and its fake implementation, and return its name."""
+    name = schema.partition("(")[0]
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
+    torch.library.register_fake(f"qsim::{name}", fake, lib=library)
+    return name
+
+
+def operator(
+    arguments: str, fake: Callable[..., Any], *tags: torch.Tag, vmap: Callable[[str], Callable[..., Any]] | None = None
+) -> Callable[[Method], Method]:
+    """Make a method of an `OnBackend` the implementation of the operator with its name.
+
+    Args:
+        arguments: The rest of the operator's schema, from the arguments on; empty for that of the method's annotations.
+        fake: Its fake implementation.
+        *tags: Its tags.
+        vmap: Returns its rule of vmap, given its name, if it has one.
+    """
+
+    def mark(method: Method) -> Method:
+        schema = f"{method.__name__}{arguments}" if arguments else schema_of(method)
+        method.operator = schema, fake, tags, vmap  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
 class OnBackend:
     """Operators implemented by one backend.
 
@@ -57,24 +89,29 @@ class OnBackend:
         self._name, self._otherwise = name, otherwise
 
     @classmethod
-    def register(cls, fakes: Mapping[str, Callable[..., Any]], reference: str, compiled: str, triton: str) -> None:
-        """Make the methods of this class the implementations of the operators with their names.
+    def register(cls, reference: str, compiled: str, triton: str) -> None:
+        """Define the operators that methods of this class implement; see `operator`. Modules are those of this package.
 
         Args:
-            fakes: The fake implementations of the operators, by their names.
             reference: The module that implements them in plain torch, for every device.
             compiled: The module for CPUs, if Numba is installed.
             triton: The module for CUDA.
         """
-        backends = {"CompositeExplicitAutograd": cls(reference)}
+        plain, loops, kernels = (f"qsim_kernels.{module}" for module in (reference, compiled, triton))
+        backends = {"CompositeExplicitAutograd": cls(plain)}
         if HAS_NUMBA:
-            backends["CPU"] = cls(compiled, otherwise=reference)
+            backends["CPU"] = cls(loops, otherwise=plain)
         if torch.version.hip is None:
-            backends["CUDA"] = cls(triton)
-        for name, fake in fakes.items():
+            backends["CUDA"] = cls(kernels)
+        for name, method in vars(cls).items():
+            if not hasattr(method, "operator"):
+                continue
+            schema, fake, tags, vmap = method.operator
+            library.on_backends[define(schema, fake, *tags)] = schema
             for key, backend in backends.items():
                 library.impl(name, getattr(backend, name), key)
-            torch.library.register_fake(f"qsim::{name}", fake, lib=library)
+            if vmap is not None:
+                torch.library.register_vmap(f"qsim::{name}", vmap(name), lib=library)
 
     @cached_property
     def _backend(self) -> Any:
@@ -112,15 +149,15 @@ _TYPES = {
 
 
 def schema_of(function: Callable[..., Any]) -> str:
-    """The schema of an operator that a function or a bound method implements, and that has its name.
+    """The schema of an operator that a function or a method implements, and that has its name.
 
     Example:
-        >>> from qsim_kernels.ops.transposes import encode_transpose
-        >>> schema_of(encode_transpose)
-        'encode_transpose(Tensor x, Tensor? seed, str rounding, SymInt stream, ScalarType dtype) -> Tensor'
+        >>> from qsim_kernels.ops.accumulate import Implementation
+        >>> schema_of(Implementation.accumulate)[:61]
+        'accumulate(Tensor a, Tensor b, Tensor? seed, str how, SymInt '
     """
     signature = inspect.signature(function)
-    given = [f"{_TYPES[each.annotation]} {each.name}{_default(each)}" for each in signature.parameters.values()]
+    given = [f"{_TYPES[each.annotation]} {each.name}{_default(each)}" for each in signature.parameters.values() if each.name != "self"]
     return f"{function.__name__}({', '.join(given)}) -> {_TYPES[signature.return_annotation]}"
 
 

@@ -16,15 +16,11 @@ from torch._C import _dispatch_keys, _dispatch_tls_local_include_set, _is_torch_
 from torch.autograd import profiler
 from torch.compiler import is_dynamo_compiling
 
-from qsim_kernels.ops import accumulate, accumulate_scaled, quantize, scaled, transposes, update  # noqa: F401 (define operators)
+from qsim_kernels.ops import accumulate, quantize, scaled, update  # noqa: F401 (define operators)
 from qsim_kernels.ops.backend import library
 
 #: The operators that can be called directly, except those that change their arguments.
-FUNCTIONAL = (
-    "accumulate", "accumulate_scaled", "amaxes", "checksum", "decode", "encode", "encode_transpose", "encode_with_transpose", "hadamard",
-    "matmul_rescaled", "quantize", "quantize_and_encode", "quantize_and_sum", "quantize_best", "quantize_eden", "quantize_nested",
-    "quantize_scaled", "quantize_tiles", "rescaled", "scales", "scales_of_tiles",
-)  # fmt: skip
+FUNCTIONAL = tuple(name for name, schema in library.on_backends.items() if "!" not in schema)
 
 
 class Operators:
@@ -97,7 +93,7 @@ def _operators_like(x: Tensor) -> Operators:
 
 @cache
 def _direct(backend: str) -> Operators:
-    """The direct operators of a backend, which code that `qsim_kernels.lowered` lets a compiler write finds here, too."""
+    """The direct operators of a backend."""
     return Operators(lambda name: library.implementation(name, backend))
 
 

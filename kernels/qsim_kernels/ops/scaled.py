@@ -23,24 +23,12 @@ from qsim_kernels.numbers.scales import (
     Turn,
     read_scales,
 )
-from qsim_kernels.ops.backend import OnBackend, library, one_by_one, read_rounding
+from qsim_kernels.ops.backend import OnBackend, one_by_one, operator, read_rounding
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
-_IN_BASIS = "Tensor x, Tensor? flips, SymInt[] tiles, SymInt[] turn, str making, str scale_grid"
-for _schema in (
-    "hadamard(Tensor x, SymInt[] turn) -> Tensor",
-    "amaxes(Tensor x, SymInt[] tiles, SymInt[] turn, bool finite) -> Tensor",
-    "scales(Tensor amaxes, Tensor? under, str making, str scale_grid) -> Tensor",
-    "scales_of_tiles(Tensor x, Tensor? under, SymInt[] tiles, SymInt[] turn, bool finite, str making, str scale_grid) -> Tensor",
-    f"quantize_scaled(Tensor x, Tensor scales, Tensor? under, SymInt[] tiles, SymInt[] turn, {_ROUNDING}) -> Tensor",
-    f"quantize_tiles(Tensor x, Tensor? under, SymInt[] tiles, SymInt[] turn, str making, str scale_grid, {_ROUNDING}) -> (Tensor, Tensor)",
-    f"quantize_best({_IN_BASIS}, float[] choice, {_ROUNDING}) -> Tensor",
-    f"quantize_nested({_IN_BASIS}, SymInt[] groups, float reach, {_ROUNDING}) -> Tensor",
-    f"quantize_eden({_IN_BASIS}, SymInt size, float reach, str correction, {_ROUNDING}) -> Tensor",
-    "rescaled(Tensor product, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor",
-    "matmul_rescaled(Tensor a, Tensor b, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor",
-):
-    library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+_TILES, _MAKING = "SymInt[] tiles, SymInt[] turn", "str making, str scale_grid"
+_IN_BASIS = f"Tensor x, Tensor? flips, {_TILES}, {_MAKING}"
+_FACTORS = "Tensor[] factors, Tensor? bias, ScalarType dtype"
 
 
 @lru_cache(maxsize=4096)
@@ -76,13 +64,32 @@ def _parts(given: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...], tu
     return given[:5], given[5:-7], given[-7:]
 
 
-class Implementation(OnBackend):
-    """The operators on one backend."""
+def _fake_scales(x: Tensor, tiles: Sequence[int], restore: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return x.new_empty((0,) if restore else TileSizes.of(tiles).counts(x.numel()), dtype=dtype)
 
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _fake_singles(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, dtype=torch.float32)
+
+
+def _fake_like(x: Tensor, *rest: Any) -> Tensor:
+    """A result that is stored as the tensor is, which may be transposed."""
+    return torch.empty_like(x, dtype=rest[-2])
+
+
+class Implementation(OnBackend):
+    """The operators on one backend. Those that rescale products are only for layers, which are not batched."""
+
+    @operator("(Tensor x, SymInt[] turn) -> Tensor", lambda x, turn: x.new_empty(x.shape, dtype=_wide(x)), vmap=one_by_one)
     def hadamard(self, x: Tensor, turn: Sequence[int]) -> Tensor:
         """Hadamard-transform a tensor, in float32, or in float64 for float64 input."""
         return self._backend.hadamard(x, Turn(*turn))  # type: ignore[no-any-return]
 
+    @operator(f"(Tensor x, {_TILES}, bool finite) -> Tensor", lambda x, tiles, *_: _fake_scales(x, tiles, dtype=_wide(x)), vmap=one_by_one)
     def amaxes(self, x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor:
         """The largest magnitude of each tile, in float32, or in float64 for float64 input."""
         where, turned, counts = _read_tiles(tuple(tiles), tuple(turn), x.shape)
@@ -90,12 +97,20 @@ class Implementation(OnBackend):
         self._backend.amaxes_into(out, x, where, turned, finite)
         return out
 
+    @operator(
+        f"(Tensor amaxes, Tensor? under, {_MAKING}) -> Tensor", lambda x, *_: torch.empty_like(x, dtype=torch.float32), vmap=one_by_one
+    )
     def scales(self, amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor:
         """The scales that result from the largest magnitudes, in float32."""
         out = torch.empty_like(amaxes, dtype=torch.float32)
         self._backend.scales_into(out, amaxes, under, read_scales(making, scale_grid))
         return out
 
+    @operator(
+        f"(Tensor x, Tensor? under, {_TILES}, bool finite, {_MAKING}) -> Tensor",
+        lambda x, under, tiles, *_: _fake_scales(x, tiles),
+        vmap=one_by_one,
+    )
     def scales_of_tiles(
         self, x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], finite: bool, making: str, scale_grid: str
     ) -> Tensor:
@@ -105,6 +120,11 @@ class Implementation(OnBackend):
         self._backend.scales_of_tiles_into(out, x, under, where, turned, finite, read_scales(making, scale_grid))
         return out
 
+    @operator(
+        f"(Tensor x, Tensor scales, Tensor? under, {_TILES}, {_ROUNDING}) -> Tensor",
+        lambda x, *rest: x.new_empty(x.shape, dtype=rest[-2]),
+        vmap=one_by_one,
+    )
     def quantize_scaled(
         self, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], *rounding: Any
     ) -> Tensor:
@@ -113,6 +133,11 @@ class Implementation(OnBackend):
         self._backend.quantize_scaled_into(out, x, scales, under, scaled)
         return out
 
+    @operator(
+        f"(Tensor x, Tensor? under, {_TILES}, {_MAKING}, {_ROUNDING}) -> (Tensor, Tensor)",
+        lambda x, under, tiles, *rest: (x.new_empty(x.shape, dtype=rest[-2]), _fake_scales(x, tiles, rest[-1])),
+        vmap=one_by_one,
+    )
     def quantize_tiles(
         self, x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], making: str, scale_grid: str, *rounding: Any
     ) -> tuple[Tensor, Tensor]:
@@ -123,17 +148,20 @@ class Implementation(OnBackend):
         self._backend.quantize_tiles_into(out, None if restores else scales, x, under, read_scales(making, scale_grid), scaled)
         return out, scales
 
+    @operator(f"({_IN_BASIS}, float[] choice, {_ROUNDING}) -> Tensor", _fake_like, vmap=one_by_one)
     def quantize_best(self, x: Tensor, *given: Any) -> Tensor:
         """Round a tensor under the better scale of each tile; the numbers of a choice are its candidates, behind the others."""
         basis, (choice,), rounding = _parts(given)
         squares, reach, *candidates = choice
         return self._in_basis("quantize_best_into", x, ScaleChoice(tuple(candidates), squares != 0, reach), *basis, *rounding)
 
+    @operator(f"({_IN_BASIS}, SymInt[] groups, float reach, {_ROUNDING}) -> Tensor", _fake_like, vmap=one_by_one)
     def quantize_nested(self, x: Tensor, *given: Any) -> Tensor:
         """Round a tensor under the scales of its tiles, which are under those of groups."""
         basis, (groups, reach), rounding = _parts(given)
         return self._in_basis("quantize_nested_into", x, ScaleGroups(TileSizes.of(groups), reach), *basis, *rounding)
 
+    @operator(f"({_IN_BASIS}, SymInt size, float reach, str correction, {_ROUNDING}) -> Tensor", _fake_like, vmap=one_by_one)
     def quantize_eden(self, x: Tensor, *given: Any) -> Tensor:
         """Round a tensor under scales that are corrected in groups, and rounded again by the rule `correction`."""
         basis, (size, reach, correction), (seed, *rounding) = _parts(given)
@@ -150,12 +178,14 @@ class Implementation(OnBackend):
         getattr(self._backend, into)(out, x, flips, read_scales(making, scale_grid), how, scaled)
         return out
 
+    @operator(f"(Tensor product, {_FACTORS}) -> Tensor", lambda x, *rest: torch.empty_like(x, dtype=rest[-1]))
     def rescaled(self, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Multiply a float32 or float64 product by the scales left out of its operands, if any, add a bias, and round once."""
         out = torch.empty_like(product, dtype=dtype)
         self._backend.rescaled_into(out, product, factors, bias)
         return out
 
+    @operator(f"(Tensor a, Tensor b, {_FACTORS}) -> Tensor", lambda a, b, *rest: a.new_empty((a.shape[0], b.shape[1]), dtype=rest[-1]))
     def matmul_rescaled(self, a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """`rescaled` of the float32 product of two 16-bit matrices; two scales of whole tensors may become one first."""
         out = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
@@ -170,35 +200,4 @@ def _nothing(device: torch.device) -> Tensor:
         return torch.empty(0, dtype=torch.float32, device=device)
 
 
-def _fake_scales(x: Tensor, tiles: Sequence[int], restore: int = 0) -> Tensor:
-    return x.new_empty((0,) if restore else TileSizes.of(tiles).counts(x.numel()), dtype=torch.float32)
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-#: The operators whose results are stored as the tensor is, which may be transposed.
-_STORED_ALIKE = ("quantize_best", "quantize_nested", "quantize_eden")
-Implementation.register(
-    {
-        "hadamard": lambda x, turn: x.new_empty(x.shape, dtype=_wide(x)),
-        "amaxes": lambda x, tiles, *_: x.new_empty(TileSizes.of(tiles).counts(x.numel()), dtype=_wide(x)),
-        "scales": lambda amaxes, *_: torch.empty_like(amaxes, dtype=torch.float32),
-        "scales_of_tiles": lambda x, under, tiles, *_: _fake_scales(x, tiles),
-        "quantize_scaled": lambda x, *rest: x.new_empty(x.shape, dtype=rest[-2]),
-        "quantize_tiles": lambda x, under, tiles, *rest: (x.new_empty(x.shape, dtype=rest[-2]), _fake_scales(x, tiles, rest[-1])),
-        **dict.fromkeys(_STORED_ALIKE, lambda x, *rest: torch.empty_like(x, dtype=rest[-2])),
-        "rescaled": lambda product, factors, bias, dtype: torch.empty_like(product, dtype=dtype),
-        "matmul_rescaled": lambda a, b, factors, bias, dtype: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
-    },
-    reference="qsim_kernels.torch.scaling",
-    compiled="qsim_kernels.numba.scaling",
-    triton="qsim_kernels.triton.scaled.launch",
-)
-#: The operators that round; those that rescale products are only for layers, which are not batched.
-NAMES = ("hadamard", "amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", *_STORED_ALIKE)
-
-
-for _name in NAMES:
-    torch.library.register_vmap(f"qsim::{_name}", one_by_one(_name), lib=library)
+Implementation.register(reference="torch.scaling", compiled="numba.scaling", triton="triton.scaled.launch")

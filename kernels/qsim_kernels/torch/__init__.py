@@ -9,11 +9,11 @@ from torch import Tensor
 
 from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, counts_wide, grid_bits, rounding_bits
-from qsim_kernels.numbers.encoding import Encoding, coding_bits, largest_code
+from qsim_kernels.numbers.encoding import Encoding, code_dtype, coding_bits, largest_code, read_encoding
 from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Noise, Rule
-from qsim_kernels.torch.checksum import checksum
 from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.philox import ElementNoise, random_bits
+from qsim_kernels.torch.reductions import checksum, tally
 from qsim_kernels.torch.rounding import as_values, float_dtype, rounded
 from qsim_kernels.torch.tables import code_table
 from qsim_kernels.torch.updates import update
@@ -22,11 +22,13 @@ __all__ = [
     "ElementNoise",
     "checksum",
     "decode_into",
+    "encode_both_ways",
     "encode_into",
     "quantize_and_encode_into",
     "quantize_and_sum_into",
     "quantize_into",
     "random_bits",
+    "tally",
     "update",
 ]
 
@@ -88,6 +90,37 @@ def quantize_and_encode_into(
     """Round `x` onto two grids: to values, as `quantize` does, and to codes, as `encode` does without a check."""
     quantize(out, x, rounding, noise)
     encode(codes, x, encoding, code_noise, check=False)
+
+
+#: How codes are made, spelled; their stream of random bits; and their dtype, which may be a float's of their width.
+WantedCodes = tuple[str, int, torch.dtype]
+
+
+def encode_both_ways(
+    x: Tensor, seed: Tensor | None, codes: WantedCodes | None, turned: WantedCodes, encode: Callable[..., bool] = encode_into
+) -> tuple[Tensor | None, Tensor]:
+    """Round a matrix to codes in place, if they are wanted, and to transposed ones, whose random bits are those of its own elements.
+
+    A product on a chip reads FP8 operands along the sum. The three products of a layer sum along different dimensions, so that each of its
+    matrices is needed both ways, as rounded forward and as rounded backward.
+
+    Args:
+        x: A matrix.
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
+        codes: The codes in place.
+        turned: The transposed codes.
+        encode: The function that rounds, as `encode_into` does.
+    """
+
+    def encoded(rounding: str, stream: int, dtype: torch.dtype) -> Tensor:
+        encoding = read_encoding(rounding)
+        if encoding.is_stochastic and seed is None:
+            raise ValueError("stochastic rounding needs a seed")
+        out = torch.empty(x.shape, dtype=code_dtype(encoding.coding.bits), device=x.device)
+        encode(out, x.contiguous(), encoding, (seed, stream, 0), check=False)
+        return out.view(dtype)
+
+    return None if codes is None else encoded(*codes), encoded(*turned).t().contiguous()
 
 
 def quantize_and_sum_into(

@@ -1,10 +1,13 @@
-"""Iteration over tensors in logical order, whatever their strides, in pieces that stay in the CPU cache."""
+"""Parts of tensors: pieces in logical order, whatever the strides, that stay in the CPU cache, and the tiles of matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from torch import Tensor
+from torch.nn import functional as F
+
+from qsim_kernels.numbers.scales import TileSizes
 
 #: Elements in a piece: its temporaries fit the caches, and its blocks of random words, a quarter as many, still exceed the 2**15 that
 #: torch gives to one thread.
@@ -41,3 +44,10 @@ def _cut(tensors: tuple[Tensor, ...], first: int) -> Iterator[tuple[int, tuple[T
     rows = CHUNK // row
     for i in range(0, shape[0], rows):
         yield first + i * row, tuple(t[i : i + rows] for t in tensors)
+
+
+def in_tiles(matrices: Tensor, tiles: TileSizes) -> Tensor:
+    """Matrices, padded with zeros, as tiles: matrix, tile down, row in it, tile along, column in it."""
+    rows, columns, height, width, _ = tiles
+    padded = F.pad(matrices, (0, -columns % width, 0, -rows % height))
+    return padded.view(-1, padded.shape[1] // height, height, padded.shape[2] // width, width)

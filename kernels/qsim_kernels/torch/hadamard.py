@@ -49,25 +49,8 @@ def turned_back(x: Tensor, turn: Turn, transform: Callable[[Tensor, Turn], Tenso
     return (turned.view(bits).view(-1, turn.length, turn.inner) ^ along).view(turned.dtype).view(x.shape)
 
 
-def in_basis(x: Tensor, turn: Turn | None, flips: Tensor | None, transform: Callable[[Tensor, Turn], Tensor] = hadamard) -> Tensor:
-    """A tensor in logical order, in float32 or float64, and in the basis of a transform if there is one.
-
-    Args:
-        x: The tensor.
-        turn: The transform.
-        flips: 1 or -1 for each element of a block, which changes its signs.
-        transform: The function that transforms, as `hadamard` does.
-    """
-    values = x.contiguous().to(torch.promote_types(x.dtype, torch.float32))
-    return values if turn is None else transform(_flipped(values, turn, flips), turn)
-
-
-def from_basis(values: Tensor, turn: Turn | None, flips: Tensor | None, transform: Callable[[Tensor, Turn], Tensor] = hadamard) -> Tensor:
-    """Undo `in_basis`."""
-    return values if turn is None else _flipped(turned_back(values, turn, transform), turn, flips)
-
-
-def _flipped(x: Tensor, turn: Turn, flips: Tensor | None) -> Tensor:
+def flipped(x: Tensor, turn: Turn, flips: Tensor | None) -> Tensor:
+    """A tensor whose elements are multiplied by the numbers of a block's, 1 or -1, if these are given."""
     if flips is None:
         return x
     along = flips.to(x.dtype).repeat(-(-turn.length // turn.size))[: turn.length, None]

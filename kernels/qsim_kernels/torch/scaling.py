@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
@@ -26,24 +26,10 @@ from qsim_kernels.numbers.scales import (
 )
 from qsim_kernels.numbers.sums import SINGLE_GRID
 from qsim_kernels.torch import quantize_into
-from qsim_kernels.torch.best import SMALLEST, quantize_best_into
-from qsim_kernels.torch.eden import quantize_eden_into
-from qsim_kernels.torch.hadamard import from_basis, hadamard, in_basis
+from qsim_kernels.torch.basis import SMALLEST, quantize_in_basis, under_better_scales, under_corrected_scales
+from qsim_kernels.torch.chunks import in_tiles
+from qsim_kernels.torch.hadamard import hadamard
 from qsim_kernels.torch.rounding import one_nan
-
-__all__ = [
-    "amaxes_into",
-    "hadamard",
-    "matmul_rescaled_into",
-    "quantize_best_into",
-    "quantize_eden_into",
-    "quantize_nested_into",
-    "quantize_scaled_into",
-    "quantize_tiles_into",
-    "rescaled_into",
-    "scales_into",
-    "scales_of_tiles_into",
-]
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -60,15 +46,12 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, fin
     """
     if not out.numel():
         return
-    rows, columns, height, width, across = tiles
-    matrices = (x if turn is None else hadamard(x, turn)).reshape(-1, rows, columns).abs()
+    matrices = (x if turn is None else hadamard(x, turn)).reshape(-1, tiles.rows, tiles.columns).abs()
     if finite:
         matrices = torch.where(matrices.isfinite(), matrices, 0)
-    if across:
+    if tiles.across:
         matrices = matrices.amax(0, keepdim=True)
-    down, along = -(-rows // height), -(-columns // width)
-    padded = F.pad(matrices, (0, along * width - columns, 0, down * height - rows))
-    out.copy_(padded.view(-1, down, height, along, width).amax((2, 4)))
+    out.copy_(in_tiles(matrices, tiles).amax((2, 4)))
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
@@ -181,41 +164,24 @@ def quantize_scaled_into(
     out.copy_(one_nan(rounded.to(out.dtype)).view(out.shape))
 
 
-def quantize_nested_into(
-    out: Tensor,
-    x: Tensor,
-    flips: Tensor | None,
-    making: Scales,
-    groups: ScaleGroups,
-    rounding: ScaledRounding,
-    transform: Callable[[Tensor, Turn], Tensor] = hadamard,
-    quantize_tiles: Callable[..., None] = quantize_tiles_into,
-) -> None:
-    """Divide `x` by the scales of groups, round it under the scales of tiles, and multiply; with a transform, return to its basis.
-
-    Args:
-        out: Of `x`'s shape.
-        x: Values.
-        flips: See `in_basis`.
-        making: How the scales of tiles are made.
-        groups: The scales of groups.
-        rounding: How elements are rounded.
-        transform: The function that transforms, as `hadamard` does.
-        quantize_tiles: The function that rounds, as `quantize_tiles_into` does.
-    """
-    if not x.numel():
-        return
-    turn, (tiles, reach) = rounding.turn, groups
-    values = in_basis(x, turn, flips, transform)
-    largest = values.new_empty(tiles.counts(x.numel()))
-    amaxes_into(largest, values, tiles, None, False)
+def under_nested_scales(
+    values: Tensor, making: Scales, groups: ScaleGroups, rounding: ScaledRounding, quantize_tiles: Callable[..., None]
+) -> Tensor:
+    """Divide by the scales of groups, round under the scales of tiles, as `quantize_tiles_into` does, and multiply."""
+    largest = values.new_empty(groups.tiles.counts(values.numel()))
+    amaxes_into(largest, values, groups.tiles, None, False)
     # Divided by a tensor, because a GPU would multiply by the inverse of a number.
-    scale = largest / largest.new_full((), reach)
-    scale = spread(torch.where(scale == 0, 1.0, scale).clamp(min=SMALLEST), x, tiles).reshape(x.shape)
+    scale = largest / largest.new_full((), groups.reach)
+    scale = spread(torch.where(scale == 0, 1.0, scale).clamp(min=SMALLEST), values, groups.tiles).reshape(values.shape)
     rounded = torch.empty_like(values)
     elements = rounding.elements._replace(restore=Restore.ALL)
     quantize_tiles(rounded, None, values / scale, None, making, rounding._replace(turn=None, elements=elements))
-    out.copy_(from_basis(rounded * scale, turn, flips, transform))
+    return rounded * scale
+
+
+# Round in a transform's basis: under scales that are chosen, corrected, or under those of groups; see `quantize_in_basis`.
+quantize_best_into, quantize_eden_into = (partial(quantize_in_basis, each) for each in (under_better_scales, under_corrected_scales))
+quantize_nested_into = partial(quantize_in_basis, under_nested_scales, quantize=quantize_tiles_into)
 
 
 def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes) -> tuple[Tensor, Tensor]:

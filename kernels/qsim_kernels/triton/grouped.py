@@ -15,9 +15,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from qsim_kernels.meanings.triton import INTERPRETED
-from qsim_kernels.triton.device.blocks import as_single
+from qsim_kernels.triton.device.blocks import as_single, narrowed
 from qsim_kernels.triton.device.parts import swizzled
-from qsim_kernels.triton.device.regions import narrowed
 
 
 class Factor(NamedTuple):

@@ -16,7 +16,7 @@ from qsim.scaling import PerBlock, PerTile, Scaling
 from qsim.scaling.geometry import tiles_of_blocks, tiles_of_channels
 from qsim.scaling.tiling import PerSlice
 from qsim_kernels.numbers.scales import TileSizes
-from qsim_kernels.torch.scaled_sums import ChainScales
+from qsim_kernels.torch.sums import ChainScales
 
 #: The operands of the three products, by the names of their points.
 PRODUCTS = (("act", "weight"), ("grad", "weight_bwd"), ("grad_w", "act_bwd"))

@@ -12,7 +12,7 @@ from qsim.accumulators.chips import Chip
 from qsim.functional.matmul import accumulated
 from qsim.nn.product import float32
 from qsim_kernels.ops.direct import Operators
-from qsim_kernels.torch.scaled_sums import ChainScales
+from qsim_kernels.torch.sums import ChainScales
 
 _WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 

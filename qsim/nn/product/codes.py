@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qsim.formats import E4M3, E5M2, Format
 from qsim.nn.product.arithmetic import rows
-from qsim_kernels.chip.products import product_of
+from qsim_kernels.chip.library import product_of
 from qsim_kernels.numbers.encoding import spell_encoding
 from qsim_kernels.numbers.grid import Coding, read, spell
 from qsim_kernels.numbers.sums import read_sum

@@ -32,8 +32,8 @@ from qsim.random.places import WHOLE, Place, narrowed, widened
 from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import DISPATCHED, Operators
-from qsim_kernels.torch.scaled_sums import ChainScales
 from qsim_kernels.torch.scaling import under_whole
+from qsim_kernels.torch.sums import ChainScales
 
 #: Significant bits that float32 holds.
 _SINGLE = 24

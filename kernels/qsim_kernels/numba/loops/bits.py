@@ -1,4 +1,7 @@
-"""Operations that Numba lacks: memory at an address, room on the stack, the bits of a float as an integer, and calls of an address."""
+"""Numbers of each type, and operations that Numba lacks.
+
+They are memory at an address, room on the stack, the bits of a float as an integer, and calls of an address.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,15 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types as numba_types
 from numba.extending import intrinsic
 
 types: Any = numba_types
+_numpy: Any = np
+i16, i32, i64, u32, u64 = _numpy.int16, _numpy.int32, _numpy.int64, _numpy.uint32, _numpy.uint64
+f32, f64 = _numpy.float32, _numpy.float64
 #: The options of functions that loops are made of; see `building.OPTIONS`.
 part = numba.njit(_nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 #: The same for functions that are copied into their callers before types are known.

@@ -15,17 +15,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from qsim_kernels.meanings import numba as meaning
-from qsim_kernels.numba.loops.bits import as_double, as_long, doubles, part, room_for_doubles, words
+from qsim_kernels.numba.jobs import WIDTH
+from qsim_kernels.numba.loops.bits import as_double, as_long, doubles, part, room_for_doubles, u64, words
 from qsim_kernels.numba.loops.roundings import double_at, functions
 from qsim_kernels.numbers.carrier import DOUBLE, read_variant
 from qsim_kernels.numbers.grid import Mode
-
-#: The most elements of a row.
-WIDTH = 128
-_u64: Any = np.uint64
 
 
 def __getattr__(name: str) -> Any:
@@ -41,7 +36,7 @@ def __getattr__(name: str) -> Any:
 
     @part
     def drawn_for(drawn_at, row, i, used):
-        return random_bits(_u64(words(drawn_at + 8 * WIDTH * row)[i]), used) if is_stochastic else _u64(0)
+        return random_bits(u64(words(drawn_at + 8 * WIDTH * row)[i]), used) if is_stochastic else u64(0)
 
     sums = meaning.sums({"bits_of": as_long, "from_bits": as_double, "onto_grid": onto_grid})
     add_numbers, is_finite = sums.add_numbers, sums.is_finite

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from qsim_kernels.meanings.numba import hadamard
-from qsim_kernels.numba.jobs import Transform
-from qsim_kernels.numba.loops.bits import ints, part, record_at
+from qsim_kernels.numba.jobs import LANES, Transform
+from qsim_kernels.numba.loops.bits import i32, ints, part, record_at
 
-#: Blocks that are transformed at once.
-LANES = 64
-_i32: Any = np.int32
 _job_at = record_at(Transform)
 _limited, _butterfly, _product = hadamard.limited, hadamard.butterfly, hadamard.product
 
@@ -32,7 +25,7 @@ def transform(job_at, first, count):
 @part
 def _transform_matrix(at, length, job, lanes):
     """Transform as many whole blocks as there are, then smaller ones of what is left."""
-    norms, largest, inner = ints(job.norms), _i32(job.largest), job.inner
+    norms, largest, inner = ints(job.norms), i32(job.largest), job.inner
     start, power = 0, job.powers - 1
     while power >= 0:
         size = 1 << power
@@ -53,7 +46,7 @@ def _load(lanes, x, along, across, count, signs, size, largest):
     """Read up to `LANES` blocks, whose elements are `along` apart, and which are `across` apart."""
     for i in range(size):
         for lane in range(count):
-            lanes[i * LANES + lane] = _i32(_limited(x[i * along + lane * across], largest) ^ signs[i])
+            lanes[i * LANES + lane] = i32(_limited(x[i * along + lane * across], largest) ^ signs[i])
 
 
 @part

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from qsim_kernels.numba.loops.bits import as_float, as_int, ints, last_of, longs, numbers, part, room_for_ints, room_for_words
+from qsim_kernels.numba.jobs import STRIP
+from qsim_kernels.numba.loops.bits import (
+    as_float,
+    as_int,
+    f32,
+    i32,
+    ints,
+    last_of,
+    longs,
+    numbers,
+    part,
+    room_for_ints,
+    room_for_words,
+    u32,
+)
 from qsim_kernels.numba.loops.roundings import single_at
-from qsim_kernels.numba.loops.strips import STRIP, WORDS, first_bits, with_all_bits
+from qsim_kernels.numba.loops.strips import WORDS, first_bits, with_all_bits
 from qsim_kernels.numbers.buckets import HEADER, UNFIT
 from qsim_kernels.numbers.carrier import SINGLE, Variant, read_variant
 from qsim_kernels.numbers.grid import Mode
 
 _INFINITY, _NAN = SINGLE.infinity, SINGLE.nan
-_i32: Any = np.int32
-_f32: Any = np.float32
-_u32: Any = np.uint32
 
 
 def __getattr__(name: str) -> Any:
@@ -36,7 +45,7 @@ def __getattr__(name: str) -> Any:
 @part
 def _key(pattern):
     """The bits of a number in the order of numbers."""
-    return _i32(pattern ^ _i32(_i32(pattern >> 31) & _NAN))
+    return i32(pattern ^ i32(i32(pattern >> 31) & _NAN))
 
 
 def _compared(variant: Variant) -> Any:
@@ -54,7 +63,7 @@ def _compared(variant: Variant) -> Any:
             near[i] = last_of(key, firsts, nears)
             if is_drawn:
                 far[i] = last_of(key, firsts, fars)
-                inverse[i] = as_int(_f32(_f32(1) / _f32(as_float(far[i]) - as_float(near[i]))))
+                inverse[i] = as_int(f32(f32(1) / f32(as_float(far[i]) - as_float(near[i]))))
         return 0
 
     return compared
@@ -83,10 +92,10 @@ def _bisected(steps: int, is_drawn: bool) -> Any:
                 inverse[i] = memory[inverses + near[i]]
         for i in range(count):
             near[i] = memory[nears + near[i]]
-        open_ = _i32(0)
+        open_ = i32(0)
         if is_drawn:
             for i in range(count):
-                open_ = _i32(open_ | _i32((inverse[i] == UNFIT) & (_i32(_i32(x[i] ^ near[i]) << 1) != 0)))
+                open_ = i32(open_ | i32((inverse[i] == UNFIT) & (i32(i32(x[i] ^ near[i]) << 1) != 0)))
         return open_
 
     return bisected
@@ -97,7 +106,7 @@ def _deterministic(places: Any) -> Any:
         out, x = ints(out_at), ints(x_at)
         places(out, out, out, x, count, grid_at)
         for i in range(count):
-            if _i32(x[i] & _NAN) > _INFINITY:
+            if i32(x[i] & _NAN) > _INFINITY:
                 out[i] = _NAN
 
     return loop
@@ -108,23 +117,23 @@ def _stochastic(variant: Variant, places: Any) -> Any:
 
     In steps of 2**-16 of the way, it is less than 2**-6. A strip in which one decides is rounded again, exactly.
     """
-    exactly, error = with_all_bits(variant), _f32(2**-6)
-    lowest, least, end = _f32(65535 - error), _f32(65535.5), _f32(65536 + error)
+    exactly, error = with_all_bits(variant), f32(2**-6)
+    lowest, least, end = f32(65535 - error), f32(65535.5), f32(65536 + error)
 
     def loop(out_at, x_at, count, grid_at, seed, stream, first):
         (grid, used), out, x = single_at(grid_at), ints(out_at), ints(x_at)
         near, far, inverse, early = room_for_ints(STRIP), room_for_ints(STRIP), room_for_ints(STRIP), room_for_words(WORDS)
-        drawn, mask = first_bits(early, count, seed, stream, first), _i32(used.keep >> _u32(16))
-        open_ = _i32(places(near, far, inverse, x, count, grid_at))
+        drawn, mask = first_bits(early, count, seed, stream, first), i32(used.keep >> u32(16))
+        open_ = i32(places(near, far, inverse, x, count, grid_at))
         for i in range(count):
             pattern = x[i]
-            share = _f32(_f32(as_float(pattern) - as_float(near[i])) * as_float(inverse[i]))
+            share = f32(f32(as_float(pattern) - as_float(near[i])) * as_float(inverse[i]))
             # Comparisons that NaN fails: of equal neighbours, either is right.
-            share = share if share > _f32(0) else _f32(0)
-            share = share if share < _f32(1) else _f32(1)
-            place = _f32(_f32(share * _f32(65536)) + _f32(_i32(_i32(drawn[i]) & mask)))
-            open_ = _i32(open_ | _i32((place > lowest) & (place < end)))
-            out[i] = _i32(_NAN) if _i32(pattern & _NAN) > _INFINITY else far[i] if place > least else near[i]
+            share = share if share > f32(0) else f32(0)
+            share = share if share < f32(1) else f32(1)
+            place = f32(f32(share * f32(65536)) + f32(i32(i32(drawn[i]) & mask)))
+            open_ = i32(open_ | i32((place > lowest) & (place < end)))
+            out[i] = i32(_NAN) if i32(pattern & _NAN) > _INFINITY else far[i] if place > least else near[i]
         if open_ != 0:
             exactly(out, x, count, grid, used, seed, stream, first)
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from qsim_kernels.arithmetic.philox import LATE, SHARED
 from qsim_kernels.meanings import numba as meaning
 from qsim_kernels.meanings.numba import philox
-from qsim_kernels.numba.loops.bits import inlined, part, record_at, types
+from qsim_kernels.numba.loops.bits import inlined, part, record_at, types, u32, u64
 from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, RoundingNumbers, UsedBits, Variant
 from qsim_kernels.numbers.grid import Mode, Overflow
 
@@ -31,12 +29,8 @@ def of_sums(mode: Mode) -> Any:
     return functions(DOUBLE, wide).round_bits
 
 
-#: Elements that share a Philox block.
-SERVED = SHARED
-_u64: Any = np.uint64
-_u32: Any = np.uint32
-_WORD, _LATE, _32 = _u64(0xFFFFFFFF), _u64(LATE << 32), _u64(32)
-_HALF, _16 = _u64(0xFFFF), _u64(16)
+_WORD, _LATE, _32 = u64(0xFFFFFFFF), u64(LATE << 32), u64(32)
+_HALF, _16 = u64(0xFFFF), u64(16)
 
 
 @inlined
@@ -50,25 +44,25 @@ def draw(drawn, blocks, first, seed, stream):
     """Write the 32 random bits of the elements of some blocks.
 
     Args:
-        drawn: Room for `SERVED * blocks` words.
+        drawn: Room for `SHARED * blocks` words.
         blocks: Number of blocks.
         first: Number of the first block.
         seed: 64 bits.
         stream: 64 bits.
     """
     for j in range(blocks):
-        block, at = first + _u64(j), SERVED * j
+        block, at = first + u64(j), SHARED * j
         a0, a1, a2, a3 = _words(block, seed, stream)
         b0, b1, b2, b3 = _words(block | _LATE, seed, stream)
-        drawn[at], drawn[at + 1] = _u32((a0 & _HALF) << _16 | (b0 & _HALF)), _u32(a0 >> _16 << _16 | b0 >> _16)
-        drawn[at + 2], drawn[at + 3] = _u32((a1 & _HALF) << _16 | (b1 & _HALF)), _u32(a1 >> _16 << _16 | b1 >> _16)
-        drawn[at + 4], drawn[at + 5] = _u32((a2 & _HALF) << _16 | (b2 & _HALF)), _u32(a2 >> _16 << _16 | b2 >> _16)
-        drawn[at + 6], drawn[at + 7] = _u32((a3 & _HALF) << _16 | (b3 & _HALF)), _u32(a3 >> _16 << _16 | b3 >> _16)
+        drawn[at], drawn[at + 1] = u32((a0 & _HALF) << _16 | (b0 & _HALF)), u32(a0 >> _16 << _16 | b0 >> _16)
+        drawn[at + 2], drawn[at + 3] = u32((a1 & _HALF) << _16 | (b1 & _HALF)), u32(a1 >> _16 << _16 | b1 >> _16)
+        drawn[at + 4], drawn[at + 5] = u32((a2 & _HALF) << _16 | (b2 & _HALF)), u32(a2 >> _16 << _16 | b2 >> _16)
+        drawn[at + 6], drawn[at + 7] = u32((a3 & _HALF) << _16 | (b3 & _HALF)), u32(a3 >> _16 << _16 | b3 >> _16)
 
 
 @part
 def draw_first(words, blocks, first, seed, stream):
     """Write the words that hold the first 16 bits of the elements of some blocks, in the elements' order; see `draw` for the arguments."""
     for j in range(blocks):
-        a, b, c, d = _words(first + _u64(j), seed, stream)
-        words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3] = _u32(a), _u32(b), _u32(c), _u32(d)
+        a, b, c, d = _words(first + u64(j), seed, stream)
+        words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3] = u32(a), u32(b), u32(c), u32(d)

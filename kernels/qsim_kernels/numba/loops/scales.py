@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from qsim_kernels.meanings import numba as meaning
 from qsim_kernels.numba.jobs import ScalesJob
-from qsim_kernels.numba.loops.bits import as_double, as_long, floats, record_at, room_for_floats
+from qsim_kernels.numba.loops.bits import as_double, as_long, f32, f64, floats, record_at, room_for_floats
 from qsim_kernels.numbers.scales import ScaleRule
 
 #: Scales that are computed at once.
 _AT_ONCE = 256
-_f64: Any = np.float64
-_f32: Any = np.float32
 _job_at = record_at(ScalesJob)
 
 
@@ -33,6 +29,6 @@ def __getattr__(name: str) -> Any:
             for i in range(size):
                 given[i] = amaxes[i]
             for i in range(size):
-                out[i] = _f32(as_double(scale_of(as_long(_f64(given[i]) / job.whole), job.numbers, 0, 0)))
+                out[i] = f32(as_double(scale_of(as_long(f64(given[i]) / job.whole), job.numbers, 0, 0)))
 
     return scales

@@ -17,25 +17,32 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from qsim_kernels.numba.jobs import IN_FLOATS
-from qsim_kernels.numba.loops.bits import address_of, as_float, as_int, halves, inlined, ints, longs, part, room_for_words
-from qsim_kernels.numba.loops.roundings import SERVED, draw, draw_first, functions, single_at
+from qsim_kernels.arithmetic.philox import SHARED
+from qsim_kernels.numba.jobs import IN_FLOATS, STRIP
+from qsim_kernels.numba.loops.bits import (
+    address_of,
+    as_float,
+    as_int,
+    f32,
+    halves,
+    i32,
+    inlined,
+    ints,
+    longs,
+    part,
+    room_for_words,
+    u32,
+    u64,
+)
+from qsim_kernels.numba.loops.roundings import draw, draw_first, functions, single_at
 from qsim_kernels.numbers.carrier import SINGLE, Variant, read_variant
 from qsim_kernels.numbers.grid import Mode
 
-STRIP = 512
-
 #: Blocks of random bits of a strip that begins within one, their elements, and their words.
-_BLOCKS = STRIP // SERVED + 1
-_DRAWN = _BLOCKS * SERVED
+_BLOCKS = STRIP // SHARED + 1
+_DRAWN = _BLOCKS * SHARED
 WORDS = _DRAWN // 2
 _MANTISSA, _INFINITY, _NAN, _BIAS = SINGLE.mantissa, SINGLE.infinity, SINGLE.nan, SINGLE.bias
-_i32: Any = np.int32
-_f32: Any = np.float32
-_u32: Any = np.uint32
-_u64: Any = np.uint64
 
 
 def __getattr__(name: str) -> Any:
@@ -52,16 +59,16 @@ def _signed(variant: Variant) -> Any:
 
     @inlined
     def with_sign(rounded, pattern):
-        return _i32(rounded | _i32(pattern & ~_NAN))
+        return i32(rounded | i32(pattern & ~_NAN))
 
     @inlined
     def without_negative_zero(rounded, pattern):
         # The negative of a magnitude other than zero has the sign bit.
-        return _i32(rounded | _i32(_i32(pattern & ~_NAN) & _i32(-rounded)))
+        return i32(rounded | i32(i32(pattern & ~_NAN) & i32(-rounded)))
 
     @inlined
     def without_negatives(rounded, pattern):
-        return _i32(rounded & ~_i32(pattern >> 31))
+        return i32(rounded & ~i32(pattern >> 31))
 
     if not variant.signed:
         return without_negatives
@@ -74,14 +81,14 @@ def _nearest_by_addition(variant: Variant) -> Any:
 
     def loop(out_at, x_at, count, grid_at, seed, stream, first):
         out, x, n = ints(out_at), ints(x_at), longs(grid_at)
-        steps, lowest, top = _i32(n[0] << _MANTISSA), _i32(n[1] << _MANTISSA), _i32(n[5])
+        steps, lowest, top = i32(n[0] << _MANTISSA), i32(n[1] << _MANTISSA), i32(n[5])
         for i in range(count):
             pattern = x[i]
-            magnitude = _i32(pattern & _NAN)
+            magnitude = i32(pattern & _NAN)
             within = min(magnitude, top)
-            power = as_float(_i32(max(_i32(within & _INFINITY), lowest) + steps))
-            rounded = as_int(_f32(_f32(as_float(within) + power) - power))
-            out[i] = _i32(_NAN) if magnitude > _INFINITY else signed(rounded, pattern)
+            power = as_float(i32(max(i32(within & _INFINITY), lowest) + steps))
+            rounded = as_int(f32(f32(as_float(within) + power) - power))
+            out[i] = i32(_NAN) if magnitude > _INFINITY else signed(rounded, pattern)
 
     return loop
 
@@ -92,7 +99,7 @@ def _deterministic(variant: Variant) -> Any:
     def loop(out_at, x_at, count, grid_at, seed, stream, first):
         (grid, _), out, x = single_at(grid_at), ints(out_at), ints(x_at)
         for i in range(count):
-            out[i] = round_bits(x[i], _u32(0), grid, 0)
+            out[i] = round_bits(x[i], u32(0), grid, 0)
 
     return loop
 
@@ -106,13 +113,13 @@ def _stochastic(variant: Variant) -> Any:
         (grid, used), out, x = single_at(grid_at), ints(out_at), ints(x_at)
         early, is_enough = room_for_words(WORDS), longs(grid_at)[13] != 0
         drawn = first_bits(early, count, seed, stream, first)
-        differing = _i32(0)
+        differing = i32(0)
         for i in range(count):
-            bits = _u32(_u32(drawn[i]) << _u32(16))
+            bits = u32(u32(drawn[i]) << u32(16))
             least = round_bits(x[i], random_bits(bits, used), grid, 0)
             if not is_enough:
-                most = round_bits(x[i], random_bits(_u32(bits | _u32(0xFFFF)), used), grid, 0)
-                differing = _i32(differing | _i32(least ^ most))
+                most = round_bits(x[i], random_bits(u32(bits | u32(0xFFFF)), used), grid, 0)
+                differing = i32(differing | i32(least ^ most))
             out[i] = least
         if differing != 0:
             exactly(out, x, count, grid, used, seed, stream, first)
@@ -123,14 +130,14 @@ def _stochastic(variant: Variant) -> Any:
 @part
 def first_bits(early, count, seed, stream, first):
     """Draw the first 16 bits of the elements of a strip, into room for their words."""
-    draw_first(early, _blocks(count, first), _u64(first // SERVED), _u64(seed), _u64(stream))
-    return halves(address_of(early) + 2 * (first % SERVED))
+    draw_first(early, _blocks(count, first), u64(first // SHARED), u64(seed), u64(stream))
+    return halves(address_of(early) + 2 * (first % SHARED))
 
 
 @part
 def _blocks(count, first):
     """The number of blocks of random bits that elements take part in."""
-    return (first % SERVED + count + SERVED - 1) // SERVED
+    return (first % SHARED + count + SHARED - 1) // SHARED
 
 
 def with_all_bits(variant: Variant) -> Any:
@@ -139,8 +146,8 @@ def with_all_bits(variant: Variant) -> Any:
 
     @part
     def exactly(out, x, count, grid, used, seed, stream, first):
-        drawn, lead = room_for_words(_DRAWN), first % SERVED
-        draw(drawn, _blocks(count, first), _u64(first // SERVED), _u64(seed), _u64(stream))
+        drawn, lead = room_for_words(_DRAWN), first % SHARED
+        draw(drawn, _blocks(count, first), u64(first // SHARED), u64(seed), u64(stream))
         for i in range(count):
             out[i] = round_bits(x[i], random_bits(drawn[lead + i], used), grid, 0)
 
@@ -158,19 +165,19 @@ def _stochastic_by_steps(variant: Variant) -> Any:
         (grid, used), out, x = single_at(grid_at), ints(out_at), ints(x_at)
         early = room_for_words(WORDS)
         drawn = first_bits(early, count, seed, stream, first)
-        mantissa, mask = _i32(_i32(_MANTISSA) - grid.shift), _i32(used.keep >> _u32(16))
-        lowest, down, up = _i32(grid.low << 23), _i32(mantissa << 23), _i32(_i32(_i32(2 * _BIAS + 16) + mantissa) << 23)
-        open_ = _i32(0)
+        mantissa, mask = i32(i32(_MANTISSA) - grid.shift), i32(used.keep >> u32(16))
+        lowest, down, up = i32(grid.low << 23), i32(mantissa << 23), i32(i32(i32(2 * _BIAS + 16) + mantissa) << 23)
+        open_ = i32(0)
         for i in range(count):
             pattern = x[i]
-            magnitude = _i32(pattern & _NAN)
+            magnitude = i32(pattern & _NAN)
             within = min(magnitude, grid.top)
-            binade = max(_i32(within & _INFINITY), lowest)
-            position = _i32(_i32(_f32(as_float(within) * as_float(_i32(up - binade)))) + _i32(_i32(drawn[i]) & mask))
+            binade = max(i32(within & _INFINITY), lowest)
+            position = i32(i32(f32(as_float(within) * as_float(i32(up - binade)))) + i32(i32(drawn[i]) & mask))
             # Later bits, of the element and of its noise, could carry through 16 ones only.
-            open_ = _i32(open_ | _i32(_i32(_i32(position + 1) & 0xFFFF) == 0))
-            rounded = as_int(_f32(_f32(_i32(position >> 16)) * as_float(_i32(binade - down))))
-            out[i] = _i32(_NAN) if magnitude > _INFINITY else signed(rounded, pattern)
+            open_ = i32(open_ | i32(i32(i32(position + 1) & 0xFFFF) == 0))
+            rounded = as_int(f32(f32(i32(position >> 16)) * as_float(i32(binade - down))))
+            out[i] = i32(_NAN) if magnitude > _INFINITY else signed(rounded, pattern)
         if open_ != 0:
             exactly(out, x, count, grid, used, seed, stream, first)
 

@@ -5,45 +5,41 @@ Formats, roundings and sizes are runtime numbers. Every loop takes the address o
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from qsim_kernels.arithmetic.philox import SHARED
 from qsim_kernels.arithmetic.sums import LEAST_OF_PRODUCTS, NO_EXPONENT
 from qsim_kernels.meanings import numba as meaning
-from qsim_kernels.numba.jobs import AlignedAdder, ProductJob, RoundedAdder, TwoStepAdder
+from qsim_kernels.numba.jobs import ROWS, WAITING, WIDTH, AlignedAdder, ProductJob, RoundedAdder, TwoStepAdder
 from qsim_kernels.numba.loops.bits import (
     address_of,
     as_double,
     as_long,
     call,
     doubles,
+    f32,
+    i64,
     part,
     record_at,
     room_for_doubles,
     room_for_longs,
     room_for_shorts,
     shorts,
+    u64,
     words,
 )  # fmt: skip
-from qsim_kernels.numba.loops.doubles import WIDTH
-from qsim_kernels.numba.loops.roundings import SERVED, draw, of_sums
+from qsim_kernels.numba.loops.roundings import draw, of_sums
 from qsim_kernels.numbers.grid import Mode
 from qsim_kernels.numbers.sums import MOST_BLOCK
 
-#: Sums of a tree that wait for one of as many terms: one for each bit of the number of terms.
-WAITING = 64
-#: Rows of numbers in the room of `rounded`: terms, results, losses, and four of random bits; then sums that wait; then the noise.
-ROWS = 7 + WAITING
 _ROW = 8 * WIDTH
 _TERM, _TOTAL, _LOST, _DRAWN, _WAITING, _NOISE_AT = 0, _ROW, 2 * _ROW, 3 * _ROW, 7 * _ROW, ROWS * _ROW
 _product_at, _aligned_at, _two_step_at, _rounded_at = map(record_at, (ProductJob, AlignedAdder, TwoStepAdder, RoundedAdder))
 _nearest, _toward_zero = of_sums(Mode.NEAREST), of_sums(Mode.TOWARD_ZERO)
 #: From here on, a unit with two steps adds infinities.
 _BEYOND = 2.0**128
-_i64: Any = np.int64
-_u64: Any = np.uint64
-_f32: Any = np.float32
 
 
 class TermRows(NamedTuple):
@@ -61,7 +57,7 @@ def _largest(largest, terms, first, every):
     """The largest of an exponent and those of every so many products."""
     a, b = shorts(terms.exponents_a), shorts(terms.exponents_b)
     for k in range(first, terms.size, every):
-        largest = max(largest, _i64(a[k]) + _i64(b[k]))
+        largest = max(largest, i64(a[k]) + i64(b[k]))
     return largest
 
 
@@ -72,41 +68,39 @@ def _largest_exponent(running, terms, adder):
 
 @part
 def _largest_exponents(terms, adder):
-    return _largest(_i64(LEAST_OF_PRODUCTS), terms, 0, 2), _largest(_i64(LEAST_OF_PRODUCTS), terms, 1, 2)
+    return _largest(i64(LEAST_OF_PRODUCTS), terms, 0, 2), _largest(i64(LEAST_OF_PRODUCTS), terms, 1, 2)
 
 
-@part
-def _truncated_sum(total, terms, unit, adder, first, every):
-    a, b, up = doubles(terms.a), doubles(terms.b), power(-unit)
-    units = np.trunc(total * up)
-    for k in range(first, terms.size, every):
-        units += np.trunc(a[k] * b[k] * up)
-    return units * power(unit)
+def _truncated_sum(limits):
+    """The exact sum of truncated numbers; products that are too large are infinite if a unit `limits` them."""
 
+    @part
+    def truncated_sum(total, terms, unit, adder, first, every):
+        a, b, up = doubles(terms.a), doubles(terms.b), power(-unit)
+        units = np.trunc(total * up)
+        for k in range(first, terms.size, every):
+            product = a[k] * b[k]
+            if limits:
+                product = product * np.inf if abs(product) >= _BEYOND else product
+            units += np.trunc(product * up)
+        return units * power(unit)
 
-@part
-def _limited_sum(total, terms, unit, adder, first, every):
-    a, b, up = doubles(terms.a), doubles(terms.b), power(-unit)
-    units = np.trunc(total * up)
-    for k in range(first, terms.size, every):
-        product = a[k] * b[k]
-        units += np.trunc((product * np.inf if abs(product) >= _BEYOND else product) * up)
-    return units * power(unit)
+    return truncated_sum
 
 
 @part
 def _round_bits(bits, drawn, grid, is_nearest):
-    return _nearest(bits, _u64(0), grid, 0) if is_nearest else _toward_zero(bits, _u64(0), grid, 0)
+    return _nearest(bits, u64(0), grid, 0) if is_nearest else _toward_zero(bits, u64(0), grid, 0)
 
 
 @part
 def _to_single(x, drawn, grid, adder):
-    return np.float64(_f32(x))
+    return np.float64(f32(x))
 
 
 _BITS = {"bits_of": as_long, "from_bits": as_double}
-_ALIGNED = meaning.sums({**_BITS, "largest_exponent": _largest_exponent, "truncated_sum": _truncated_sum, "round_bits": _round_bits})
-_TWO_STEP = meaning.sums({**_BITS, "largest_exponents": _largest_exponents, "truncated_sum": _limited_sum, "onto_grid": _to_single})
+_ALIGNED = meaning.sums({**_BITS, "largest_exponent": _largest_exponent, "truncated_sum": _truncated_sum(False), "round_bits": _round_bits})
+_TWO_STEP = meaning.sums({**_BITS, "largest_exponents": _largest_exponents, "truncated_sum": _truncated_sum(True), "onto_grid": _to_single})
 power, _aligned_step, _two_step = _ALIGNED.power, _ALIGNED.aligned_step, _TWO_STEP.two_step
 
 
@@ -145,7 +139,7 @@ def _in_two_steps(terms, adder):
 @part
 def _promoted(total, inner):
     """A total in float32 to which a short sum is added."""
-    return np.float64(_f32(_f32(total) + _f32(inner)))
+    return np.float64(f32(f32(total) + f32(inner)))
 
 
 def _rows(adder_at, sum_of):
@@ -196,7 +190,7 @@ def exact_groups(job_at, first, count):
             total, terms = 0.0, _terms(job, row, column, 0, job.length)
             x, y = row * groups, (row // job.rows * job.columns + column) * groups
             for start in range(0, job.length, adder.block):
-                size = _i64(0)
+                size = i64(0)
                 for begin in range(start, min(start + adder.block, job.length), job.group):
                     i = begin // job.group
                     value = _dot(_step(terms, begin, job.group))
@@ -236,7 +230,7 @@ def _write_terms(job, adder, chunk_adder, room, row, begin, k, length, count):
 def _rounded(job, adder, chunk_adder, room, row, begin, k, length, at, count):
     """Write sums of some elements from product `k` on; `at` is the place of the first element's random bits."""
     number, total, lost = -(-length // adder.chunk), doubles(room + _TOTAL), doubles(room + _LOST)
-    sizes, firsts, depth = room_for_longs(WAITING), room_for_longs(WAITING), _i64(0)
+    sizes, firsts, depth = room_for_longs(WAITING), room_for_longs(WAITING), i64(0)
     for i in range(count):
         total[i], lost[i] = 0.0, 0.0
     for j in range(number):
@@ -244,21 +238,21 @@ def _rounded(job, adder, chunk_adder, room, row, begin, k, length, at, count):
         _write_terms(job, adder, chunk_adder, room, row, begin, k + start, min(adder.chunk, length - start), count)
         if adder.product:
             _take(room, index, 1, count, job.stride)
-            call(adder.product, (room + _TERM, _i64(0), _i64(0), room + _DRAWN, count, adder.product_grid))
+            call(adder.product, (room + _TERM, i64(0), i64(0), room + _DRAWN, count, adder.product_grid))
             index += 1
         if not adder.leaf:
             _take(room, index, adder.draws, count, job.stride)
             call(adder.step, (room + _TOTAL, room + _TERM, room + _LOST, room + _DRAWN, count, adder.grid))
             continue
         _take(room, index, 1, count, job.stride)
-        call(adder.leaf, (room + _TERM, _i64(0), _i64(0), room + _DRAWN, count, adder.grid))
+        call(adder.leaf, (room + _TERM, i64(0), i64(0), room + _DRAWN, count, adder.grid))
         _copy(room + _WAITING + depth * _ROW, room + _TERM, count)
         sizes[depth], firsts[depth] = 1, j
         depth += 1
         while depth > 1 and (sizes[depth - 1] == sizes[depth - 2] or j == number - 1):
             left = room + _WAITING + (depth - 2) * _ROW
             _take(room, at + firsts[depth - 1] * adder.roundings - 1, 1, count, job.stride)
-            call(adder.step, (left, left + _ROW, _i64(0), room + _DRAWN, count, adder.grid))
+            call(adder.step, (left, left + _ROW, i64(0), room + _DRAWN, count, adder.grid))
             sizes[depth - 2] += sizes[depth - 1]
             depth -= 1
     if adder.leaf and number:
@@ -277,8 +271,8 @@ def _copy(into_at, x_at, count):
 def _draw(job, room, index, count):
     """Draw the random bits of so many indices; return the place of the first."""
     first = job.noise.offset + index
-    draw(words(room + _NOISE_AT), count // SERVED + 1, _u64(first // SERVED), _u64(job.noise.seed), _u64(job.noise.stream))
-    return first % SERVED
+    draw(words(room + _NOISE_AT), count // SHARED + 1, u64(first // SHARED), u64(job.noise.seed), u64(job.noise.stream))
+    return first % SHARED
 
 
 def rounded(job_at, first, count):
@@ -289,7 +283,7 @@ def rounded(job_at, first, count):
     total = doubles(room + _TOTAL)
     for row in range(first, first + count):
         for begin in range(0, job.columns, job.width):
-            size, at = min(job.width, job.columns - begin), _i64(0)
+            size, at = min(job.width, job.columns - begin), i64(0)
             result = doubles(job.out + 8 * (row * job.columns + begin))
             if job.stride:
                 at = _draw(job, room, (row * job.columns + begin) * job.stride, job.stride * size)

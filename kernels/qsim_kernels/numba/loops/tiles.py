@@ -6,23 +6,16 @@ argument of each is the address of a `TilesJob`. Formats, rules, dtypes and shap
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
+from qsim_kernels.arithmetic.philox import SHARED
 from qsim_kernels.meanings import numba as meaning
-from qsim_kernels.numba.jobs import TilesJob
-from qsim_kernels.numba.loops.bits import address_of, call, ints, part, record_at, room_for_ints, shorts
-from qsim_kernels.numba.loops.roundings import SERVED
-from qsim_kernels.numba.loops.strips import STRIP
+from qsim_kernels.numba.jobs import STRIP, TilesJob
+from qsim_kernels.numba.loops.bits import address_of, call, i16, i32, ints, part, record_at, room_for_ints, shorts
 from qsim_kernels.numba.loops.values import load
 from qsim_kernels.numbers.carrier import SINGLE
 
 _NAN, _ONE = SINGLE.nan, SINGLE.pattern(1.0)
 #: Elements that stay in the nearest cache until they are rounded.
 _NEAR = 1 << 12
-_i16: Any = np.int16
-_i32: Any = np.int32
 _job_at = record_at(TilesJob)
 _inverse, _kept_from_zero, _product = meaning.elements.inverse, meaning.elements.kept_from_zero, meaning.elements.product
 _saturated, _to_bfloat16, _under_whole = meaning.elements.saturated, meaning.elements.to_bfloat16, meaning.elements.under_whole
@@ -62,7 +55,7 @@ def quantize_tiles(job_at, first, count, column, columns):
             if job.divisors != job.scales:
                 divisors, scales = ints(job.divisors + 4 * tile), ints(job.scales + 4 * tile)
                 for i in range(tiles):
-                    divisors[i] = _under_whole(scales[i], _i32(job.whole))
+                    divisors[i] = _under_whole(scales[i], i32(job.whole))
             call(job.rows_loop, (job_at, row // down * sizes.rows + top, height, start, size))
 
 
@@ -81,7 +74,7 @@ def find_amaxes(job_at, first, count, column, columns):
                 at = (matrix * sizes.rows + row) * sizes.columns
                 for start in range(column, column + columns, STRIP):
                     size = min(STRIP, column + columns - start)
-                    _raise_amaxes(amaxes, _patterns(room, job, at + start, size), start, size, sizes.width, _i32(job.finite))
+                    _raise_amaxes(amaxes, _patterns(room, job, at + start, size), start, size, sizes.width, i32(job.finite))
 
 
 @part
@@ -112,8 +105,8 @@ def _raise_amaxes(amaxes, x, start, count, width, finite):
 @part
 def _counted(pattern, finite):
     """A magnitude, or 0 if it is ignored."""
-    magnitude = _i32(pattern & _NAN)
-    return magnitude if magnitude <= finite else _i32(0)
+    magnitude = i32(pattern & _NAN)
+    return magnitude if magnitude <= finite else i32(0)
 
 
 def quantize_rows(job_at, first, count, column, columns):
@@ -129,7 +122,7 @@ def quantize_rows(job_at, first, count, column, columns):
         start, end = column, column + columns
         while start < end:
             # Every strip but the first of a row begins with a block of random bits.
-            size = min(STRIP - (noise.offset + at + start) % SERVED, end - start)
+            size = min(STRIP - (noise.offset + at + start) % SHARED, end - start)
             divisors, scales = ints(job.divisors + 4 * tile), ints(job.factors + 4 * tile)
             _spread(inverses, factors, divisors, scales, start, size, sizes.width, job.factors != 0)
             x = _patterns(room, job, at + start, size)
@@ -150,11 +143,11 @@ def _spread(inverses, factors, divisors, scales, start, count, width, restores):
     if width == 1:
         for i in range(count):
             inverses[i] = _inverse(divisors[start + i])
-            factors[i] = scales[start + i] if restores else _i32(_ONE)
+            factors[i] = scales[start + i] if restores else i32(_ONE)
         return
     tile, left, i = start // width, width - start % width, 0
     while i < count:
-        inverse, factor = _inverse(divisors[tile]), scales[tile] if restores else _i32(_ONE)
+        inverse, factor = _inverse(divisors[tile]), scales[tile] if restores else i32(_ONE)
         end = min(i + left, count)
         for j in range(i, end):
             inverses[j], factors[j] = inverse, factor
@@ -164,11 +157,11 @@ def _spread(inverses, factors, divisors, scales, start, count, width, restores):
 @part
 def _restore(job, start, results, factors, count):
     """Multiply elements by their factors, limit them to a largest magnitude, and write them as float32 or bfloat16."""
-    limit = _i32(job.limit)
+    limit = i32(job.limit)
     if job.out.is_narrow:
         narrow = shorts(job.out.at + 2 * start)
         for i in range(count):
-            narrow[i] = _i16(_to_bfloat16(_product(results[i], factors[i]), limit) >> 16)
+            narrow[i] = i16(_to_bfloat16(_product(results[i], factors[i]), limit) >> 16)
     else:
         wide = ints(job.out.at + 4 * start)
         for i in range(count):

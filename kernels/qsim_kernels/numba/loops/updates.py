@@ -5,15 +5,10 @@ The operations are those of `arithmetic.updates`. The first argument of the loop
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
+from qsim_kernels.arithmetic.philox import SHARED
 from qsim_kernels.meanings.numba import updates as rules
-from qsim_kernels.numba.jobs import UpdateJob
-from qsim_kernels.numba.loops.bits import address_of, call, ints, part, record_at, room_for_floats, types
-from qsim_kernels.numba.loops.roundings import SERVED
-from qsim_kernels.numba.loops.strips import STRIP
+from qsim_kernels.numba.jobs import STRIP, UpdateJob
+from qsim_kernels.numba.loops.bits import address_of, call, f32, i32, ints, part, record_at, room_for_floats, types
 from qsim_kernels.numba.loops.values import load, store
 from qsim_kernels.numbers.carrier import SINGLE
 from qsim_kernels.numbers.updates import Factors, UpdateVariant
@@ -22,8 +17,6 @@ _job_at = record_at(UpdateJob, {Factors: types.float32})
 _INFINITY, _NAN = SINGLE.infinity, SINGLE.nan
 #: Signs, scales and decay are applied before and after.
 _PLAIN = UpdateVariant(*[False] * len(UpdateVariant._fields))
-_i32: Any = np.int32
-_f32: Any = np.float32
 _kahan = rules(_PLAIN)
 _change, _excess = _kahan.compensated, _kahan.excess
 
@@ -44,7 +37,7 @@ def _adam(amsgrad):
             if amsgrad:
                 _read(largest, job.at.largest, at, size, job.state_is_narrow)
             for i in range(size):
-                before = largest[i] if amsgrad else _f32(0)
+                before = largest[i] if amsgrad else f32(0)
                 change[i], first[i], second[i], after = rule(grad[i], first[i], second[i], before, job.factors, 0, 0)
                 if amsgrad:
                     largest[i] = after
@@ -72,7 +65,7 @@ def _sgd(moment, nesterov):
             if moment:
                 _read(first, job.at.first, at, size, job.state_is_narrow)
             for i in range(size):
-                grad[i], after = rule(grad[i], first[i] if moment else _f32(0), job.factors, 0, 0)
+                grad[i], after = rule(grad[i], first[i] if moment else f32(0), job.factors, 0, 0)
                 if moment:
                     first[i] = after
             _finish(job, at, size, index, weight, grad)
@@ -94,7 +87,7 @@ def _strip(place, at, end):
         index, size = place.offset + at // place.row * place.stride + at % place.row, min(end - at, place.row - at % place.row)
     else:
         index, size = place.offset + at, end - at
-    return index, min(size, STRIP - index % SERVED)
+    return index, min(size, STRIP - index % SHARED)
 
 
 @part
@@ -110,12 +103,12 @@ def _begin(job, at, size, weight, grad):
     _read(grad, job.at.grad, at, size, job.grad_is_narrow)
     scale, decay = job.factors.scale, job.factors.decay
     if job.variant.maximize:
-        scale = _f32(-scale)
+        scale = f32(-scale)
     for i in range(size):
-        grad[i] = _f32(grad[i] * scale)
+        grad[i] = f32(grad[i] * scale)
     if job.variant.coupled:
         for i in range(size):
-            grad[i] = _f32(grad[i] + _f32(weight[i] * decay))
+            grad[i] = f32(grad[i] + f32(weight[i] * decay))
 
 
 @part
@@ -124,12 +117,12 @@ def _finish(job, at, size, index, weight, change):
     decay = job.factors.decay
     if job.variant.decoupled:
         for i in range(size):
-            change[i] = _f32(change[i] + _f32(weight[i] * decay))
+            change[i] = f32(change[i] + f32(weight[i] * decay))
     if job.at.compensation:
         _compensated(job, at, size, index, weight, change)
         return
     for i in range(size):
-        change[i] = _f32(weight[i] - change[i])
+        change[i] = f32(weight[i] - change[i])
     _write(job.at.param, at, size, change, job.weights, job.keys.weights, index, job.param_is_narrow)
 
 
@@ -140,7 +133,7 @@ def _compensated(job, at, size, index, weight, change):
     _read(lost, job.at.compensation, at, size, job.param_is_narrow)
     for i in range(size):
         change[i] = _change(change[i], lost[i], 0, 0)
-        total[i] = _f32(weight[i] + change[i])
+        total[i] = f32(weight[i] + change[i])
     _round(rounded, total, size, job.weights, job.keys.weights, index)
     for i in range(size):
         lost[i] = _excess(rounded[i], weight[i], change[i], 0, 0)
@@ -163,7 +156,7 @@ def _round(results, values, size, stored, key, index):
         # An infinity becomes NaN, so that a step that went wrong stays visible.
         patterns = ints(address_of(values))
         for i in range(size):
-            magnitude = _i32(patterns[i] & _NAN)
-            patterns[i] = _i32(_NAN) if magnitude == _INFINITY else patterns[i]
+            magnitude = i32(patterns[i] & _NAN)
+            patterns[i] = i32(_NAN) if magnitude == _INFINITY else patterns[i]
     arguments = address_of(results), address_of(values), size, stored.rounding.grid, key.seed, key.stream, index
     call(stored.rounding.loop, arguments)

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from qsim_kernels.arithmetic.philox import SHARED
+from qsim_kernels.numba.jobs import STRIP, Values
+from qsim_kernels.numba.loops.bits import address_of, call, i16, i32, ints, part, record_at, room_for_ints, shorts
 
-import numpy as np
-
-from qsim_kernels.numba.jobs import Values
-from qsim_kernels.numba.loops.bits import address_of, call, ints, part, record_at, room_for_ints, shorts
-from qsim_kernels.numba.loops.roundings import SERVED
-from qsim_kernels.numba.loops.strips import STRIP
-
-_i32: Any = np.int32
-_i16: Any = np.int16
 _job_at = record_at(Values)
 
 
@@ -22,7 +15,7 @@ def load(patterns, x_at, start, count, is_narrow):
     if is_narrow:
         narrow = shorts(x_at + 2 * start)
         for i in range(count):
-            patterns[i] = _i32(_i32(narrow[i]) << 16)
+            patterns[i] = i32(i32(narrow[i]) << 16)
     else:
         wide = ints(x_at + 4 * start)
         for i in range(count):
@@ -35,7 +28,7 @@ def store(out_at, start, patterns, count, is_narrow):
     if is_narrow:
         narrow = shorts(out_at + 2 * start)
         for i in range(count):
-            narrow[i] = _i16(patterns[i] >> 16)
+            narrow[i] = i16(patterns[i] >> 16)
     else:
         wide = ints(out_at + 4 * start)
         for i in range(count):
@@ -50,7 +43,7 @@ def quantize(job_at, start, count):
     at, end = start, start + count
     while at < end:
         # Every strip but the first begins with a block of random bits.
-        size = min(STRIP - (noise.offset + at) % SERVED, end - at)
+        size = min(STRIP - (noise.offset + at) % SHARED, end - at)
         source, target = job.x.at + 4 * at, job.out.at + 4 * at
         if job.x.is_narrow:
             load(given, job.x.at, at, size, True)

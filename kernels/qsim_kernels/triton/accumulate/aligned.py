@@ -16,9 +16,10 @@ from qsim_kernels.arithmetic.sums import LEAST_OF_PRODUCTS
 from qsim_kernels.meanings.triton import round_bits, sums
 from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.triton.accumulate.planes import behind, first_terms, others_at, values_at, zeros_of
+from qsim_kernels.triton.device.blocks import with_one_nan
 from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add, power_with_signs, to_single_toward_zero, upper_bits
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.rounding import NAN, SIGN
+from qsim_kernels.triton.device.rounding import SIGN
 from qsim_kernels.triton.device.values import in_carrier
 
 #: The least exponent of products, twice in one int32.
@@ -60,12 +61,11 @@ def larger_sums(most, a, b, DPX: tl.constexpr):
     """The maximum of `most` and `a + b`, in both 16-bit halves of int32; with `DPX` by an instruction of recent GPUs."""
     if DPX:
         TEXT: tl.constexpr = "{ .reg .b32 total; add.s16x2 total, $2, $3; max.s16x2 $0, $1, total; }"
-        result = tl.inline_asm_elementwise(TEXT, "=r,r,r,r", [most, a, b], dtype=tl.int32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(TEXT, "=r,r,r,r", [most, a, b], dtype=tl.int32, is_pure=True, pack=1)
     else:
         upper = tl.maximum(most >> 16, (a >> 16) + (b >> 16))
         lower = tl.maximum(most << 16 >> 16, (a << 16 >> 16) + (b << 16 >> 16))
-        result = upper << 16 | (lower & 0xFFFF)
-    return result
+        return upper << 16 | (lower & 0xFFFF)
 
 
 @triton.jit
@@ -81,10 +81,9 @@ def largest_exponents(terms, adder: tl.constexpr):
 def truncating_power(unit, CARRIER: tl.constexpr):
     """The `upper_bits` of the power of two at which the spacing of the carrier is `2**unit`."""
     if CARRIER == tl.float32:
-        result = (unit + (127 + 23)) << 23
+        return (unit + (127 + 23)) << 23
     else:
-        result = (unit + (1023 + 52)) << 20
-    return result
+        return (unit + (1023 + 52)) << 20
 
 
 @triton.jit
@@ -173,16 +172,6 @@ def store_sums(out, total, rows, columns, tile: tl.constexpr):
     first = (tl.program_id(2).to(tl.int64) * rows + tl.program_id(0) * tile.rows) * columns
     at = out + first + tl.arange(0, tile.rows)[:, None] * columns + column[None, :]
     tl.store(at, with_one_nan(total))
-
-
-@triton.jit
-def with_one_nan(x):
-    """Replace every NaN by the canonical one."""
-    if x.dtype == tl.float64:
-        pattern = tl.where(x == x, x.to(tl.int64, bitcast=True), 0x7FFFFFFFFFFFFFFF)
-    else:
-        pattern = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN)
-    return pattern.to(x.dtype, bitcast=True)
 
 
 @kernel(do_not_specialize=["steps", "every"])

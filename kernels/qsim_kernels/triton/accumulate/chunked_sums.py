@@ -1,7 +1,6 @@
-"""Running sums of chunks: each chunk is the sum of an H100's matrix unit, and the running sum is rounded after each; see `RoundedSum`.
+"""Running sums of chunks on an H100, whose matrix unit defines the sum of a chunk; see `RoundedSum` and `rounded_sums`.
 
-On that unit `chunked_kernel` lets `tl.dot` compute the chunks, which gives the defined numbers because it is the unit that defines them.
-Everywhere else `chained_kernel` emulates the unit.
+`tl.dot` computes the chunks, which gives the defined numbers.
 """
 
 from typing import NamedTuple
@@ -10,10 +9,9 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.numbers.carrier import RoundingNumbers
-from qsim_kernels.triton.accumulate.aligned import aligned_sum, store_sums, terms_behind, with_one_nan, zeros
-from qsim_kernels.triton.accumulate.planes import first_terms
-from qsim_kernels.triton.accumulate.rounded_sums import RandomNumbers, add_term, first_blocks
-from qsim_kernels.triton.device.noise import LATE_BLOCKS, words
+from qsim_kernels.triton.accumulate.aligned import zeros
+from qsim_kernels.triton.accumulate.rounded_sums import RandomNumbers, add_chunk
+from qsim_kernels.triton.device.blocks import with_one_nan
 from qsim_kernels.triton.device.parts import swizzled
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import rounding_of
@@ -33,40 +31,6 @@ class ChunkVariant(NamedTuple):
     step: int
     group: int
     even: bool
-
-
-@triton.jit
-def random_integer(noise, blocks, index):
-    """The 32 random bits of one rounding of each element.
-
-    Args:
-        noise: A `Noise`.
-        blocks: The number of each element's first Philox block.
-        index: The rounding's index, the same for all.
-    """
-    place = index % 8
-    a, b, c, d = words(blocks + index // 8, noise.seed, noise.stream)
-    e, f, g, h = words((blocks + index // 8) | LATE_BLOCKS, noise.seed, noise.stream)
-    first = tl.where(place < 4, tl.where(place < 2, a, b), tl.where(place < 6, c, d))
-    last = tl.where(place < 4, tl.where(place < 2, e, f), tl.where(place < 6, g, h))
-    return tl.where(place % 2 == 0, first << 16 | (last & 0xFFFF), (first & 0xFFFF0000) | last >> 16)
-
-
-@triton.jit
-def add_chunk(total, lost, chunk, index, blocks, onto, adder: tl.constexpr):
-    """Add the sum of a chunk to a running sum; `index` is the chunk's first rounding."""
-    drawn = (0, 0, 0, 0)
-    if adder.roundings == 1:
-        drawn = (random_integer(onto.noise, blocks, index), 0, 0, 0)
-    elif adder.roundings == 4:
-        drawn = (
-            random_integer(onto.noise, blocks, index),
-            random_integer(onto.noise, blocks, index + 1),
-            random_integer(onto.noise, blocks, index + 2),
-            random_integer(onto.noise, blocks, index + 3),
-        )
-    term = chunk.to(total.dtype)
-    return add_term(total, lost, (term, tl.full(term.shape, 1.0, term.dtype)), drawn, onto, adder)
 
 
 @triton.jit
@@ -131,36 +95,3 @@ def chunked_kernel(
     result = promoted if adder.promoted else total.to(out.dtype.element_ty)
     at = out + batch * rows * columns + row[:, None] * columns + column[None, :]
     tl.store(at, with_one_nan(result), mask=(row < rows)[:, None] & (column < columns)[None, :])
-
-
-@kernel(do_not_specialize=["steps", "steps_of_chunk", "every"])
-def chained_kernel(
-    a, b, exponents_a, exponents_b, out, seed_pointer, random: RandomNumbers, rows: tl.int64, columns: tl.int64, rows_a, rows_b,
-    length: tl.int64, steps, steps_of_chunk, every, numbers: RoundingNumbers,
-    adder: tl.constexpr, unit: tl.constexpr, tile: tl.constexpr,
-):  # fmt: skip
-    """Write one tile of a product whose chunks are emulated by `unit`, an `AlignedVariant`.
-
-    Other arguments are those of `rounded_kernel` and `aligned_kernel`, with `every` counting steps.
-    """
-    onto = rounding_of(seed_pointer, random.seed, random.stream, numbers, adder.wide)
-    terms = first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, length // 2, tile)
-    CARRIER: tl.constexpr = tl.float64 if adder.wide else tl.float32
-    blocks = 0
-    if adder.roundings > 0:
-        blocks = first_blocks(rows, columns, random, tile)
-    promoted = zeros(tile, tl.float32)
-    total, lost = zeros(tile, CARRIER), zeros(tile, CARRIER)
-    for outer in range(0, steps, every):
-        last = tl.minimum(outer + every, steps)
-        total, lost = zeros(tile, CARRIER), zeros(tile, CARRIER)
-        for start in range(outer, last, steps_of_chunk):
-            chunk = aligned_sum(terms, tl.minimum(steps_of_chunk, last - start), 0, unit)
-            terms = terms_behind(terms, steps_of_chunk, unit)
-            index = (start - outer) // steps_of_chunk * adder.roundings
-            total, lost = add_chunk(total, lost, chunk, index, blocks, onto, adder)
-        promoted += total.to(tl.float32)
-        if adder.roundings > 0:
-            blocks += random.inner_stride // 8
-    result = promoted if adder.promoted else total.to(out.dtype.element_ty)
-    store_sums(out, result, rows_a, rows_b, tile)

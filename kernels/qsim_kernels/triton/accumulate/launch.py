@@ -28,7 +28,7 @@ from qsim_kernels.numbers.sums import (
 from qsim_kernels.torch import sums as reference
 from qsim_kernels.triton.accumulate import variants
 from qsim_kernels.triton.accumulate.aligned import aligned_kernel
-from qsim_kernels.triton.accumulate.chunked_sums import ChunkVariant, chained_kernel, chunked_kernel
+from qsim_kernels.triton.accumulate.chunked_sums import ChunkVariant, chunked_kernel
 from qsim_kernels.triton.accumulate.exact_groups import exact_groups_kernel
 from qsim_kernels.triton.accumulate.planes import Planes, PlaneScales, planes
 from qsim_kernels.triton.accumulate.rounded_sums import rounded_kernel
@@ -160,12 +160,10 @@ def _launch(product: ProductLaunch) -> None:
         case BlockScaledSum():
             p, q = (None if x is None else PlaneScales(x, inner.group, inner.low_scale) for x in product.scales or (None, None))
             _launch_aligned(product, inner.aligned, p, q)
-        case RoundedSum(chunk=1):
-            _launch_rounded(product, inner)
         case RoundedSum():
-            held = _unit_dtype(product.a, product.b, inner)
+            held = None if inner.chunk == 1 else _unit_dtype(product.a, product.b, inner)
             if held is None:
-                _launch_chained(product, inner)
+                _launch_rounded(product, inner)
             else:
                 _launch_on_unit(product._replace(a=product.a.to(held), b=product.b.to(held)), inner)
 
@@ -217,21 +215,22 @@ def _launch_groups(product: ProductLaunch, adder: BlockScaledSum) -> None:
 
 
 def _launch_rounded(product: ProductLaunch, adder: RoundedSum) -> None:
+    """Launch the kernel of sums of products, or of chunks, which it emulates."""
     variant, grid, product_grid = variants.rounded(adder, is_stochastic(adder), isinstance(product.adder, PromotedSum))
-    tile, dtype = product.tile or (ResultTile(2, 32, 1) if variant.roundings else ResultTile(8, 128, 1)), _carrier(variant.wide)
-    a, b = planes(product.a, dtype, tile.rows), planes(product.b.mT, dtype, tile.columns)
-    sizes = a.rows, b.rows, product.length, product.every()
-    product.run(rounded_kernel, tile, a, b, (a.values, b.values), *product.random(), *sizes, *grid, *product_grid, adders=[(variant,)])
-
-
-def _launch_chained(product: ProductLaunch, adder: RoundedSum) -> None:
-    variant, grid, _ = variants.rounded(adder, is_stochastic(adder), isinstance(product.adder, PromotedSum))
-    tile, unit = product.tile or ResultTile(8, 64, 1), adder.chunk_sum
-    a, b, _ = _aligned_planes(product, unit, tile, torch.float64)
-    steps = -(-product.length // unit.block), adder.chunk // unit.block, product.every(unit.block)
-    summed, _ = variants.aligned(unit, False, 1, False, has_dpx())
-    before, sizes = (a.values, b.values, a.exponents, b.exponents), (a.rows, b.rows, a.length)
-    product.run(chained_kernel, tile, a, b, before, *product.random(), *sizes, *steps, *grid, adders=[(variant, summed)])
+    if adder.chunk == 1:
+        tile, dtype = product.tile or (ResultTile(2, 32, 1) if variant.roundings else ResultTile(8, 128, 1)), _carrier(variant.wide)
+        a, b = planes(product.a, dtype, tile.rows), planes(product.b.mT, dtype, tile.columns)
+        unit, block = None, 1
+    else:
+        tile, block = product.tile or ResultTile(8, 64, 1), adder.chunk_sum.block
+        a, b, _ = _aligned_planes(product, adder.chunk_sum, tile, torch.float64)
+        unit, _ = variants.aligned(adder.chunk_sum, False, 1, False, has_dpx())
+    before, counts = (
+        (a.values, b.values, a.exponents, b.exponents),
+        (-(-product.length // block), adder.chunk // block, product.every(block)),
+    )
+    behind = (*product.random(), a.rows, b.rows, a.length, *counts, *grid, *product_grid)
+    product.run(rounded_kernel, tile, a, b, before, *behind, adders=[(variant, unit)])
 
 
 def _launch_on_unit(product: ProductLaunch, adder: RoundedSum) -> None:

@@ -1,33 +1,18 @@
-"""Running sums that are rounded after each term; see `RoundedSum` in `qsim_kernels.numbers.sums`.
-
-The exact value of `a * b + s` is first rounded to odd, in float32 or float64, which takes three fused products and no case distinction.
-Stochastic rounding adds its random number to the exact value truncated in float64, and truncates the sum.
-"""
+"""Running sums that are rounded after each term, a product or a chunk that is emulated; see `rounded_steps`."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from qsim_kernels.meanings.triton import round_bits, sums
 from qsim_kernels.numbers.carrier import RoundingNumbers
-from qsim_kernels.triton.accumulate.aligned import store_sums, zeros
+from qsim_kernels.triton.accumulate.aligned import aligned_sum, store_sums, terms_behind, zeros
 from qsim_kernels.triton.accumulate.planes import behind, first_terms, values_at, zeros_of
-from qsim_kernels.triton.device.directed import (
-    NEAREST,
-    TOWARD_ZERO,
-    add_toward_zero,
-    from_halves,
-    multiply_add,
-    multiply_add_to_odd,
-    upper_bits,
-)
-from qsim_kernels.triton.device.noise import LATE_BLOCKS, STOCHASTIC, as_added, words
+from qsim_kernels.triton.accumulate.rounded_steps import add_term, round_step
+from qsim_kernels.triton.device.directed import multiply_add_to_odd
+from qsim_kernels.triton.device.noise import LATE_BLOCKS, words
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.rounding import SIGN, end_of_additions, round_magnitude
-from qsim_kernels.triton.device.values import KernelVariant, rounding_of
-
-INFINITY_DOUBLE: tl.constexpr = tl.constexpr(0x7FF00000)
+from qsim_kernels.triton.device.values import rounding_of
 
 
 class RandomNumbers(NamedTuple):
@@ -46,179 +31,6 @@ class RandomNumbers(NamedTuple):
     offset: Any
     stride: Any
     inner_stride: Any
-
-
-class StepRounding(NamedTuple):
-    """How a step is rounded.
-
-    Attributes:
-        native: A dtype whose conversion is the rounding: `tl.float32`, `tl.bfloat16` or `tl.float16`; None if there is none.
-        fast: Whether adding and subtracting a power of two rounds.
-        variant: The `KernelVariant`.
-    """
-
-    native: Any
-    fast: bool
-    variant: KernelVariant
-
-
-class RoundedVariant(NamedTuple):
-    """The compile-time numbers of a `RoundedSum`.
-
-    Attributes:
-        rounding: The `StepRounding` of sums.
-        product: That of products.
-        products: Whether products are rounded.
-        kahan: Whether the sum is compensated.
-        wide: Whether sums are computed in float64.
-        roundings: The number of roundings of a term that draw random bits: 1, 2 or 4; 0 if there are none.
-        promoted: Whether short sums are added up in float32.
-        unroll: The number of terms that are computed at a time, without random bits.
-    """
-
-    rounding: StepRounding
-    product: StepRounding
-    products: bool
-    kahan: bool
-    wide: bool
-    roundings: int
-    promoted: bool
-    unroll: int = 4
-
-
-@triton.jit
-def round_step(x, drawn, onto, rounding: tl.constexpr):
-    """Round values that were rounded to odd (for stochastic rounding, in float64, toward zero) to a grid.
-
-    Args:
-        x: Values of the carrier.
-        drawn: 32 random bits for each.
-        onto: A `RuntimeRounding`.
-        rounding: A `StepRounding`.
-    """
-    ROUNDING: tl.constexpr = rounding.variant
-    grid, noise = onto.grid, onto.noise
-    if rounding.native is not None:
-        result = x.to(rounding.native).to(x.dtype)
-    elif rounding.fast and ROUNDING.mode == STOCHASTIC:
-        result = _stochastic(x, drawn, noise, grid, ROUNDING)
-    elif rounding.fast:
-        result = _fast(x, grid, ROUNDING)
-    elif ROUNDING.wide:
-        result = round_bits(x.to(tl.int64, bitcast=True), _added(drawn, noise, ROUNDING), grid, ROUNDING).to(tl.float64, bitcast=True)
-    else:
-        result = round_bits(x.to(tl.int32, bitcast=True), 0, grid, ROUNDING).to(tl.float32, bitcast=True)
-    return result
-
-
-@triton.jit
-def _added(drawn, noise, ROUNDING: tl.constexpr):
-    """Random bits as `round_bits` takes them."""
-    result = 0
-    if ROUNDING.mode == STOCHASTIC:
-        result = as_added(drawn >> 16 if ROUNDING.draws_16 else drawn, noise, ROUNDING)
-    return result
-
-
-@triton.jit
-def _fast(x, grid, ROUNDING: tl.constexpr):
-    """Round float32 values to a symmetric grid with evenly spaced values around zero."""
-    pattern = x.to(tl.int32, bitcast=True)
-    beyond = end_of_additions(grid, ROUNDING)
-    within = tl.minimum(tl.abs(x), beyond.to(tl.float32, bitcast=True), propagate_nan=tl.PropagateNan.ALL)
-    result = round_magnitude(within, pattern < 0, 0, grid, ROUNDING)
-    if not ROUNDING.saturates:
-        # NaN stays: it is not larger.
-        result = tl.where(result > grid.top.to(tl.float32, bitcast=True), grid.over.to(tl.float32, bitcast=True), result)
-    result = (result.to(tl.int32, bitcast=True) | (pattern & SIGN)).to(tl.float32, bitcast=True)
-    return result if ROUNDING.keep_sign else result + 0.0
-
-
-@triton.jit
-def _stochastic(x, drawn, noise, grid, ROUNDING: tl.constexpr):
-    """Round float64 values stochastically to a symmetric grid with evenly spaced values around zero.
-
-    With `u` the grid's spacing at a value and `R` the random number in units of `2**-32`, the sum of the magnitude, `u` and `R * u` is
-    truncated to multiples of `u`, and `u` is subtracted. The first bits of a float64 are enough for values of the grid: the lower halves
-    of their patterns are zero.
-    """
-    upper = upper_bits(x)
-    power = tl.maximum(upper & INFINITY_DOUBLE, grid.low.to(tl.int32) << 20)
-    spacing, magic = power + ((grid.shift.to(tl.int32) - 52) << 20), power + (grid.shift.to(tl.int32) << 20)
-    # The correction has 53 bits, of which only the first 33 are not zero.
-    kept = (drawn & noise.used.keep.to(tl.uint32)) | (noise.used.correction >> 21).to(tl.uint32)
-    first, last = spacing | (kept >> 12).to(tl.int32), kept << 20 | ((noise.used.correction >> 1).to(tl.uint32) & 0x80000)
-    raised = add_toward_zero(tl.abs(x), from_halves(first, last))
-    truncated = add_toward_zero(raised, from_halves(magic, tl.zeros(magic.shape, tl.uint32)))
-    rounded = upper_bits(truncated - from_halves(magic, tl.full(magic.shape, 1, tl.uint32)))
-    # From the next value after the largest to infinity; NaN, whose pattern is above that, stays.
-    beyond = ((grid.top >> 32) + (tl.full([], 1, tl.int64) << (grid.shift - 32))).to(tl.int32)
-    end = ((grid.top if ROUNDING.saturates else grid.over) >> 32).to(tl.int32)
-    rounded = tl.where((rounded - beyond).to(tl.uint32) <= (tl.full([], INFINITY_DOUBLE, tl.int32) - beyond).to(tl.uint32), end, rounded)
-    result = from_halves(rounded | (upper & SIGN), tl.zeros(rounded.shape, tl.uint32))
-    return result if ROUNDING.keep_sign else result + 0.0
-
-
-@triton.jit
-def add_rounded(term, x, drawn, grid, adder: tl.constexpr):
-    """Add a term, a product of two numbers that may not be one of the carrier, to a number: one rounding."""
-    a, b = term
-    rounding: tl.constexpr = adder.rounding
-    if rounding.native is tl.float32:
-        result = multiply_add(a, b, x, NEAREST)
-    else:
-        ROUNDING: tl.constexpr = rounding.variant
-        STOCHASTICALLY: tl.constexpr = rounding.fast and ROUNDING.mode == STOCHASTIC
-        exact = multiply_add(a, b, x, TOWARD_ZERO) if STOCHASTICALLY else multiply_add_to_odd(a, b, x)
-        result = round_step(exact, drawn, grid, rounding)
-    return result
-
-
-@triton.jit
-def add_numbers(x, y, drawn, grid, adder: tl.constexpr):
-    """Add two numbers of the carrier: one rounding."""
-    return add_rounded((x, tl.full(x.shape, 1.0, x.dtype)), y, drawn, grid, adder)
-
-
-@triton.jit
-def itself(x):
-    """A number."""
-    return x
-
-
-@triton.jit
-def is_finite(x):
-    """Whether a number is neither infinite nor NaN."""
-    return tl.abs(x) < float("inf")
-
-
-@triton.jit
-def negated(x):
-    """A number with the other sign: times -1, because a unary minus here is a subtraction from zero, which has no -0."""
-    return -1.0 * x
-
-
-_WORDS = {"add_rounded": add_rounded, "add_numbers": add_numbers, "bits_of": itself, "is_finite": is_finite, "negated": negated}
-kahan_step = sums(_WORDS).kahan_step
-
-
-@triton.jit
-def add_term(total, lost, term, drawn, grid, adder: tl.constexpr):
-    """One step of a running sum.
-
-    Args:
-        total: The running sum.
-        lost: What earlier additions lost, in a compensated sum.
-        term: Two factors.
-        drawn: The random bits of the step's roundings.
-        grid: A `RuntimeRounding`.
-        adder: A `RoundedVariant`.
-    """
-    if adder.kahan:
-        total, lost = kahan_step(total, lost, term, drawn, grid, adder)
-    else:
-        total = add_rounded(term, total, drawn[0], grid, adder)
-    return total, lost
 
 
 @triton.jit
@@ -312,44 +124,109 @@ def first_blocks(rows, columns, random, tile: tl.constexpr):
     return random.offset // 8 + element * (random.stride // 8)
 
 
-@kernel(do_not_specialize=["length", "every"])
+@triton.jit
+def random_integer(noise, blocks, index):
+    """The 32 random bits of one rounding of each element.
+
+    Args:
+        noise: A `Noise`.
+        blocks: The number of each element's first Philox block.
+        index: The rounding's index, the same for all.
+    """
+    place = index % 8
+    a, b, c, d = words(blocks + index // 8, noise.seed, noise.stream)
+    e, f, g, h = words((blocks + index // 8) | LATE_BLOCKS, noise.seed, noise.stream)
+    first = tl.where(place < 4, tl.where(place < 2, a, b), tl.where(place < 6, c, d))
+    last = tl.where(place < 4, tl.where(place < 2, e, f), tl.where(place < 6, g, h))
+    return tl.where(place % 2 == 0, first << 16 | (last & 0xFFFF), (first & 0xFFFF0000) | last >> 16)
+
+
+@triton.jit
+def add_chunk(total, lost, chunk, index, blocks, onto, adder: tl.constexpr):
+    """Add the sum of a chunk to a running sum; `index` is the chunk's first rounding."""
+    drawn = (0, 0, 0, 0)
+    if adder.roundings == 1:
+        drawn = (random_integer(onto.noise, blocks, index), 0, 0, 0)
+    elif adder.roundings == 4:
+        drawn = (
+            random_integer(onto.noise, blocks, index),
+            random_integer(onto.noise, blocks, index + 1),
+            random_integer(onto.noise, blocks, index + 2),
+            random_integer(onto.noise, blocks, index + 3),
+        )
+    term = chunk.to(total.dtype)
+    return add_term(total, lost, (term, tl.full(term.shape, 1.0, term.dtype)), drawn, onto, adder)
+
+
+@triton.jit
+def sum_of_chunks(terms, steps, steps_of_chunk, blocks, onto, adder: tl.constexpr, unit: tl.constexpr):
+    """The sum of some steps of `unit`, whose running sums of chunks are added, from a fresh start; see `sum_of_products`."""
+    CARRIER: tl.constexpr = tl.float64 if adder.wide else tl.float32
+    total, lost = zeros_of(terms, CARRIER), zeros_of(terms, CARRIER)
+    for start in range(0, steps, steps_of_chunk):
+        chunk = aligned_sum(terms, tl.minimum(steps_of_chunk, steps - start), 0, unit)
+        terms = terms_behind(terms, steps_of_chunk, unit)
+        total, lost = add_chunk(total, lost, chunk, start // steps_of_chunk * adder.roundings, blocks, onto, adder)
+    return total
+
+
+@triton.jit
+def sum_of_terms(terms, count, each, blocks, onto, products_onto, adder: tl.constexpr, unit: tl.constexpr):
+    """The sum of some products, or of some steps of a unit."""
+    if unit is None:
+        return sum_of_products(terms, count, blocks, onto, products_onto, adder)
+    else:
+        return sum_of_chunks(terms, count, each, blocks, onto, adder, unit)
+
+
+@kernel(do_not_specialize=["count", "each", "every"])
 def rounded_kernel(
-    a, b, out, seed_pointer, random: RandomNumbers, rows: tl.int64, columns: tl.int64, rows_a, rows_b, length, every,
-    numbers: RoundingNumbers, product_numbers: RoundingNumbers, adder: tl.constexpr, tile: tl.constexpr,
+    a, b, exponents_a, exponents_b, out, seed_pointer, random: RandomNumbers, rows: tl.int64, columns: tl.int64, rows_a, rows_b,
+    length: tl.int64, count, each, every, numbers: RoundingNumbers, product_numbers: RoundingNumbers,
+    adder: tl.constexpr, unit: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product.
 
     Args:
         a: The first operand's plane of values; see `planes`.
         b: The second's.
+        exponents_a: The first operand's plane of exponents, which a unit reads.
+        exponents_b: The second's.
         out: The result, `[batch, rows_a, rows_b]`.
         seed_pointer: The seed on the device, or None.
         random: Where random bits come from otherwise.
         rows: Of the result, without padding.
         columns: The same.
-        rows_a: Rows of the plane of `a`, a multiple of the tile's.
-        rows_b: Rows of the plane of `b`, a multiple of the tile's columns.
-        length: Elements along the sum.
-        every: Elements of a short sum.
+        rows_a: Rows of the planes of `a`, a multiple of the tile's.
+        rows_b: Rows of the planes of `b`, a multiple of the tile's columns.
+        length: Elements along the sum, in the planes.
+        count: The number of products, or of steps of a unit.
+        each: The number of those in a chunk.
+        every: The number of those in a short sum.
         numbers: The numbers of the rounding of sums.
         product_numbers: Those of the rounding of products.
         adder: A `RoundedVariant`.
+        unit: The `AlignedVariant` that computes chunks; None if terms are products.
         tile: A `ResultTile`.
     """
     onto = rounding_of(seed_pointer, random.seed, random.stream, numbers, adder.wide)
     products_onto = rounding_of(seed_pointer, random.seed, random.stream, product_numbers, adder.wide)
-    terms = first_terms(a, b, a, b, rows_a, rows_b, length, 0, tile)
+    if unit is None:
+        terms = first_terms(a, b, a, b, rows_a, rows_b, length, 0, tile)
+    else:
+        terms = first_terms(a, b, exponents_a, exponents_b, rows_a, rows_b, length, length // 2, tile)
     blocks = 0
     if adder.roundings > 0:
         blocks = first_blocks(rows, columns, random, tile)
     if adder.promoted:
-        promoted = zeros(tile, tl.float32)
-        for start in range(0, length, every):
-            promoted += sum_of_products(terms, tl.minimum(every, length - start), blocks, onto, products_onto, adder).to(tl.float32)
-            terms = behind(terms, tl.cast(every, tl.int64), 0)
+        BLOCK: tl.constexpr = 1 if unit is None else unit.block
+        total = zeros(tile, tl.float32)
+        for start in range(0, count, every):
+            inner = sum_of_terms(terms, tl.minimum(every, count - start), each, blocks, onto, products_onto, adder, unit)
+            total += inner.to(tl.float32)
+            terms = behind(terms, tl.cast(every, tl.int64) * BLOCK, tl.cast(every, tl.int64) * (BLOCK // 2))
             if adder.roundings > 0:
                 blocks += random.inner_stride // 8
-        store_sums(out, promoted, rows_a, rows_b, tile)
     else:
-        total = sum_of_products(terms, length, blocks, onto, products_onto, adder)
-        store_sums(out, total.to(out.dtype.element_ty), rows_a, rows_b, tile)
+        total = sum_of_terms(terms, count, each, blocks, onto, products_onto, adder, unit).to(out.dtype.element_ty)
+    store_sums(out, total, rows_a, rows_b, tile)

@@ -16,7 +16,7 @@ from qsim_kernels.numbers.sums import LEAST_EXPONENT, SINGLE_GRID, AlignedSum, B
 from qsim_kernels.numbers.updates import own_grid
 from qsim_kernels.triton.accumulate.aligned import AlignedVariant
 from qsim_kernels.triton.accumulate.exact_groups import LEAST_SIZE, GroupsVariant
-from qsim_kernels.triton.accumulate.rounded_sums import RoundedVariant, StepRounding
+from qsim_kernels.triton.accumulate.rounded_steps import RoundedVariant, StepRounding
 from qsim_kernels.triton.accumulate.two_step import TwoStepVariant
 from qsim_kernels.triton.host import arguments
 

@@ -3,43 +3,58 @@
 import triton
 import triton.language as tl
 
-from qsim_kernels.meanings.triton import INTERPRETED, round_bits
+from qsim_kernels.meanings.triton import INTERPRETED, elements, round_bits
 from qsim_kernels.triton.device.codes import codes_of, narrow_integers_of
-from qsim_kernels.triton.device.rounding import NEAREST, clamp, round_magnitude, round_nearest, round_single
+from qsim_kernels.triton.device.rounding import NAN, NEAREST, clamp, round_magnitude, round_nearest, round_single
 from qsim_kernels.triton.device.undecided import round_later
+
+nearest_even, with_nan = elements.nearest_even, elements.with_nan
 
 
 @triton.jit
 def as_single(x):
     """Convert bfloat16 and float16 values to float32; bfloat16 by its bits, which are float32's upper half."""
     if x.dtype == tl.bfloat16:
-        single = (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     elif x.dtype == tl.float16:
-        single = x.to(tl.float32)
+        return x.to(tl.float32)
     else:
-        single = x
-    return single
+        return x
+
+
+@triton.jit
+def with_one_nan(x):
+    """Replace every NaN by the canonical one."""
+    if x.dtype == tl.float64:
+        pattern = tl.where(x == x, x.to(tl.int64, bitcast=True), 0x7FFFFFFFFFFFFFFF)
+    else:
+        pattern = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN)
+    return pattern.to(x.dtype, bitcast=True)
+
+
+@triton.jit
+def narrowed(x, TARGET: tl.constexpr):
+    """Round float32 values to nearest in the stored type; every NaN becomes the same."""
+    if TARGET == tl.float32:
+        return with_one_nan(x)
+    elif INTERPRETED and TARGET == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        return (with_nan(nearest_even(bits, 16), bits) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    elif INTERPRETED:
+        bits = x.to(TARGET).to(tl.int16, bitcast=True)
+        return tl.where(x == x, bits, 0x7FFF).to(tl.int16).to(TARGET, bitcast=True)
+    else:
+        # The hardware conversion to 16 bits turns every NaN into the one with all bits set.
+        return x.to(TARGET)
 
 
 @triton.jit
 def as_dtype(values, TARGET: tl.constexpr):
-    """Convert float32 or float64 values to a type that holds them exactly; NaN, which is positive, becomes the one with all bits set."""
+    """Convert float32 or float64 values, whose NaN are canonical, to a type that holds them exactly."""
     if values.dtype == TARGET:
-        result = values
-    elif TARGET == tl.float32:
-        bits = values.to(tl.float32).to(tl.int32, bitcast=True)
-        result = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
-    elif not INTERPRETED:
-        # The hardware conversion to 16 bits turns every NaN into the one with all bits set.
-        result = values.to(tl.float32).to(TARGET)
-    elif TARGET == tl.bfloat16:
-        bits = values.to(tl.float32).to(tl.int32, bitcast=True)
-        bits = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFFFFFF, bits)
-        result = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        return values
     else:
-        bits = values.to(tl.float32).to(tl.float16).to(tl.int16, bitcast=True)
-        result = tl.where((bits & 0x7FFF) > 0x7C00, 0x7FFF, bits).to(tl.int16).to(tl.float16, bitcast=True)
-    return result
+        return narrowed(values.to(tl.float32), TARGET)
 
 
 @triton.jit
@@ -96,14 +111,13 @@ def encoded(x, drawn, grid, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr
             if CODING.twos_complement:
                 clean = tl.where(signs < 0, -clean, clean)
         if CODING.twos_complement and NARROW:
-            codes = narrow_integers_of(clean, coding)
+            return narrow_integers_of(clean, coding)
         else:
-            codes = codes_of(clean, signs, coding, CODING)
+            return codes_of(clean, signs, coding, CODING)
     elif ROUNDING.table:
         codes = rounded(x, drawn, grid, ROUNDING, True)
-        codes = tl.where(codes == codes, codes.to(grid.top.dtype, bitcast=True), coding.nan)
+        return tl.where(codes == codes, codes.to(grid.top.dtype, bitcast=True), coding.nan)
     else:
         values = rounded(x, drawn, grid, ROUNDING, True)
         clean = values if CODING.nan else tl.where(values == values, values, grid.top.to(values.dtype, bitcast=True))
-        codes = codes_of(clean, clean.to(grid.top.dtype, bitcast=True), coding, CODING)
-    return codes
+        return codes_of(clean, clean.to(grid.top.dtype, bitcast=True), coding, CODING)

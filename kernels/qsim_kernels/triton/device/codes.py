@@ -112,7 +112,6 @@ def values_of(codes, coding, CODING: tl.constexpr, FIX_NAN: tl.constexpr):
         # For the others the sign bit is masked out or shifted to the top anyway.
         codes &= (2 * coding.sign - 1).to(tl.uint32)
     if CODING.twos_complement:
-        values = integers_of(codes, coding, CODING)
+        return integers_of(codes, coding, CODING)
     else:
-        values = floats_of(codes, coding, CODING, FIX_NAN)
-    return values
+        return floats_of(codes, coding, CODING, FIX_NAN)

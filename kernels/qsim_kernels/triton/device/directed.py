@@ -24,14 +24,13 @@ def multiply_add(a, b, c, TOWARD: tl.constexpr):
         TOWARD: The direction.
     """
     if INTERPRETED:
-        result = _multiply_add_interpreted(a, b, c, TOWARD)
+        return _multiply_add_interpreted(a, b, c, TOWARD)
     elif a.dtype == tl.float64:
         DOUBLE: tl.constexpr = "fma." + TOWARD + ".f64 $0, $1, $2, $3;"
-        result = tl.inline_asm_elementwise(DOUBLE, "=d,d,d,d", [a, b, c], dtype=tl.float64, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(DOUBLE, "=d,d,d,d", [a, b, c], dtype=tl.float64, is_pure=True, pack=1)
     else:
         SINGLE: tl.constexpr = "fma." + TOWARD + ".f32 $0, $1, $2, $3;"
-        result = tl.inline_asm_elementwise(SINGLE, "=f,f,f,f", [a, b, c], dtype=tl.float32, is_pure=True, pack=1)
-    return result
+        return tl.inline_asm_elementwise(SINGLE, "=f,f,f,f", [a, b, c], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -49,12 +48,11 @@ def multiply_add_to_odd(a, b, c):
 def add_toward_zero(a, b):
     """`a + b` of float32 or float64 blocks of one dtype, rounded toward zero."""
     if INTERPRETED:
-        result = multiply_add(a, tl.full(a.shape, 1.0, a.dtype), b, TOWARD_ZERO)
+        return multiply_add(a, tl.full(a.shape, 1.0, a.dtype), b, TOWARD_ZERO)
     elif a.dtype == tl.float64:
-        result = tl.inline_asm_elementwise("add.rz.f64 $0, $1, $2;", "=d,d,d", [a, b], dtype=tl.float64, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise("add.rz.f64 $0, $1, $2;", "=d,d,d", [a, b], dtype=tl.float64, is_pure=True, pack=1)
     else:
-        result = tl.inline_asm_elementwise("add.rz.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
-    return result
+        return tl.inline_asm_elementwise("add.rz.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -67,10 +65,9 @@ def from_halves(upper, lower):
 def upper_bits(x):
     """The sign, the exponent and the first bits of a float, as int32."""
     if x.dtype == tl.float64:
-        result = (x.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
+        return (x.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
     else:
-        result = x.to(tl.int32, bitcast=True)
-    return result
+        return x.to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -85,14 +82,13 @@ def power_with_signs(upper, first, second, DTYPE: tl.constexpr):
     """
     if INTERPRETED:
         bits = upper ^ first ^ second
-        result = bits.to(tl.float32, bitcast=True) if DTYPE == tl.float32 else (bits.to(tl.int64) << 32).to(tl.float64, bitcast=True)
+        return bits.to(tl.float32, bitcast=True) if DTYPE == tl.float32 else (bits.to(tl.int64) << 32).to(tl.float64, bitcast=True)
     elif DTYPE == tl.float32:
         SINGLE: tl.constexpr = "lop3.b32 $0, $1, $2, $3, 0x96;"
-        result = tl.inline_asm_elementwise(SINGLE, "=f,r,r,r", [upper, first, second], dtype=tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(SINGLE, "=f,r,r,r", [upper, first, second], dtype=tl.float32, is_pure=True, pack=1)
     else:
         DOUBLE: tl.constexpr = "{ .reg .b32 bits, none; lop3.b32 bits, $1, $2, $3, 0x96; mov.b32 none, 0; mov.b64 $0, {none, bits}; }"
-        result = tl.inline_asm_elementwise(DOUBLE, "=d,r,r,r", [upper, first, second], dtype=tl.float64, is_pure=True, pack=1)
-    return result
+        return tl.inline_asm_elementwise(DOUBLE, "=d,r,r,r", [upper, first, second], dtype=tl.float64, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -100,10 +96,9 @@ def to_single_toward_zero(x):
     """Float64 values as float32, rounded toward zero."""
     if INTERPRETED:
         nearest = x.to(tl.float32)
-        result = _stepped(nearest, x - nearest.to(tl.float64), TOWARD_ZERO)
+        return _stepped(nearest, x - nearest.to(tl.float64), TOWARD_ZERO)
     else:
-        result = tl.inline_asm_elementwise("cvt.rz.f32.f64 $0, $1;", "=f,d", [x], dtype=tl.float32, is_pure=True, pack=1)
-    return result
+        return tl.inline_asm_elementwise("cvt.rz.f32.f64 $0, $1;", "=f,d", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -115,15 +110,14 @@ def _multiply_add_interpreted(a, b, c, TOWARD: tl.constexpr):
     error = (product - (total - second)) + (addend - second)
     error = tl.where(error == error, error, 0.0)
     if c.dtype == tl.float64:
-        result = _stepped(total, error, TOWARD)
+        return _stepped(total, error, TOWARD)
     else:
         # To odd in float64, so that float32 is rounded once.
         pattern = total.to(tl.int64, bitcast=True)
         inward = pattern - ((error < 0) & (total > 0) | (error > 0) & (total < 0)).to(tl.int64)
         odd = tl.where(error != 0, inward | 1, pattern).to(tl.float64, bitcast=True)
         nearest = odd.to(tl.float32)
-        result = _stepped(nearest, odd - nearest.to(tl.float64), TOWARD)
-    return result
+        return _stepped(nearest, odd - nearest.to(tl.float64), TOWARD)
 
 
 @triton.jit

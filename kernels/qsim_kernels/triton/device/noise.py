@@ -46,11 +46,10 @@ def shared_words(block, seed, stream, RUN: tl.constexpr):
     """
     a, b, c, d = words(block, seed, stream)
     if RUN == 8:
-        drawn = interleave4(a, b, c, d)
+        return interleave4(a, b, c, d)
     else:
         e, f, g, h = words(block + 1, seed, stream)
-        drawn = interleave8(a, b, c, d, e, f, g, h)
-    return drawn
+        return interleave8(a, b, c, d, e, f, g, h)
 
 
 @triton.jit

@@ -82,10 +82,9 @@ def block_part(start, count, BLOCK: tl.constexpr, MASKED: tl.constexpr, RUN: tl.
     if RUN:
         place = tl.max_contiguous(place, RUN)
     if MASKED:
-        part = Part(start, place, place < count - start, start)
+        return Part(start, place, place < count - start, start)
     else:
-        part = Part(start, place, True, start)
-    return part
+        return Part(start, place, True, start)
 
 
 @triton.jit
@@ -93,10 +92,9 @@ def tile_part(rows, columns, TILE: tl.constexpr):
     """The tile of a program."""
     places, inside, first = places_of(tl.program_id(0), rows, columns, TILE)
     if TILE.whole:
-        part = Part(0, places, True, first)
+        return Part(0, places, True, first)
     else:
-        part = Part(0, places, inside, first)
-    return part
+        return Part(0, places, inside, first)
 
 
 @triton.jit
@@ -139,7 +137,6 @@ def store_part(out, values, part):
 def drawn_for(part, offset, noise, ROUNDING: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     """The random integers of a part, given the logical index of the whole tensor's first element."""
     if TILE is None:
-        drawn = random_integers(noise, offset + part.first, ROUNDING, BLOCKS.run, BLOCKS.aligned, BLOCKS.block)
+        return random_integers(noise, offset + part.first, ROUNDING, BLOCKS.run, BLOCKS.aligned, BLOCKS.block)
     else:
-        drawn = random_integers(noise, offset + part.first, ROUNDING, TILE.run, TILE.aligned, TILE.rows)
-    return drawn
+        return random_integers(noise, offset + part.first, ROUNDING, TILE.run, TILE.aligned, TILE.rows)

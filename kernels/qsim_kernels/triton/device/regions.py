@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.meanings.triton import INTERPRETED, elements
-from qsim_kernels.triton.device.blocks import as_single
+from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.triton.device.blocks import as_single, narrowed
 from qsim_kernels.triton.device.parts import Part, load_part, store_part
-from qsim_kernels.triton.device.rounding import NAN
-
-nearest_even, with_nan = elements.nearest_even, elements.with_nan
 
 
 class Matrices(NamedTuple):
@@ -208,12 +205,11 @@ def load_region(x, at, matrices, REGION: tl.constexpr):
     """Load the elements of a region as float32."""
     if REGION.transposed:
         places, inside = places_of_runs(at, matrices, REGION)
-        values = load_columns(x, places, matrices.rows, inside, REGION.run)
+        return load_columns(x, places, matrices.rows, inside, REGION.run)
     elif REGION.flat and REGION.run >= 16:
-        values = as_single(load_runs(x, at, matrices, REGION))
+        return as_single(load_runs(x, at, matrices, REGION))
     else:
-        values = as_single(load_part(x, region_part(at, matrices, REGION)))
-    return values
+        return as_single(load_part(x, region_part(at, matrices, REGION)))
 
 
 @triton.jit
@@ -240,12 +236,11 @@ def places_of_runs(at, matrices, REGION: tl.constexpr):
 def load_columns(x, places, step, inside, COUNT: tl.constexpr):
     """Load `COUNT` elements, `step` apart in memory, as neighbours of a row: one load each, so that a thread holds them all."""
     if COUNT == 1:
-        values = as_single(tl.load(x + places, mask=inside, other=0))
+        return as_single(tl.load(x + places, mask=inside, other=0))
     else:
         HALF: tl.constexpr = COUNT // 2
         even = load_columns(x, places, 2 * step, inside, HALF)
-        values = tl.interleave(even, load_columns(x + step, places, 2 * step, inside, HALF))
-    return values
+        return tl.interleave(even, load_columns(x + step, places, 2 * step, inside, HALF))
 
 
 @triton.jit
@@ -284,10 +279,9 @@ def store_from_basis(out, values, factors, flips, at, matrices, signs, TURN: tl.
 def product_apart(a, b):
     """A rounded product; a compiler would add to an unrounded one."""
     if INTERPRETED:
-        result = a * b
+        return a * b
     else:
-        result = tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
-    return result
+        return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -314,26 +308,9 @@ def load_runs(x, at, matrices, REGION: tl.constexpr):
 def joined_loads(x, places, inside, COUNT: tl.constexpr):
     """Load `COUNT` times as many neighbours as there are places in a row, as rows."""
     if COUNT == 1:
-        values = tl.load(x + places, mask=inside, other=0)
+        return tl.load(x + places, mask=inside, other=0)
     else:
         HALF: tl.constexpr = COUNT // 2
         first = joined_loads(x, places, inside, HALF)
         second = joined_loads(x + places.shape[1] * HALF, places, inside, HALF)
-        values = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (places.shape[0], places.shape[1] * COUNT))
-    return values
-
-
-@triton.jit
-def narrowed(x, TARGET: tl.constexpr):
-    """Round float32 values to nearest in the stored type; every NaN becomes the same."""
-    if TARGET == tl.float32:
-        result = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
-    elif INTERPRETED and TARGET == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        result = (with_nan(nearest_even(bits, 16), bits) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    elif INTERPRETED:
-        bits = x.to(TARGET).to(tl.int16, bitcast=True)
-        result = tl.where(x == x, bits, 0x7FFF).to(tl.int16).to(TARGET, bitcast=True)
-    else:
-        result = x.to(TARGET)
-    return result
+        return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (places.shape[0], places.shape[1] * COUNT))

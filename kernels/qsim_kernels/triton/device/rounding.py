@@ -46,12 +46,11 @@ def clamped_magnitude(x, grid, ROUNDING: tl.constexpr):
     """Clamp magnitudes; NaN stays."""
     top = end_of_additions(grid, ROUNDING).to(tl.float32, bitcast=True)
     if INTERPRETED:
-        y = tl.minimum(tl.abs(x), top, propagate_nan=tl.PropagateNan.ALL)
+        return tl.minimum(tl.abs(x), top, propagate_nan=tl.PropagateNan.ALL)
     else:
         # One instruction. If `x` comes from 16 bits, the compiler would use a second one to clear the sign bit.
         TEXT: tl.constexpr = "{ .reg .f32 magnitude; abs.f32 magnitude, $1; min.NaN.f32 $0, magnitude, $2; }"
-        y = tl.inline_asm_elementwise(TEXT, "=f,f,f", [x, top], dtype=tl.float32, is_pure=True, pack=1)
-    return y
+        return tl.inline_asm_elementwise(TEXT, "=f,f,f", [x, top], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -116,10 +115,9 @@ def rounded_magnitudes(x, drawn, grid, ROUNDING: tl.constexpr):
     """Round float32 magnitudes to values, if `arguments.rounds_magnitudes`; see `round_single`."""
     y = clamped_magnitude(x, grid, ROUNDING)
     if ROUNDING.draws_late:
-        result = round_later(x, y, drawn, grid, ROUNDING.few_bits, grid.top)
+        return round_later(x, y, drawn, grid, ROUNDING.few_bits, grid.top)
     else:
-        result = round_magnitude(y, False, drawn, grid, ROUNDING)
-    return result
+        return round_magnitude(y, False, drawn, grid, ROUNDING)
 
 
 @triton.jit

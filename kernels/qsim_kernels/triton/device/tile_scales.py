@@ -117,10 +117,9 @@ def nearest_ratios(a, under, making, SCALE_ROUNDING: tl.constexpr):
 def reciprocal(x):
     """`arithmetic.scales.inverse` of float32 numbers: fewer instructions than a division."""
     if INTERPRETED:
-        result = inverse(x.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+        return inverse(x.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
     else:
-        result = tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    return result
+        return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

@@ -206,16 +206,15 @@ def round_later(x, y, drawn, grid, FEW_BITS: tl.constexpr, largest):
     scale = (SCALED_BY - grid.least).to(tl.float32, bitcast=True)
     if FEW_BITS:
         distance = total - (((grid.low + grid.shift - 16) << 23) + 0xFFFF)
-        result = tl.inline_asm_elementwise(
+        return tl.inline_asm_elementwise(
             SETTLE, CONSTRAINTS,
             [rounded, x, distance, drawn.place, drawn.block, drawn.seed, drawn.stream, least, scale],
             dtype=tl.float32, is_pure=True, pack=8,
         )  # fmt: skip
     else:
         distance = (total + 1) & 0xFFFF
-        result = tl.inline_asm_elementwise(
+        return tl.inline_asm_elementwise(
             SETTLE_MANY_BITS, CONSTRAINTS_OF_MANY_BITS,
             [rounded, x, distance, drawn.place, drawn.block, drawn.seed, drawn.stream, least, scale, grid.low << 23, largest],
             dtype=tl.float32, is_pure=True, pack=8,
         )  # fmt: skip
-    return result

@@ -148,7 +148,7 @@ def prepared(
 def in_order(run: Callable[..., T], x: Tensor, *outs: Tensor) -> T:
     """Call a function on tensors in logical order, and copy what it writes back into the given ones."""
     targets = [out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device) for out in outs]
-    result = run(flat(x), *targets)
+    result = run(x.contiguous(), *targets)
     for out, target in zip(outs, targets, strict=True):
         if target is not out:
             out.copy_(target)
@@ -162,8 +162,3 @@ def tile_of(transposed: Transposed, order: ElementOrder) -> TransposedTile:
     down = max(2 * _RUN, min(_TILE // across, triton.next_power_of_2(rows)))
     is_whole = rows % down == 0 and columns % across == 0
     return TransposedTile(down, across, _RUN, rows % 8 == 0 and order == ElementOrder.GROUPS, columns % 16 == 0, is_whole)
-
-
-def flat(x: Tensor) -> Tensor:
-    """The elements in logical order."""
-    return x.contiguous()

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from qsim_kernels.numbers.carrier import RoundingNumbers
 from qsim_kernels.numbers.encoding import code_dtype, read_encoding
+from qsim_kernels.torch import WantedCodes
 from qsim_kernels.triton.device.blocks import as_single, encoded
 from qsim_kernels.triton.device.noise import random_integers
-from qsim_kernels.triton.device.parts import Part, load_part, store_part
+from qsim_kernels.triton.device.parts import Part, TransposedTile, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import Codes, codes_in_carrier, rounding_of
 from qsim_kernels.triton.host.arguments import seed_of
@@ -22,30 +23,10 @@ from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.quantize.launch import encoding_of
 
 
-class Square(NamedTuple):
-    """The form of a tile.
-
-    Attributes:
-        rows: Its rows.
-        columns: Its columns.
-        run: Number of neighbours that a thread makes random bits for.
-        aligned: Whether rows begin where random bits begin.
-        whole: Whether tiles fill the matrix.
-        alike: Whether both roundings are the same.
-    """
-
-    rows: int
-    columns: int
-    run: int
-    aligned: bool
-    whole: bool
-    alike: bool
-
-
 @triton.jit
-def tile_of_codes(values, first, rounding, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr, SQUARE: tl.constexpr):
+def tile_of_codes(values, first, rounding, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr, TILE: tl.constexpr):
     """The codes of a tile's values, given the logical index of each row's first element."""
-    drawn = random_integers(rounding.noise, first, ROUNDING, SQUARE.run, SQUARE.aligned, SQUARE.columns)
+    drawn = random_integers(rounding.noise, first, ROUNDING, TILE.run, TILE.aligned, TILE.columns)
     return encoded(values, drawn, rounding.grid, codes_in_carrier(coding, rounding.grid.shift, ROUNDING.wide), ROUNDING, CODING, True)
 
 
@@ -53,7 +34,8 @@ def tile_of_codes(values, first, rounding, coding, ROUNDING: tl.constexpr, CODIN
 def both_ways_kernel(
     x, turned_out, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64, rows: tl.int64, columns: tl.int64,
     numbers: RoundingNumbers, coding: Codes, turned_numbers: RoundingNumbers, turned_coding: Codes,
-    ROUNDING: tl.constexpr, CODING: tl.constexpr, TURNED_ROUNDING: tl.constexpr, TURNED_CODING: tl.constexpr, SQUARE: tl.constexpr,
+    ROUNDING: tl.constexpr, CODING: tl.constexpr, TURNED_ROUNDING: tl.constexpr, TURNED_CODING: tl.constexpr, TILE: tl.constexpr,
+    ALIKE: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix onto two grids, and write the codes of one rounding in place, if wanted, and of the other transposed.
 
@@ -65,50 +47,40 @@ def both_ways_kernel(
         out: The codes in place, or None.
         ROUNDING: The `KernelVariant` of their rounding, and `CODING` their `CodeVariant`.
         TURNED_ROUNDING: The same for the transposed codes, and `TURNED_CODING`.
-        SQUARE: The `Square`.
+        TILE: The `TransposedTile`.
+        ALIKE: Whether both roundings are the same.
     """
-    across = tl.cdiv(columns, SQUARE.columns).to(tl.int32)
-    row = (tl.program_id(0) // across).to(tl.int64) * SQUARE.rows + tl.arange(0, SQUARE.rows)
-    column = (tl.program_id(0) % across).to(tl.int64) * SQUARE.columns + tl.arange(0, SQUARE.columns)
-    first = row * columns + (tl.program_id(0) % across).to(tl.int64) * SQUARE.columns
+    across = tl.cdiv(columns, TILE.columns).to(tl.int32)
+    row = (tl.program_id(0) // across).to(tl.int64) * TILE.rows + tl.arange(0, TILE.rows)
+    column = (tl.program_id(0) % across).to(tl.int64) * TILE.columns + tl.arange(0, TILE.columns)
+    first = row * columns + (tl.program_id(0) % across).to(tl.int64) * TILE.columns
     starts, turned_starts = row * columns, column * rows
-    if SQUARE.whole:
+    if TILE.whole:
         # Without this the compiler reads and writes single elements.
         starts, turned_starts = tl.multiple_of(starts, [16]), tl.multiple_of(turned_starts, [16])
     places = starts[:, None] + column[None, :]
     turned_places = turned_starts[:, None] + row[None, :]
-    if SQUARE.whole:
+    if TILE.whole:
         part, turned_part = Part(0, places, True, first), Part(0, turned_places, True, first)
     else:
         part = Part(0, places, (row < rows)[:, None] & (column < columns)[None, :], first)
         turned_part = Part(0, turned_places, (column < columns)[:, None] & (row < rows)[None, :], first)
     values = as_single(load_part(x, part))
     turned_rounding = rounding_of(seed_pointer, seed, turned_stream, turned_numbers, TURNED_ROUNDING.wide)
-    turned = tile_of_codes(values, first, turned_rounding, turned_coding, TURNED_ROUNDING, TURNED_CODING, SQUARE)
+    turned = tile_of_codes(values, first, turned_rounding, turned_coding, TURNED_ROUNDING, TURNED_CODING, TILE)
     turned = turned.to(turned_out.dtype.element_ty)
     if out is not None:
-        if SQUARE.alike:
+        if ALIKE:
             codes = turned
         else:
             rounding = rounding_of(seed_pointer, seed, noise_stream, numbers, ROUNDING.wide)
-            codes = tile_of_codes(values, first, rounding, coding, ROUNDING, CODING, SQUARE).to(out.dtype.element_ty)
+            codes = tile_of_codes(values, first, rounding, coding, ROUNDING, CODING, TILE).to(out.dtype.element_ty)
         store_part(out, codes, part)
     store_part(turned_out, tl.trans(turned), turned_part)
 
 
-#: How codes are made, spelled; their stream of random bits; and their dtype.
-WantedCodes = tuple[str, int, torch.dtype]
-
-
 def encode_both_ways(x: Tensor, seed: Tensor | None, codes: WantedCodes | None, turned: WantedCodes) -> tuple[Tensor | None, Tensor]:
-    """Round a matrix twice from one read, or once: codes in place, of at most 16 bits, and transposed ones.
-
-    Args:
-        x: A matrix.
-        seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        codes: The codes in place, if they are wanted.
-        turned: The transposed codes.
-    """
+    """Round a matrix twice from one read, or once, to codes of at most 16 bits; see `reference.encode_both_ways`."""
     (rows, columns), (turned_rounding, turned_stream, turned_dtype) = x.shape, turned
     rounding, stream, dtype = codes or (None, 0, None)
     pointer, number = seed_of(seed, x)
@@ -143,11 +115,12 @@ def _form(rounding: str | None, turned: str, source: torch.dtype, rows: int, col
     other = read_encoding(turned)
     one = other if rounding is None else read_encoding(rounding)
     alike = rounding is None or (rounding == turned and one_stream)
-    square = Square(64, 64, 16, columns % 8 == 0, rows % 64 == 0 and columns % 64 == 0, alike)
+    is_whole = rows % 64 == 0 and columns % 64 == 0
+    tile = TransposedTile(64, 64, 16, columns % 8 == 0, is_whole, is_whole)
     codes = None if rounding is None else code_dtype(one.coding.bits)
     turned_codes = code_dtype(other.coding.bits)
     (variants, numbers), (turned_variants, turned_numbers) = (encoding_of(each, source, may_draw_later=True) for each in (one, other))
-    tail = (*numbers, *turned_numbers, *variants, *turned_variants, square)
+    tail = (*numbers, *turned_numbers, *variants, *turned_variants, tile, alike)
     run = launcher(both_ways_kernel, (source, codes, turned_codes, unseeded), *tail, num_warps=4)
-    programs = -(-rows // square.rows) * -(-columns // square.columns)
+    programs = -(-rows // tile.rows) * -(-columns // tile.columns)
     return _Form(Launch(run, programs, (rows, columns)), one.is_stochastic or other.is_stochastic, codes, turned_codes)

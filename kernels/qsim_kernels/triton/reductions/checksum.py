@@ -28,10 +28,9 @@ folded, mixed = mixing.folded, mixing.mixed
 def word_of(element):
     """The bits of elements as words of 32 bits."""
     if element.dtype == tl.int64:
-        word = folded(element)
+        return folded(element)
     else:
-        word = element.to(tl.int32).to(tl.uint32, bitcast=True)
-    return word
+        return element.to(tl.int32).to(tl.uint32, bitcast=True)
 
 
 @triton.jit

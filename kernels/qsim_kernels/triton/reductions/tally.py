@@ -12,7 +12,6 @@ from qsim_kernels.numbers.carrier import double_bits
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.parts import block_part, load_part
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.host.layouts import flat
 
 _BLOCK, _WARPS = 512, 4
 #: Blocks per program. Large tensors use more, because adding up a program's counts costs as much as a block or two.
@@ -36,10 +35,9 @@ def fields_of(x):
     if x.dtype == tl.float64:
         field = ((x.to(tl.int64, bitcast=True) >> 52) & 0x7FF).to(tl.int32)
         within = tl.minimum(tl.maximum(field - 1023 + BIAS, 0), LARGEST)
-        result = tl.where(field == 0x7FF, SPECIAL, within)
+        return tl.where(field == 0x7FF, SPECIAL, within)
     else:
-        result = (as_single(x).to(tl.int32, bitcast=True) >> 23) & SPECIAL
-    return result
+        return (as_single(x).to(tl.int32, bitcast=True) >> 23) & SPECIAL
 
 
 @triton.jit
@@ -114,7 +112,7 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
     single = torch.float64 not in (x.dtype, rounded.dtype) and all(map(_is_single, (low, high)))
     constants = (single, blocks, _GROUP, _BLOCK)
     run = launcher(tally_kernel, (x.dtype, rounded.dtype), *constants, num_warps=_WARPS)
-    Launch(run, programs)(flat(x), flat(rounded), counts, sums, count, double_bits(low), double_bits(high))
+    Launch(run, programs)(x.contiguous(), rounded.contiguous(), counts, sums, count, double_bits(low), double_bits(high))
     return counts, sums.sum(0)
 
 

@@ -8,89 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers.scales import ElementRounding, ScaledRounding, Scales, TileSizes, Turn
+from qsim_kernels.numbers.scales import ScaledRounding, Scales
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, TurnVariant, load_in_basis, region_place
-from qsim_kernels.triton.host.arguments import seed_of
-from qsim_kernels.triton.host.launcher import Launch, launcher
+from qsim_kernels.triton.device.regions import Matrices, load_in_basis, region_place
+from qsim_kernels.triton.host.launcher import Launch
 from qsim_kernels.triton.host.layouts import in_order
-from qsim_kernels.triton.scaled.partition import Cut, Types, cut_small, cut_transposed, reading
+from qsim_kernels.triton.scaled.partition import Cut, Reading, ScaledCall, call_of, cut_small, cut_transposed, reading
 
 #: Regions of which a program finds the largest magnitude.
 _STEPS = 8
 
 
-class RegionsInBasis(NamedTuple):
-    """The regions of a tensor and its transform, for a launch.
-
-    Attributes:
-        cut: The regions.
-        turn: The transform that kernels do.
-        signs: Its signs, one bit per element of a block.
-    """
-
-    cut: Cut
-    turn: TurnVariant
-    signs: int
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The arguments of a kernel: those of `Matrices`, and the signs."""
-        return *self.cut.matrices, self.signs
+#: The regions of a tensor, and how they are read.
+RegionsInBasis = tuple[Cut, Reading]
 
 
-class CallInBasis(NamedTuple):
-    """A call as its launches depend on it.
+def regions_of(call: ScaledCall, width: int, scales: Scales) -> RegionsInBasis | None:
+    """Regions that hold whole groups of a width; none where plain torch computes."""
+    count, groups = call.shape.numel(), call.tiles._replace(width=width)
+    read = reading(count, call.types[0], groups, call.turn) if count and torch.float64 not in call.types else None
+    if read is None or call.tiles.columns % width or (read.turn.down and not call.unflipped):
+        return None
+    aligned = call.aligned and count % 8 == 0
+    if call.rows:
+        cut = cut_transposed(read, call.types, aligned, call.rows)
+    else:
+        cut = cut_small(read, call.types, call.elements, aligned, scales)
+    return None if cut is None else (cut, read)
 
-    Attributes:
-        shape: The tensor's shape.
-        types: Its dtype and that of the result.
-        rows: The rows of matrices that are stored transposed; 0 if the tensor is stored in logical order.
-        tiles: Which elements share a scale.
-        turn: The transform.
-        elements: How elements are rounded.
-        unflipped: Whether signs are those of the transform.
-        unseeded: Whether there is no tensor with a seed.
-        aligned: Whether random bits begin at the first element.
-    """
 
-    shape: torch.Size
-    types: Types
-    rows: int
-    tiles: TileSizes
-    turn: Turn | None
-    elements: ElementRounding
-    unflipped: bool
-    unseeded: bool
-    aligned: bool
-
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """The part of a call that compiled kernels depend on."""
-        return *self.types, self.unflipped, self.unseeded
-
-    def regions(self, width: int, scales: Scales) -> RegionsInBasis | None:
-        """Regions that hold whole groups of a width; none where plain torch computes."""
-        count, groups = self.shape.numel(), self.tiles._replace(width=width)
-        read = reading(count, self.types[0], groups, self.turn) if count and torch.float64 not in self.types else None
-        if read is None or self.tiles.columns % width or (read.turn.down and not self.unflipped):
-            return None
-        aligned = self.aligned and count % 8 == 0
-        if self.rows:
-            cut = cut_transposed(read, self.types, aligned, self.rows)
-        else:
-            cut = cut_small(read, self.types, self.elements, aligned, scales)
-        return None if cut is None else RegionsInBasis(cut, read.turn, read.signs)
+def form_of(call: ScaledCall) -> tuple[Any, ...]:
+    """The part of a call that compiled kernels depend on."""
+    return *call.types, call.unflipped, call.unseeded
 
 
 #: Prepares the launch of a kernel and, if it needs the largest magnitude of the tensor, the regions in which that is found.
-Prepare = Callable[[CallInBasis, Scales, Any], tuple[Launch, RegionsInBasis | None] | None]
+Prepare = Callable[[ScaledCall, Scales, Any], tuple[Launch, RegionsInBasis | None] | None]
 
 
 def quantize_in_basis(
@@ -115,11 +74,9 @@ def quantize_in_basis(
         how: What is special about the operator.
         rounding: How elements are rounded.
     """
-    tiles, turn, elements, (seed, stream, offset) = rounding
-    pointer, number = seed_of(seed, x)
     is_stored = x.is_contiguous() and out.is_contiguous()
     rows = 0 if is_stored or x.dim() < 2 or not (x.mT.is_contiguous() and out.mT.is_contiguous()) else x.shape[-2]
-    call = CallInBasis(x.shape, (x.dtype, out.dtype), rows, tiles, turn, elements, flips is None, pointer is None, offset % 8 == 0)
+    call, noise = call_of(out, x, rounding, rows=rows, unflipped=flips is None)
     prepared = prepare(call, scales, how) if is_stored or rows else None
     if prepared is None and not is_stored:
         in_order(lambda source, target: quantize_in_basis(prepare, reference, target, source, flips, scales, how, rounding), x, out)
@@ -128,7 +85,7 @@ def quantize_in_basis(
     else:
         launch, regions = prepared
         flips = None if flips is None else flips.to(torch.float32)
-        launch(x, out, None if regions is None else largest_in_basis(x, flips, regions), flips, pointer, number, stream, offset)
+        launch(x, out, None if regions is None else largest_in_basis(x, flips, *regions), flips, *noise)
 
 
 @kernel(do_not_specialize_on_alignment=["flips"])
@@ -145,16 +102,15 @@ def largest_kernel(x, out, flips, matrices: Matrices, signs: tl.int64, TURN: tl.
         tl.atomic_max(out, found, sem="relaxed")
 
 
-def largest_in_basis(x: Tensor, flips: Tensor | None, regions: RegionsInBasis) -> Tensor:
+def largest_in_basis(x: Tensor, flips: Tensor | None, cut: Cut, read: Reading) -> Tensor:
     """The largest magnitude of a tensor in the basis of a transform; not finite if a value is not."""
     largest = torch.zeros(1, dtype=torch.float32, device=x.device)
-    _prepared(x.dtype, flips is None, regions)(x, largest, flips)
+    _prepared(x.dtype, flips is None, cut, read)(x, largest, flips)
     return largest
 
 
 @lru_cache(maxsize=4096)
-def _prepared(source: torch.dtype, unflipped: bool, regions: RegionsInBasis) -> Launch:
-    cut, turn, _ = regions
+def _prepared(source: torch.dtype, unflipped: bool, cut: Cut, read: Reading) -> Launch:
     steps = _STEPS if cut.programs % _STEPS == 0 else 1
-    run = launcher(largest_kernel, (source, unflipped), turn, cut.shape, steps, **cut.options)
-    return Launch(run, cut.programs // steps, regions.numbers)
+    shared = cut._replace(programs=cut.programs // steps)
+    return shared.launch(largest_kernel, (source, unflipped), (read.turn, cut.shape, steps), read.signs)

@@ -1,4 +1,4 @@
-"""Rounding under the better of two scales for each tile, in one read: an override of `torch.best`, which computes in float64.
+"""Rounding under the better of two scales for each tile, in one read: an override of `torch.basis`, which computes in float64.
 
 Here float32 decides wherever its error cannot matter. Where it could, in the scales or in the comparison of some tile, the program computes
 those in float64, too. Values are multiplied by a power of two that brings the scale of the tensor near 1, so that nothing underflows.
@@ -8,7 +8,7 @@ A large layer in `four_over_six` took 12 times as long as without rounding on an
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import triton
@@ -17,7 +17,6 @@ import triton.language as tl
 from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, RoundingNumbers
 from qsim_kernels.numbers.grid import GridRounding, NoiseNumbers
 from qsim_kernels.numbers.scales import ScaleChoice, Scales, rounding_of_scales
-from qsim_kernels.torch import best as reference
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
@@ -26,8 +25,9 @@ from qsim_kernels.triton.device.rounding import rounded_magnitudes
 from qsim_kernels.triton.device.tile_scales import reciprocal
 from qsim_kernels.triton.device.values import as_double, in_carrier, rounding_of
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.scaled.basis import CallInBasis, RegionsInBasis, quantize_in_basis
+from qsim_kernels.triton.host.launcher import Launch
+from qsim_kernels.triton.scaled.basis import RegionsInBasis, form_of, regions_of
+from qsim_kernels.triton.scaled.partition import ScaledCall
 from qsim_kernels.triton.scaled.tiles import largest_of_tiles, quotients_of, signed, spread, sums_of_tiles
 
 
@@ -124,8 +124,7 @@ def second_is_better(first, first_scales, second, second_scales, magnitudes, ama
 def best_kernel(
     x, out, largest, flips, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, choice: ChoiceNumbers,
     numbers: RoundingNumbers, scale_grid: GridNumbers,
-    ROUNDING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, BACK: tl.constexpr, REGION: tl.constexpr,
-    SQUARES: tl.constexpr,
+    ROUNDING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, REGION: tl.constexpr, SQUARES: tl.constexpr,
 ):  # fmt: skip
     """Round a region under the scales of each candidate, keep the better values of each tile, and transform them back.
 
@@ -133,7 +132,6 @@ def best_kernel(
         ROUNDING: The `KernelVariant` of elements.
         SCALE_ROUNDING: That of scales.
         TURN: The transform of the values.
-        BACK: The same of float32 numbers.
         REGION: The `RegionShape`.
         SQUARES: See `ScaleChoice`.
     """
@@ -157,27 +155,22 @@ def best_kernel(
     lowered = tl.where(of_tensor < float("inf"), 1 / tensor.lift, float("nan"))
     factors = spread(tl.where(is_better, second_scales, first_scales) * lowered, REGION)
     result = signed(tl.where(spread(is_better.to(tl.int32), REGION) > 0, second, first), values)
-    store_from_basis(out, result, factors, flips, at, matrices, signs, BACK, REGION)
+    store_from_basis(out, result, factors, flips, at, matrices, signs, TURN, REGION)
 
 
 @lru_cache(maxsize=4096)
-def _prepared(call: CallInBasis, scales: Scales, choice: ScaleChoice) -> tuple[Launch, RegionsInBasis] | None:
+def prepared(call: ScaledCall, scales: Scales, choice: ScaleChoice) -> tuple[Launch, RegionsInBasis] | None:
     """Prepare a launch for two candidates, whole tiles in regions, and a usual rounding; none where plain torch computes."""
-    elements, regions = call.elements, call.regions(call.tiles.width, scales)
+    elements, regions = call.elements, regions_of(call, call.tiles.width, scales)
     variant, numbers = arguments.rounding(GridRounding(elements.grid, elements.rule), False)
     is_usual = len(choice.candidates) == 2 and arguments.rounds_magnitudes(variant)
     if regions is None or not is_usual or call.tiles.rows % call.tiles.height:
         return None
-    cut, turn, _ = regions
+    cut, read = regions
     scale_variant, (*scale_grid, _, _) = arguments.rounding(GridRounding(scales.grid, rounding_of_scales(scales.rule)), False)
     variant = arguments.drawn_later(variant, elements.grid, few_bits=False)
     number = DOUBLE.pattern
     first, second = map(number, choice.candidates)
     chosen = ChoiceNumbers(number(choice.reach * scales.largest), first, second, number(scales.least), call.shape.numel())
-    constants = (variant, scale_variant, turn, turn._replace(bounded=True), cut.shape, choice.squares)
-    run = launcher(best_kernel, call.form, *numbers, *scale_grid, *constants, **cut.options)
-    return Launch(run, cut.programs, (*regions.numbers, *chosen)), regions
-
-
-#: Round `x` under the better scales; see `reference.quantize_best_into`.
-quantize_best_into = partial(quantize_in_basis, _prepared, reference.quantize_best_into)
+    constants = (variant, scale_variant, read.turn, cut.shape, choice.squares)
+    return cut.launch(best_kernel, form_of(call), (*numbers, *scale_grid, *constants), read.signs, *chosen), regions

@@ -1,4 +1,4 @@
-"""Rounding to nearest under corrected scales, in one read: an override of `torch.eden`, which sums in float64.
+"""Rounding to nearest under corrected scales, in one read: an override of `torch.basis`, which sums in float64.
 
 Here float32 decides wherever its error cannot matter to the rounding of a scale; elsewhere the program sums in float64, too.
 
@@ -7,7 +7,7 @@ A large layer in `quartet2` went from 9.1 to 1.49 times as long as without round
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import triton
@@ -16,16 +16,16 @@ import triton.language as tl
 from qsim_kernels.numbers.carrier import SINGLE, GridNumbers, RoundingNumbers
 from qsim_kernels.numbers.grid import GridRounding, NoiseNumbers
 from qsim_kernels.numbers.scales import ScaleCorrection, Scales, rounding_of_scales
-from qsim_kernels.torch import eden as reference
-from qsim_kernels.torch.best import SMALLEST
+from qsim_kernels.torch.basis import SMALLEST
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_in_basis, region_place, store_from_basis
 from qsim_kernels.triton.device.rounding import rounded_magnitudes
 from qsim_kernels.triton.device.values import in_carrier, rounding_of
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.scaled.basis import CallInBasis, RegionsInBasis, quantize_in_basis
+from qsim_kernels.triton.host.launcher import Launch
+from qsim_kernels.triton.scaled.basis import RegionsInBasis, form_of, regions_of
+from qsim_kernels.triton.scaled.partition import ScaledCall
 from qsim_kernels.triton.scaled.tiles import largest_of_tiles, quotients_of_any, signed, spread, sums_of_tiles
 
 
@@ -76,7 +76,7 @@ def eden_kernel(
     x, out, largest, flips, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, correction: CorrectionNumbers,
     numbers: RoundingNumbers, nearest_scale_grid: GridNumbers, grid: GridNumbers,
     CORRECTED: tl.constexpr, SCALE_ROUNDING: tl.constexpr, ROUNDING: tl.constexpr, TURN: tl.constexpr,
-    BACK: tl.constexpr, REGION: tl.constexpr, GROUPS: tl.constexpr,
+    REGION: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Round a region to nearest, correct the scales of its groups, and round these.
 
@@ -85,7 +85,6 @@ def eden_kernel(
         SCALE_ROUNDING: That of scales.
         ROUNDING: That of elements.
         TURN: The transform of the values.
-        BACK: The same of float32 numbers.
         REGION: The `RegionShape`.
         GROUPS: The same, with groups for tiles.
     """
@@ -114,27 +113,22 @@ def eden_kernel(
         made = rounded_magnitudes(exact, drawn, corrected.grid, CORRECTED)
     # Whatever the blocks, a tensor with a number that is not finite becomes NaN.
     factor = tl.where(of_tensor < float("inf"), whole, float("nan"))
-    store_from_basis(out, signed(elements, values), spread(made * factor, REGION), flips, at, matrices, signs, BACK, REGION)
+    store_from_basis(out, signed(elements, values), spread(made * factor, REGION), flips, at, matrices, signs, TURN, REGION)
 
 
 @lru_cache(maxsize=4096)
-def _prepared(call: CallInBasis, scales: Scales, correction: ScaleCorrection) -> tuple[Launch, RegionsInBasis] | None:
+def prepared(call: ScaledCall, scales: Scales, correction: ScaleCorrection) -> tuple[Launch, RegionsInBasis] | None:
     """Prepare a launch for groups of one row that regions hold, and usual roundings; none where plain torch computes."""
     elements, tiles = call.elements, call.tiles
-    regions = call.regions(correction.size, scales) if tiles.height == 1 and correction.size % tiles.width == 0 else None
+    regions = regions_of(call, correction.size, scales) if tiles.height == 1 and correction.size % tiles.width == 0 else None
     rules = correction.rule, rounding_of_scales(scales.rule), elements.rule
     grids = scales.grid, scales.grid, elements.grid
     found = [arguments.rounding(GridRounding(*how), False) for how in zip(grids, rules, strict=True)]
     # All random bits are drawn at once: to draw some later, a thread must hold eight numbers, and it holds fewer scales.
     variants, (numbers, (*scale_grid, _, _), (*grid, _, _)) = zip(*found, strict=True)
-    if regions is None or regions.cut.shape.width % correction.size or not all(map(arguments.rounds_magnitudes, variants)):
+    if regions is None or regions[0].shape.width % correction.size or not all(map(arguments.rounds_magnitudes, variants)):
         return None
-    cut, turn, _ = regions
-    shapes = turn, turn._replace(bounded=True), cut.shape._replace(tile_width=tiles.width), cut.shape
-    run = launcher(eden_kernel, call.form, *numbers, *scale_grid, *grid, *variants, *shapes, **cut.options)
+    cut, read = regions
+    tail = (*numbers, *scale_grid, *grid, *variants, read.turn, cut.shape._replace(tile_width=tiles.width), cut.shape)
     of_tensor = map(SINGLE.pattern, (correction.reach, scales.largest, SMALLEST / scales.grid.least))
-    return Launch(run, cut.programs, (*regions.numbers, *of_tensor)), regions
-
-
-#: Round `x` under corrected scales; see `reference.quantize_eden_into`.
-quantize_eden_into = partial(quantize_in_basis, _prepared, reference.quantize_eden_into)
+    return cut.launch(eden_kernel, form_of(call), tail, read.signs, *of_tensor), regions

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers.grid import GridRounding
-from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, Scales, TileSizes, Turn
+from qsim_kernels.numbers.scales import Restore, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch import scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device import tile_scales
@@ -20,51 +19,37 @@ from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_part, region_place
 from qsim_kernels.triton.device.saturation import Clamp, clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.device.scaled_pairs import ScaledForm, TurnedForm
-from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.arguments import seed_of
-from qsim_kernels.triton.host.launcher import Launch, launcher
+from qsim_kernels.triton.host.launcher import Launch
+from qsim_kernels.triton.scaled import best, eden, nested, rescaling
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
-from qsim_kernels.triton.scaled.best import quantize_best_into
-from qsim_kernels.triton.scaled.eden import quantize_eden_into
-from qsim_kernels.triton.scaled.nested import quantize_nested_into
+from qsim_kernels.triton.scaled.basis import quantize_in_basis
 from qsim_kernels.triton.scaled.pairs import pairs_kernel
 from qsim_kernels.triton.scaled.partition import (
     Reading,
-    Regions,
-    Types,
+    ScaledCall,
+    call_of,
     cut,
     cut_between_tiles,
     cut_into,
     cut_into_blocks,
     cut_into_pairs,
-    is_narrow,
     pair_signs,
     reading,
 )
-from qsim_kernels.triton.scaled.rescaling import matmul_rescaled_into, rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
 from qsim_kernels.triton.scaled.turned import turned_kernel
 from qsim_kernels.triton.scaled.whole import whole_scale_into
 from qsim_kernels.triton.scaled.whole_turned import turned_scale_into
 
-__all__ = [
-    "amaxes_into",
-    "hadamard",
-    "matmul_rescaled_into",
-    "quantize_best_into",
-    "quantize_eden_into",
-    "quantize_nested_into",
-    "quantize_scaled_into",
-    "quantize_tiles_into",
-    "rescaled_into",
-    "scales_into",
-    "scales_of_tiles_into",
-]
-
-
 #: Elements of a region of whole rows, and columns of one of columns.
 _ELEMENTS, _WIDE = 1024, 64
+
+
+rescaled_into, matmul_rescaled_into = rescaling.rescaled_into, rescaling.matmul_rescaled_into
+quantize_best_into = partial(quantize_in_basis, best.prepared, reference.quantize_best_into)
+quantize_eden_into = partial(quantize_in_basis, eden.prepared, reference.quantize_eden_into)
+quantize_nested_into = partial(quantize_in_basis, nested.prepared, reference.quantize_nested_into)
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
@@ -91,60 +76,13 @@ def _is_whole(tiles: TileSizes, shape: torch.Size, dtype: torch.dtype) -> bool:
     return dtype != torch.float64 and tiles.counts(shape.numel()) == (1, 1, 1)
 
 
-class _Call(NamedTuple):
-    """A rounding as its launch depends on it, apart from how scales are made.
-
-    Attributes:
-        tiles: Which elements share a scale.
-        turn: The transform of the values beforehand.
-        elements: How elements are rounded.
-        shape: The tensor's shape.
-        types: Its dtype and that of the result.
-        wholes: The number of scales that others are under: one for the whole tensor, or one for each matrix.
-        unseeded: Whether there is no tensor with a seed.
-        aligned: Whether random bits begin at the first element.
-        even: Whether both tensors begin at multiples of 16 bytes.
-    """
-
-    tiles: TileSizes
-    turn: Turn | None
-    elements: ElementRounding
-    shape: torch.Size
-    types: Types
-    wholes: int
-    unseeded: bool
-    aligned: bool
-    even: bool
-
-    @property
-    def reading(self) -> Reading | None:
-        """The way to read the tensor, if kernels can."""
-        return reading(self.shape.numel(), self.types[0], self.tiles, self.turn)
-
-    @property
-    def rounding(self) -> tuple[KernelVariant, tuple[int, ...]]:
-        """The variant and numbers of the rounding; if more bytes are moved, all random bits are drawn at no extra cost."""
-        variant, numbers = arguments.rounding(GridRounding(self.elements.grid, self.elements.rule), False)
-        return arguments.drawn_later(variant, self.elements.grid, few_bits=False) if is_narrow(*self.types) else variant, numbers
-
-
-def _call(out: Tensor, x: Tensor, under: Tensor | None, rounding: ScaledRounding) -> tuple[_Call, tuple[Tensor | None, int, int, int]]:
-    """A call, and the source of its random bits as kernels take it: a tensor with a seed or a seed, a stream, and an offset."""
-    tiles, turn, elements, (seed, stream, offset) = rounding
-    pointer, number = seed_of(seed, x)
-    wholes = 0 if under is None else under.numel()
-    even = (x.data_ptr() | out.data_ptr()) % 16 == 0
-    call = _Call(tiles, turn, elements, x.shape, (x.dtype, out.dtype), wholes, pointer is None, offset % 8 == 0, even)
-    return call, (pointer, number, stream, offset)
-
-
 def quantize_tiles_into(
     out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding
 ) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     if not x.numel():
         return
-    call, noise = _call(out, x, under, rounding)
+    call, noise = call_of(out, x, rounding, under)
     launch = _on_tiles(call, making, scales is not None)
     if launch is None:
         _quantize_tiles_in_turn(out, scales, x, under, making, rounding)
@@ -157,7 +95,7 @@ def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor |
     """Round `x` under given scales; see `reference.scaling.quantize_scaled_into`."""
     if not x.numel():
         return
-    call, noise = _call(out, x, under, rounding)
+    call, noise = call_of(out, x, rounding, under)
     launch = _under_given(call)
     if launch is None:
         if rounding.turn is None or x.dtype == torch.float64:
@@ -185,7 +123,7 @@ def _quantize_tiles_in_turn(
 
 
 @lru_cache(maxsize=4096)
-def _on_tiles(call: _Call, making: Scales, kept: bool) -> Launch | None:
+def _on_tiles(call: ScaledCall, making: Scales, kept: bool) -> Launch | None:
     """Prepare a launch of `pairs_kernel` or `tiles_kernel`, unless several reads are necessary; `kept` if scales are written."""
     read, (source, target) = call.reading, call.types
     in_pairs = None if kept or read is None else _in_pairs(call, making, read)
@@ -198,11 +136,10 @@ def _on_tiles(call: _Call, making: Scales, kept: bool) -> Launch | None:
     making_variants, making_numbers = tile_scales.making_of(making, is_under)
     constants = (variant, *making_variants, read.turn, regions.shape, int(call.elements.restore), int(clamp))
     form = (source, target, is_under, call.unseeded, kept)
-    run = launcher(tiles_kernel, form, *numbers, *making_numbers, *constants, **regions.options)
-    return Launch(run, regions.programs, (*regions.matrices, read.signs, int(call.wholes > 1)))
+    return regions.launch(tiles_kernel, form, (*numbers, *making_numbers, *constants), read.signs, int(call.wholes > 1))
 
 
-def _in_pairs(call: _Call, making: Scales, read: Reading) -> Launch | None:
+def _in_pairs(call: ScaledCall, making: Scales, read: Reading) -> Launch | None:
     """Prepare a launch of `pairs_kernel`, or of `turned_kernel`, if it supports the dtypes, the rounding and the tiles."""
     (variant, numbers), elements, is_under = call.rounding, call.elements, call.wholes > 0
     is_plain = call.types == (torch.bfloat16, torch.bfloat16) and call.aligned and call.even and elements.restore != Restore.NOTHING
@@ -225,12 +162,11 @@ def _in_pairs(call: _Call, making: Scales, read: Reading) -> Launch | None:
         kernel, pairs, signs = pairs_kernel, ScaledForm(are_powers, is_exact, clamps), []
         shape = regions.shape, read.tiles.width == 1
     constants = (variant, *making_variants, *shape, int(elements.restore), pairs, *pairs.code)
-    run = launcher(kernel, form, *numbers, *making_numbers, *constants, **regions.options)
-    return Launch(run, regions.programs, (*regions.matrices, *signs, int(call.wholes > 1)))
+    return regions.launch(kernel, form, (*numbers, *making_numbers, *constants), *signs, int(call.wholes > 1))
 
 
 @lru_cache(maxsize=4096)
-def _under_given(call: _Call) -> Launch | None:
+def _under_given(call: ScaledCall) -> Launch | None:
     """Prepare a launch of `scaled_kernel`, unless plain torch has to transform the tensor first, or to read float64."""
     read, elements = call.reading, call.elements
     if read is None:
@@ -238,8 +174,8 @@ def _under_given(call: _Call) -> Launch | None:
     regions = cut(read, call.types, elements, call.aligned)
     variant, numbers = call.rounding
     constants = (variant, read.turn, regions.shape, int(elements.restore), int(clamp_of_given(elements)), read.tiles.across)
-    run = launcher(scaled_kernel, (*call.types, call.wholes > 0, call.unseeded), *numbers, *constants, **regions.options)
-    return Launch(run, regions.programs, (*regions.matrices, read.signs, int(call.wholes > 1)))
+    form = (*call.types, call.wholes > 0, call.unseeded)
+    return regions.launch(scaled_kernel, form, (*numbers, *constants), read.signs, int(call.wholes > 1))
 
 
 @kernel()
@@ -270,7 +206,5 @@ def _transform(shape: torch.Size, source: torch.dtype, turn: Turn) -> Launch | N
     block = 1 << read.turn.levels
     wide = _WIDE if read.turn.down else min(_ELEMENTS, max(16, block, triton.next_power_of_2(columns)))
     tall = block if read.turn.down else min(_ELEMENTS // wide, triton.next_power_of_2(rows))
-    form = Regions((rows, columns), (tall, wide), (0, 0), 1 if read.turn.down else 4)
-    regions = cut_into(count, (source, torch.float32), False, form)
-    run = launcher(hadamard_kernel, (source,), read.turn, regions.shape, **regions.options)
-    return Launch(run, regions.programs, (*regions.matrices, read.signs))
+    regions = cut_into(count, (source, torch.float32), False, (rows, columns), (tall, wide), (0, 0), 1 if read.turn.down else 4)
+    return regions.launch(hadamard_kernel, (source,), (read.turn, regions.shape), read.signs)

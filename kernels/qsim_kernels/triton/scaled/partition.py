@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch import Tensor
 
-from qsim_kernels.numbers.grid import Mode
-from qsim_kernels.numbers.scales import ElementRounding, Scales, TileSizes, Turn
+from qsim_kernels.numbers.grid import GridRounding, Mode
+from qsim_kernels.numbers.scales import ElementRounding, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch.hadamard import signs_of
 from qsim_kernels.triton.device.regions import NO_TURN, RegionShape, TurnVariant
+from qsim_kernels.triton.device.values import KernelVariant
+from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host.arguments import seed_of
+from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.quantize.launch import run_length
 
 # Elements of the largest region that a program holds.
@@ -23,6 +28,8 @@ _LARGEST_TURN = 32
 
 #: The dtypes of a kernel's input and output.
 Types = tuple[torch.dtype, torch.dtype]
+#: Rows and columns.
+Size = tuple[int, int]
 
 
 class Cut(NamedTuple):
@@ -42,10 +49,10 @@ class Cut(NamedTuple):
     warps: int
     registers: int
 
-    @property
-    def options(self) -> dict[str, int]:
-        """The compiler's options."""
-        return {"num_warps": self.warps} | ({"maxnreg": self.registers} if self.registers else {})
+    def launch(self, kernel: Any, form: tuple[Any, ...], tail: tuple[Any, ...], *sizes: int) -> Launch:
+        """The launch of a kernel whose arguments behind those of `regions.Matrices` are some sizes, and then a tail; see `launcher`."""
+        options = {"num_warps": self.warps} | ({"maxnreg": self.registers} if self.registers else {})
+        return Launch(launcher(kernel, form, *tail, **options), self.programs, (*self.matrices, *sizes))
 
 
 class Reading(NamedTuple):
@@ -62,6 +69,59 @@ class Reading(NamedTuple):
     tiles: TileSizes
     turn: TurnVariant
     signs: int
+
+
+class ScaledCall(NamedTuple):
+    """A rounding under scales as its launch depends on it, apart from how scales are made.
+
+    Attributes:
+        tiles: Which elements share a scale.
+        turn: The transform of the values beforehand.
+        elements: How elements are rounded.
+        shape: The tensor's shape.
+        types: Its dtype and that of the result.
+        unseeded: Whether there is no tensor with a seed.
+        aligned: Whether random bits begin at the first element.
+        even: Whether both tensors begin at multiples of 16 bytes; it matters to kernels of pairs.
+        wholes: The number of scales that others are under: one for the whole tensor, or one for each matrix.
+        rows: The rows of matrices that are stored transposed; 0 if the tensor is stored in logical order.
+        unflipped: Whether signs are those of the transform.
+    """
+
+    tiles: TileSizes
+    turn: Turn | None
+    elements: ElementRounding
+    shape: torch.Size
+    types: Types
+    unseeded: bool
+    aligned: bool
+    even: bool
+    wholes: int
+    rows: int
+    unflipped: bool
+
+    @property
+    def reading(self) -> Reading | None:
+        """The way to read the tensor, if kernels can."""
+        return reading(self.shape.numel(), self.types[0], self.tiles, self.turn)
+
+    @property
+    def rounding(self) -> tuple[KernelVariant, tuple[int, ...]]:
+        """The variant and numbers of the rounding; if more bytes are moved, all random bits are drawn at no extra cost."""
+        variant, numbers = arguments.rounding(GridRounding(self.elements.grid, self.elements.rule), False)
+        return arguments.drawn_later(variant, self.elements.grid, few_bits=False) if is_narrow(*self.types) else variant, numbers
+
+
+def call_of(
+    out: Tensor, x: Tensor, rounding: ScaledRounding, under: Tensor | None = None, rows: int = 0, unflipped: bool = True
+) -> tuple[ScaledCall, tuple[Tensor | None, int, int, int]]:
+    """A call, and the source of its random bits as kernels take it: a tensor with a seed or a seed, a stream, and an offset."""
+    tiles, turn, elements, (seed, stream, offset) = rounding
+    pointer, number = seed_of(seed, x)
+    even, wholes = (x.data_ptr() | out.data_ptr()) % 16 == 0, 0 if under is None else under.numel()
+    types, unseeded, aligned = (x.dtype, out.dtype), pointer is None, offset % 8 == 0
+    call = ScaledCall(tiles, turn, elements, x.shape, types, unseeded, aligned, even, wholes, rows, unflipped)
+    return call, (pointer, number, stream, offset)
 
 
 def reading(count: int, source: torch.dtype, tiles: TileSizes, turn: Turn | None) -> Reading | None:
@@ -131,7 +191,7 @@ def cut_between_tiles(
         warps = max(1, tall * wide // (32 * a_thread))
     if tall * wide > _LARGEST:
         return None
-    return cut_into(count, types, aligned, Regions((rows, columns), (tall, wide), (height, width), warps, registers))
+    return cut_into(count, types, aligned, (rows, columns), (tall, wide), (height, width), warps, registers)
 
 
 #: The columns and warps of a region, found by experiment, where tiles are rows or larger.
@@ -153,8 +213,8 @@ def cut_into_pairs(read: Reading, *, joins_rows: bool) -> Cut | None:
     wide = max(wide, width)
     if height * wide > _LARGEST or (height > 1 and height * columns >= 2**31):
         return None
-    regions = Regions((rows, columns // 2), (height, wide // 2), (height, max(width // 2, 1)), warps)
-    return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, regions)
+    matrix, region, tile = (rows, columns // 2), (height, wide // 2), (height, max(width // 2, 1))
+    return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, matrix, region, tile, warps)
 
 
 def cut_into_blocks(read: Reading, *, joins_rows: bool) -> Cut | None:
@@ -169,7 +229,7 @@ def cut_into_blocks(read: Reading, *, joins_rows: bool) -> Cut | None:
     else:
         fits, matrix, region = joins_rows, (1, count // 2), (1, 16 * block)
     pairs = (tile[0], max(tile[1] // 2, 1))
-    return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, Regions(matrix, region, pairs, 1)) if fits else None
+    return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, matrix, region, pairs, 1) if fits else None
 
 
 def pair_signs(read: Reading) -> int:
@@ -187,7 +247,7 @@ def cut_small(read: Reading, types: Types, elements: ElementRounding, aligned: b
     run = max(_RUN, 1 << turn.levels)
     wide = max(32 * run // height, width)
     matrix = (1, count) if height == 1 else (rows, columns)
-    cut = cut_into(count, types, aligned, Regions(matrix, (height, wide), (height, width), max(height * wide // (32 * run), 1)))
+    cut = cut_into(count, types, aligned, matrix, (height, wide), (height, width), max(height * wide // (32 * run), 1))
     return cut._replace(shape=cut.shape._replace(run=run)) if height == 1 and types[0].itemsize == 2 and count % run == 0 else cut
 
 
@@ -198,7 +258,7 @@ def cut_transposed(read: Reading, types: Types, aligned: bool, rows: int) -> Cut
     wide = max(run, tiles.width)
     if tiles.height > 1 or tiles.across or turn.down or tiles.columns % wide or wide > _WIDEST:
         return None
-    cut = cut_into(count, types, aligned, Regions((rows, tiles.columns), (32, wide), (1, tiles.width), wide // run))
+    cut = cut_into(count, types, aligned, (rows, tiles.columns), (32, wide), (1, tiles.width), wide // run)
     return cut._replace(shape=cut.shape._replace(even=rows % 16 == 0, run=run, transposed=True))
 
 
@@ -214,34 +274,27 @@ def cut(read: Reading, types: Types, elements: ElementRounding, aligned: bool) -
         wide = min(size, max(16, block, triton.next_power_of_2(columns)))
         tall = max(1, min(size // wide, triton.next_power_of_2(rows)))
     tile = (0 if height >= rows else height, 0 if width >= columns else width)
-    return cut_into(read.elements, types, aligned, Regions((rows, columns), (tall, wide), tile, 1 if turn.down else 4, registers))
+    return cut_into(read.elements, types, aligned, (rows, columns), (tall, wide), tile, 1 if turn.down else 4, registers)
 
 
-class Regions(NamedTuple):
-    """A partition of matrices into regions.
+def cut_into(count: int, types: Types, aligned: bool, matrix: Size, region: Size, tile: Size, warps: int, registers: int = 0) -> Cut:
+    """A number of elements in regions.
 
-    Attributes:
+    Args:
+        count: The number.
+        types: The dtypes.
+        aligned: Whether random bits begin at the first element.
         matrix: Rows and columns of a matrix.
         region: Rows and columns of a region.
         tile: Rows and columns of a tile, 0 for all of a matrix.
         warps: See `Cut`.
         registers: See `Cut`.
     """
-
-    matrix: tuple[int, int]
-    region: tuple[int, int]
-    tile: tuple[int, int]
-    warps: int
-    registers: int = 0
-
-
-def cut_into(count: int, types: Types, aligned: bool, regions: Regions) -> Cut:
-    """A number of elements in regions."""
-    (rows, columns), region, tile, warps, registers = regions
+    rows, columns = matrix
     is_flat = rows == 1 and count == columns and region[0] == 1
     aligned = aligned and (rows * columns == columns == count or columns % 8 == 0)
     shape = RegionShape(*region, *tile, is_flat, columns % 16 == 0, aligned, run_length(*types))
-    down, along = (-(-size // part) if part else 1 for size, part in zip(regions.matrix, tile, strict=True))
+    down, along = (-(-size // part) if part else 1 for size, part in zip(matrix, tile, strict=True))
     regions_down, regions_along = -(-rows // region[0]), -(-columns // region[1])
     programs = count // (rows * columns) * regions_down * regions_along if count else 0
     return Cut(shape, programs, (rows, columns, down, along, regions_down, regions_along), warps, registers)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qsim_kernels.chip.factored import multiplied_into
 from qsim_kernels.torch import scaling as reference
-from qsim_kernels.triton.device.regions import narrowed
+from qsim_kernels.triton.device.blocks import narrowed
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
 _WIDTH = 1024
@@ -24,12 +24,11 @@ _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 def factor_of(factors, row, column, PLACE: tl.constexpr):
     """The scales of some elements of a row: one for everything, that of the row, or those of the columns."""
     if PLACE == "row":
-        factor = tl.load(factors + row)
+        return tl.load(factors + row)
     elif PLACE == "column":
-        factor = tl.load(factors + column)
+        return tl.load(factors + column)
     else:
-        factor = tl.load(factors)
-    return factor
+        return tl.load(factors)
 
 
 @triton.jit(do_not_specialize=["rows", "columns"], do_not_specialize_on_alignment=["first", "second", "bias"])

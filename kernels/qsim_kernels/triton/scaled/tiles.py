@@ -9,11 +9,11 @@ from qsim_kernels.meanings.triton import INTERPRETED, elements
 from qsim_kernels.numbers.carrier import RoundingNumbers
 from qsim_kernels.numbers.grid import NoiseNumbers
 from qsim_kernels.numbers.scales import Restore, ScaleNumbers
-from qsim_kernels.triton.device.blocks import rounded
+from qsim_kernels.triton.device.blocks import narrowed, rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, load_transformed, narrowed, region_part, region_place
+from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_part, region_place
 from qsim_kernels.triton.device.rounding import DOWN, ODD, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
 from qsim_kernels.triton.device.tile_scales import inverses_of, reciprocal, scale_numbers, tile_scales, under_whole
@@ -34,10 +34,9 @@ def largest_along(x, axis: tl.constexpr):
     """The largest of magnitudes along an axis, NaN if one is."""
     if INTERPRETED:
         # The largest pattern is that of a NaN, if there is one.
-        largest = tl.max(x.to(tl.int32, bitcast=True), axis=axis).to(tl.float32, bitcast=True)
+        return tl.max(x.to(tl.int32, bitcast=True), axis=axis).to(tl.float32, bitcast=True)
     else:
-        largest = tl.reduce(x, axis, larger)
-    return largest
+        return tl.reduce(x, axis, larger)
 
 
 @triton.jit
@@ -113,15 +112,14 @@ def signed(magnitudes, values):
 def quotients_of(magnitudes, scales, REGION: tl.constexpr):
     """Magnitudes divided by the scales of their tiles, correctly rounded."""
     if INTERPRETED:
-        quotients = tl.div_rn(magnitudes, spread(scales, REGION))
+        return tl.div_rn(magnitudes, spread(scales, REGION))
     else:
         # A minus sign takes an instruction: one for a tile.
         inverses, divisors = spread(reciprocal(scales), REGION), spread(-scales, REGION)
         quotients = magnitudes * inverses
         # The first correction leaves an error below one in the last place, and the second none.
         quotients = tl.fma(tl.fma(quotients, divisors, magnitudes), inverses, quotients)
-        quotients = tl.fma(tl.fma(quotients, divisors, magnitudes), inverses, quotients)
-    return quotients
+        return tl.fma(tl.fma(quotients, divisors, magnitudes), inverses, quotients)
 
 
 @triton.jit
@@ -188,11 +186,10 @@ def scales_of_region(scales, at, matrices, REGION: tl.constexpr, ACROSS: tl.cons
     base = ((0 if ACROSS else at.matrix) * matrices.down + tile_row) * matrices.along
     if REGION.tile_width == 0:
         given = tl.load(scales + base, mask=row < matrices.rows, other=1)
-        given = tl.broadcast_to(given[:, None], (REGION.height, REGION.width))
+        return tl.broadcast_to(given[:, None], (REGION.height, REGION.width))
     else:
         place = base[:, None] + (column // REGION.tile_width)[None, :]
-        given = tl.load(scales + place, mask=(row < matrices.rows)[:, None] & (column < matrices.columns)[None, :], other=1)
-    return given
+        return tl.load(scales + place, mask=(row < matrices.rows)[:, None] & (column < matrices.columns)[None, :], other=1)
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "scales", "under"])

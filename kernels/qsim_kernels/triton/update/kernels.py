@@ -21,13 +21,12 @@ def integers(keys, role, used, start, place, ROUNDING: tl.constexpr, RUN: tl.con
     """The random integers of a block's elements: of neighbours at once, or of each by its position in the whole tensor."""
     noise = Noise(tl.load(keys + 2 * role), tl.load(keys + 2 * role + 1), used)
     if SMOOTH:
-        drawn = random_integers(noise, place.offset + start, ROUNDING, RUN, True, BLOCK)
+        return random_integers(noise, place.offset + start, ROUNDING, RUN, True, BLOCK)
     else:
         index = start + tl.arange(0, BLOCK)
         if place.row > 0:
             index = index // place.row * place.stride + index % place.row
-        drawn = integers_at(noise, place.offset + index, ROUNDING)
-    return drawn
+        return integers_at(noise, place.offset + index, ROUNDING)
 
 
 @triton.jit

@@ -9,10 +9,8 @@ import triton.language as tl
 
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings.binding import bound
-from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.updates import UpdateVariant
-from qsim_kernels.triton.device.blocks import as_dtype, as_single, rounded
-from qsim_kernels.triton.device.rounding import NAN
+from qsim_kernels.triton.device.blocks import as_dtype, as_single, narrowed, rounded
 from qsim_kernels.triton.device.values import KernelVariant
 
 
@@ -47,16 +45,13 @@ class Kind(NamedTuple):
 @triton.jit
 def written(x, drawn, grid, ROUNDING: tl.constexpr, NATIVE: tl.constexpr, TARGET: tl.constexpr):
     """Round float32 values and convert them to their storage dtype. A rule that saturates turns infinities into NaN."""
-    if NATIVE and TARGET == tl.float32:
-        result = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
-    elif NATIVE and not INTERPRETED:
+    if NATIVE:
         # The hardware conversion rounds to nearest.
-        result = x.to(TARGET)
+        return narrowed(x, TARGET)
     else:
         if ROUNDING.saturates:
             x = tl.where(tl.abs(x) == float("inf"), float("nan"), x)
-        result = as_dtype(rounded(x, drawn, grid, ROUNDING, TARGET == tl.float32), TARGET)
-    return result
+        return as_dtype(rounded(x, drawn, grid, ROUNDING, TARGET == tl.float32), TARGET)
 
 
 @triton.jit

@@ -14,7 +14,6 @@ from qsim_kernels.numbers.grid import Grid, Mode, Rule
 from qsim_kernels.numbers.updates import AdamAlgorithm, Algorithm, Roundings, Step, own_grid, update_variant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, Launcher, launcher
-from qsim_kernels.triton.host.layouts import flat
 from qsim_kernels.triton.update.kernels import update_kernel
 from qsim_kernels.triton.update.multi_tensor import table_of, work_of
 from qsim_kernels.triton.update.prepare import prepare_kernel
@@ -29,7 +28,7 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     """Update parameters by one step; see `torch.updates.update`."""
     given = step[:6]
-    smooth = tuple(column if all(map(Tensor.is_contiguous, column)) else [flat(x) for x in column] for column in given)
+    smooth = tuple(column if all(map(Tensor.is_contiguous, column)) else [x.contiguous() for x in column] for column in given)
     params, device = step.params, step.params[0].device
     counts = tuple(map(Tensor.numel, params))
     table = table_of((*smooth, step.steps, step.products), counts, step.streams, step.places)

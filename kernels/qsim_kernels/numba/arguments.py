@@ -1,20 +1,60 @@
-"""A rounding as the loops take it: the loop for a strip of elements, and the address of its numbers."""
+"""Tensors, random bits and roundings as the loops take them.
+
+Tensors are contiguous float32 or bfloat16. A rounding is the loop for a strip of elements, and the address of its numbers.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 
 import torch
+from torch import Tensor
 
-from qsim_kernels.numba.jobs import IN_FLOATS, LoopRounding, StripNumbers
+from qsim_kernels.numba.jobs import IN_FLOATS, LoopRounding, StoredValues, StripNumbers, kept_address
 from qsim_kernels.numba.native import Native
-from qsim_kernels.numba.packing import kept_address
 from qsim_kernels.numbers.buckets import UNFIT, buckets_of
 from qsim_kernels.numbers.carrier import SINGLE, GridBits, RoundingNumbers, bits_that_matter, name_of, used_bits, variant_of
-from qsim_kernels.numbers.grid import Mode, Overflow, Rule
+from qsim_kernels.numbers.grid import Mode, Noise, NoiseNumbers, Overflow, Rule
 from qsim_kernels.numbers.tables import steps_of
 from qsim_kernels.torch.rounding import rounds_by_addition
 from qsim_kernels.torch.tables import loop_table, rounding_table
+
+STORED = (torch.float32, torch.bfloat16)
+
+
+def readable(x: Tensor) -> Tensor:
+    """A tensor that loops read, or a copy of it."""
+    return (x if x.dtype in STORED else x.to(torch.float32)).contiguous()
+
+
+def writable(out: Tensor) -> Tensor:
+    """A tensor that loops write, or another one in its place."""
+    return out if out.dtype in STORED and out.is_contiguous() else torch.empty(out.shape, dtype=torch.float32, device=out.device)
+
+
+def in_memory_order(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Permute dimensions into the order in which elements lie in memory, as channels-last images do, if they lie alike in all tensors.
+
+    Loops that draw nothing may take elements in any order, and so need no copies.
+    """
+    strides = tensors[0].stride()
+    if all(x.is_contiguous() for x in tensors) or any(x.stride() != strides for x in tensors):
+        return tensors
+    order = sorted(range(len(strides)), key=strides.__getitem__, reverse=True)
+    permuted = tuple(x.permute(order) for x in tensors)
+    return permuted if permuted[0].is_contiguous() else tensors
+
+
+def held(x: Tensor) -> StoredValues:
+    """The values of such a tensor."""
+    return StoredValues(x.data_ptr(), x.element_size() == 2)
+
+
+def loop_noise(noise: Noise) -> NoiseNumbers:
+    """The source of random bits as loops take it."""
+    seed, stream, offset = noise
+    return NoiseNumbers(0 if seed is None else int(seed), stream, offset)
+
 
 #: Tables of at most this many steps of bisection are compared with as a whole: 16 values in 0.6 of the time, and 32 in as much or more.
 _FEW_STEPS = 4
