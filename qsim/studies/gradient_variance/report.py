@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 from qsim.studies.gradient_variance import figures
 from qsim.studies.gradient_variance.findings import VarianceFindings
@@ -49,14 +50,16 @@ class Written(VarianceFindings):
         return Table.of("Power of the batch size with which the variance of rounding scales", ["mantissa bits", "∇W", "∇A, relative"], rows)
 
     def _biases(self) -> Table:
-        rows = []
-        for fraction in self.settings.fractions:
-            for rounding in ("nearest", "stochastic"):
-                share = self.share_of_bound(fraction, rounding)
-                relative = self.relative_bias(fraction, rounding)
-                rows.append(
-                    [f"2^-{fraction}", rounding, f"{relative:.2%}", f"{share:.2%}", f"{self.slope_of_bias(fraction, rounding):.3f}"]
-                )
+        rows = [
+            [
+                f"2^-{fraction}",
+                rounding,
+                f"{self.relative_bias(fraction, rounding):.2%}",
+                f"{self.share_of_bound(fraction, rounding):.2%}",
+                f"{self.slope_of_bias(fraction, rounding):.3f}",
+            ]
+            for fraction, rounding in product(self.settings.fractions, ("nearest", "stochastic"))
+        ]
         return Table.of(
             "Bias of the gradient from rounded weights",
             ["step", "rounding", "relative to the gradient's norm", "relative to the bound B_W", "power of the batch size for its square"],

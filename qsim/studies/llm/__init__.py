@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,8 +13,8 @@ from qsim.studies.choices import choice, require, require_among
 from qsim.studies.learners.gpt import SIZES, size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, outcome
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.llm.training import BF16, FP32, O1, O2, outcome
+from qsim.studies.study import Run, TrialStudy
 
 #: The methods, and their names in the report.
 METHODS = {
@@ -77,7 +77,7 @@ class Settings:
         return self.rate_of.get(STOCHASTIC, self.rates[len(self.rates) // 2])
 
 
-class LLMStudy(WrittenStudy[Settings, Run]):
+class LLMStudy(TrialStudy[Settings]):
     """Train a GPT in BF16 and in mixed precision.
 
     If time and memory are measured, runs must not overlap: nothing else should run on the GPU.
@@ -87,7 +87,8 @@ class LLMStudy(WrittenStudy[Settings, Run]):
     question = "Does a language model train as well in pure BF16 as in mixed precision, and how much cheaper?"
     source = "Ozkara et al., Stochastic Rounding for LLM Training, Tables 2 to 6, Figure 4"
     settings = Settings
-    run = Run
+    # Results of earlier versions do not have these.
+    added: ClassVar[dict[str, Any]] = {"timed": True, "tokens": VOCABULARY}
 
     def timed(self, settings: Settings) -> bool:
         """Whether the cost is measured."""
@@ -108,33 +109,37 @@ class LLMStudy(WrittenStudy[Settings, Run]):
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every method at every rate; for perplexity, at the middle one also more bits for states and gradients."""
         _check(settings)
-        found = []
         # Methods take turns, so that a GPU that slows down affects all of them.
-        tuned = settings.rate_of
-        for seed in range(settings.judged.stop):
-            judged = seed in settings.judged
-            for rate, name, method in product(settings.rates, settings.size, settings.methods):
-                bits = FP32 if method in (O1, O2) else BF16
-                if not judged or rate == tuned.get(method, rate):
-                    found.append(made(settings, method, rate, seed, bits, bits, name))
-            if BITS in settings.measures and judged:
-                found += [made(settings, STOCHASTIC, settings.middle, seed, *bits) for bits in MORE_BITS]
-            found += [equal(settings, what, seed) for what in (TIME, MEMORY) if judged and saves(settings, what) != 1]
-        return found
+        seeds = range(settings.judged.stop)
+        return [Run(**way, seed=seed) for seed in seeds for way in _ways(settings, judged=seed in settings.judged)]
 
     def work(self, run: Run) -> float:
         """Return the number of tokens, equal for all methods, so that they keep taking turns."""
-        return run.steps * run.batch * run.context
+        return float(run.steps * run.batch * run.context)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """The loss on the held-out text, tokens per second, and memory."""
         return outcome(run, device)
 
 
-def made(settings: Settings, method: str, rate: float, seed: int, states: str, gradients: str, size: str = "") -> Run:
-    """The run with these settings; without a size, of the first."""
-    own = {"method": method, "rate": rate, "seed": seed, "states": states, "gradients": gradients, "size": size or settings.size[0]}
-    return run_of(Run, settings, **own, timed=COST in settings.measures)
+def _ways(settings: Settings, *, judged: bool) -> Iterator[dict[str, Any]]:
+    """What the runs of a seed do: those of the first one tune rates, if rates were not tuned before."""
+    tuned = settings.rate_of
+    for rate, name, method in product(settings.rates, settings.size, settings.methods):
+        if not judged or rate == tuned.get(method, rate):
+            yield made(settings, method, rate, size=name)
+    if judged:
+        for bits in MORE_BITS if BITS in settings.measures else ():
+            yield made(settings, STOCHASTIC, settings.middle, *bits)
+        yield from (equal(settings, what) for what in (TIME, MEMORY) if saves(settings, what) != 1)
+
+
+def made(settings: Settings, method: str, rate: float, states: str = "", gradients: str = "", size: str = "") -> dict[str, Any]:
+    """The values of runs: with a method's own states and gradients, and the first size, unless others are named."""
+    bits = FP32 if method in (O1, O2) else BF16
+    common = {name: getattr(settings, name) for name in ("data", "vocabulary", "tokens", "context", "batch", "micro_batches", "steps")}
+    way = {"method": method, "rate": rate, "states": states or bits, "gradients": gradients or bits}
+    return {**common, **way, "size": size or settings.size[0], "timed": COST in settings.measures}
 
 
 def saves(settings: Settings, what: str) -> float:
@@ -142,12 +147,12 @@ def saves(settings: Settings, what: str) -> float:
     return settings.faster if what == TIME else settings.larger
 
 
-def equal(settings: Settings, what: str, seed: int) -> Run:
-    """The run of stochastic updates that gets more of what they save."""
-    run, more = made(settings, STOCHASTIC, settings.middle, seed, BF16, BF16), saves(settings, what)
+def equal(settings: Settings, what: str) -> dict[str, Any]:
+    """The values of runs with stochastic updates that get more of what they save."""
+    way, more = made(settings, STOCHASTIC, settings.middle), saves(settings, what)
     if what == TIME:
-        return replace(run, steps=round(run.steps * more))
-    return replace(run, batch=round(run.batch * more), micro_batches=1)
+        return {**way, "steps": round(way["steps"] * more)}
+    return {**way, "batch": round(way["batch"] * more), "micro_batches": 1}
 
 
 def _check(settings: Settings) -> None:

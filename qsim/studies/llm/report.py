@@ -140,7 +140,7 @@ class Written(LanguageFindings):
 
     def _over_training(self, method: str) -> tuple[list[int], list[Interval]]:
         """The steps at which models were validated, and their perplexity then relative to O1, each at its best rate, in percent."""
-        own, other = ([result["curve"] for result in self.results(name, self.best(name))] for name in (method, O1))
+        own, other = ([result["curve"] for result in self.trained(name, self.best(name))] for name in (method, O1))
         steps = [step for step, _ in own[0]]
         ahead = [difference(*([curve[at][1] for curve in curves] for curves in (own, other))) for at in range(len(steps))]
         return steps, [excess_percent(exponential(each)) for each in ahead]

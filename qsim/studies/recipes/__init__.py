@@ -6,8 +6,9 @@ import hashlib
 import importlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from qsim.recipes import NAMED, Recipe
 from qsim.recipes.named import needs_format, resolve
 from qsim.studies.choices import choice, require, require_among
 from qsim.studies.learners.gpt import size
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.study import Run, TrialStudy
 
 #: The reference: products in bfloat16, and nothing else rounded.
 BF16 = "bf16"
@@ -55,35 +56,14 @@ class Settings:
     measures: tuple[str, ...] = choice(MEASURES, "training; time, in runs that must not share a GPU; or both")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One model that is trained or timed; `points` is a digest of the recipe, so that a changed one is another run."""
-
-    what: str
-    model: str
-    recipe: str
-    points: str
-    data: str
-    size: str
-    experts: int
-    active: int
-    context: int
-    batch: int
-    steps: int
-    rate: float
-    looks: int
-    draws: int
-    seed: int
-
-
-class RecipesStudy(WrittenStudy[Settings, Run]):
+class RecipesStudy(TrialStudy[Settings]):
     """Train a GPT and a mixture of experts in BF16 and in every recipe, on the same data from the same weights."""
 
     name = "recipes"
     question = "What does each recipe cost a language model?"
     source = "no claim of a paper; the recipes name theirs"
     settings = Settings
-    run = Run
+    shared = ("data", "size", "experts", "active", "context", "batch", "steps", "rate", "looks", "draws")
 
     def timed(self, settings: Settings) -> bool:
         """Whether steps are timed."""
@@ -97,26 +77,30 @@ class RecipesStudy(WrittenStudy[Settings, Run]):
         """GPT-2 small's blocks, for a GPU."""
         return Settings(size="small", experts=8, context=256, batch=16, steps=250, rate=6e-4, looks=3, draws=4, timed=20)
 
+    def check(self, settings: Settings) -> None:
+        """Models, recipes and steps that fit one another."""
+        _check(settings)
+
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every recipe and BF16 on every model: trained with every seed, and timed once."""
-        _check(settings)
-        names = (BF16, *settings.recipes)
-        digests = {name: digest(name) for name in names}
-        ways = [(model, name) for model in settings.models for name in names]
-        found = [
-            run_of(Run, settings, what=TRAINING, model=model, recipe=name, points=digests[name], seed=seed)
-            for seed in range(settings.seeds if TRAINING in settings.measures else 0)
-            for model, name in ways
-        ]
-        if TIME in settings.measures:
-            rest = {"steps": settings.timed, "looks": 0, "draws": 0, "seed": 0}
-            found += [run_of(Run, settings, what=TIME, model=model, recipe=name, points=digests[name], **rest) for model, name in ways]
-        return found
+        self.check(settings)
+        trained = super().runs(settings) if TRAINING in settings.measures else []
+        if TIME not in settings.measures:
+            return trained
+        untrained = {"what": TIME, "steps": settings.timed, "looks": 0, "draws": 0, "seed": 0}
+        common = {name: getattr(settings, name) for name in self.shared}
+        return [*trained, *(Run(**{**common, **way, **untrained}) for way in self.ways(settings))]
+
+    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
+        """Every recipe and BF16 on every model, with a digest of the recipe, so that a changed one is another run."""
+        digests = {name: digest(name) for name in (BF16, *settings.recipes)}
+        for model, (name, points) in product(settings.models, digests.items()):
+            yield {"what": TRAINING, "model": model, "recipe": name, "points": points}
 
     def work(self, run: Run) -> float:
         """Updates, and the gradients that are compared."""
         passes = run.steps + run.looks * (run.draws + 1)
-        return passes * (1 if run.recipe == BF16 else 3) * (2 if run.model == MIXTURE else 1)
+        return float(passes * (1 if run.recipe == BF16 else 3) * (2 if run.model == MIXTURE else 1))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """The loss on the held-out text and the errors of gradients; or the time of a step."""

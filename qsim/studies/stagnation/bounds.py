@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsim.studies.result import Result
-from qsim.studies.stagnation import Run
+from qsim.studies.study import Run
 
 Array = NDArray[np.float64]
 

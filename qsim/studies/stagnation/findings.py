@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 import qsim
 from qsim.studies.findings import Findings
-from qsim.studies.report import Asked
-from qsim.studies.result import Result
-from qsim.studies.stagnation import Run, Settings
-from qsim.studies.stagnation.bounds import Array, Curves
+from qsim.studies.stagnation import Settings
+from qsim.studies.stagnation.bounds import Curves
 from qsim.studies.stagnation.least_squares import ALL, NEAREST, ONE
-from qsim.studies.statistics import Interval, exponential, mean
 
 
-class DescentFindings(Findings[Settings, Run]):
+class DescentFindings(Findings[Settings]):
     """The results of a study, grouped by method."""
 
-    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        super().__init__(study, settings, results)
+    def begin(self) -> None:
+        """Find the largest relative error of rounding."""
         # The epsilon of formats is the distance between 1 and the next number; the rounding error is at most half of it.
-        self.epsilon = qsim.format(settings.format).epsilon / 2
+        self.epsilon = qsim.format(self.settings.format).epsilon / 2
 
     def whole(self, method: str, rate: float) -> Curves:
         """Runs with the gradient of all samples."""
@@ -39,8 +33,3 @@ class DescentFindings(Findings[Settings, Run]):
 
     def _curves(self, **fields: Any) -> Curves:
         return Curves(self.seeded(**fields), self.epsilon)
-
-
-def geometric(values: Array) -> Interval:
-    """The geometric mean and its interval."""
-    return exponential(mean(np.log(values).tolist()))
