@@ -18,7 +18,6 @@ from qsim.studies.choices import choice
 from qsim.studies.findings import Findings, Values
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
-from qsim.studies.learners.training import Training
 from qsim.studies.report import Claim, Picture, listed
 from qsim.studies.statistics import Interval, above, below, difference, in_points, mean, proportion
 from qsim.studies.study import Run, TrialStudy
@@ -64,13 +63,11 @@ class FormatsStudy(TrialStudy[Settings]):
     settings = Settings
     shared = ("data", "batch", "steps", "rate")
 
-    def quick(self) -> Settings:
-        """Return settings that take seconds: four formats, few steps."""
-        return Settings(exponents=(2, 4), mantissas=(0, 2), steps=60, seeds=2)
+    #: Four formats, few steps.
+    quick_form = Settings(exponents=(2, 4), mantissas=(0, 2), steps=60, seeds=2)
 
-    def full(self) -> Settings:
-        """More steps, for a GPU."""
-        return Settings(batch=128, steps=1500, seeds=5)
+    #: More steps, for a GPU.
+    full_form = Settings(batch=128, steps=1500, seeds=5)
 
     def ways(self, settings: Settings) -> Iterator[dict[str, str]]:
         """Full precision, and every format with every rounding."""
@@ -85,7 +82,7 @@ class FormatsStudy(TrialStudy[Settings]):
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train the net, and test it with its rounding."""
         points = None if run.format == FULL else everywhere(run.format, run.rounding)
-        return nets.outcome(run.data, points, Training(run.steps, run.batch), run.rate, run.seed, device)
+        return nets.outcome(run, points, device)
 
 
 class _Written(Findings[Settings]):

@@ -66,13 +66,11 @@ class HardwareCostStudy(TrialStudy[Settings]):
     settings = Settings
     shared = ("data", "batch", "steps", "rate")
 
-    def quick(self) -> Settings:
-        """Two formats, and a source whose circuits are synthesized in seconds."""
-        return Settings(formats=("e2m1", "e4m3"), source="bf16", steps=40, seeds=2)
+    #: Two formats, and a source whose circuits are synthesized in seconds.
+    quick_form = Settings(formats=("e2m1", "e4m3"), source="bf16", steps=40, seeds=2)
 
-    def full(self) -> Settings:
-        """More seeds; a GPU is no faster on a net as small as this one."""
-        return Settings(seeds=10)
+    #: More seeds; a GPU is no faster on a net as small as this one.
+    full_form = Settings(seeds=10)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every circuit once; every format with every seed, and full precision."""
@@ -112,7 +110,7 @@ class HardwareCostStudy(TrialStudy[Settings]):
             return _factor(run, device)
         # As in the study `formats`: round-to-nearest in the forward pass, stochastic in the backward pass.
         points = None if run.format == FULL else formats.everywhere(run.format, run.rounding)
-        return nets.outcome(run.data, points, Training(run.steps, run.batch), run.rate, run.seed, device)
+        return nets.outcome(run, points, device)
 
 
 def _cells(circuit: Routine) -> dict[str, int]:
@@ -124,7 +122,7 @@ def _factor(run: Run, device: torch.device) -> dict[str, Any]:
     """The factor by which the batch must grow for gradients to vary as in full precision, after a tenth of the training."""
     points, how = formats.everywhere(run.format, run.rounding), Training(run.steps // 10, run.batch)
     backward = FivePoint(act_bwd=points.act_bwd, grad=points.grad)
-    factor = nets.batch_factor(run.data, backward, None, how, run.rate, run.seed, device, batches=_BATCHES, draws=_DRAWS)
+    factor = nets.batch_factor(run, backward, None, how, device, batches=_BATCHES, draws=_DRAWS)
     return {"factor": float(factor.value)}
 
 

@@ -16,7 +16,6 @@ from qsim.studies.choices import choice, require
 from qsim.studies.findings import Findings, Values
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
-from qsim.studies.learners.training import Training
 from qsim.studies.report import Claim, Picture
 from qsim.studies.statistics import Interval, above, difference, mean
 from qsim.studies.study import Run, TrialStudy
@@ -61,13 +60,11 @@ class PointsStudy(TrialStudy[Settings]):
     settings = Settings
     shared = ("data", "batch", "steps", "rate")
 
-    def quick(self) -> Settings:
-        """One format, few steps."""
-        return Settings(formats=("e2m1",), steps=60, seeds=2)
+    #: One format, few steps.
+    quick_form = Settings(formats=("e2m1",), steps=60, seeds=2)
 
-    def full(self) -> Settings:
-        """More steps, for a GPU."""
-        return Settings(batch=128, steps=1500, seeds=5)
+    #: More steps, for a GPU.
+    full_form = Settings(batch=128, steps=1500, seeds=5)
 
     def check(self, settings: Settings) -> None:
         """Some formats, and both roundings."""
@@ -87,7 +84,7 @@ class PointsStudy(TrialStudy[Settings]):
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train the net, and test it with its rounding."""
         points = None if run.point == NONE else only(run.point, run.format, run.rounding)
-        return nets.outcome(run.data, points, Training(run.steps, run.batch), run.rate, run.seed, device)
+        return nets.outcome(run, points, device)
 
 
 class _Written(Findings[Settings]):

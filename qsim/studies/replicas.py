@@ -50,9 +50,8 @@ class ReplicasStudy(TrialStudy[Settings]):
     settings = Settings
     shared = ("batch", "steps")
 
-    def quick(self) -> Settings:
-        """Few replicas and steps."""
-        return Settings(replicas=(2, 3), rates=(2.0**-9, 2.0**-7), batch=24, steps=32, seeds=2)
+    #: Few replicas and steps.
+    quick_form = Settings(replicas=(2, 3), rates=(2.0**-9, 2.0**-7), batch=24, steps=32, seeds=2)
 
     def check(self, settings: Settings) -> None:
         """Several replicas and rates, and enough steps."""

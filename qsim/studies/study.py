@@ -139,13 +139,25 @@ class TrialStudy(Study[SettingsT, Run]):
     The report is written by the class `_Written` of the study's module, or by `Written` of a module `report` next to it.
 
     Attributes:
+        quick_form: Settings with which the study runs in seconds; by default its usual ones.
+        full_form: Settings for a GPU; by default its usual ones.
         shared: The settings that are values of every run.
         added: The values of runs that results of earlier versions do not have.
     """
 
     run = Run
+    quick_form: ClassVar[Any] = None
+    full_form: ClassVar[Any] = None
     shared: ClassVar[tuple[str, ...]] = ()
     added: ClassVar[Mapping[str, Any]] = {}
+
+    def quick(self) -> SettingsT:
+        """Return settings with which the study runs in seconds."""
+        return self.quick_form or super().quick()
+
+    def full(self) -> SettingsT:
+        """Return settings for a GPU."""
+        return self.full_form or super().full()
 
     def check(self, settings: SettingsT) -> None:
         """Raise an error for settings of which no report can be written."""

@@ -59,16 +59,12 @@ class AccumulatorStudy(TrialStudy[Settings]):
     settings = Settings
     shared = ("layers", "width", "heads", "context", "batch", "steps", "rate")
 
-    def quick(self) -> Settings:
-        """One more unit, short sums, few steps."""
-        return Settings(units=("h100_bf16",), lengths=(128, 1024), repeats=2, width=16, context=16, batch=4, steps=2, seeds=2)
+    #: One more unit, short sums, few steps.
+    quick_form = Settings(units=("h100_bf16",), lengths=(128, 1024), repeats=2, width=16, context=16, batch=4, steps=2, seeds=2)
 
-    def full(self) -> Settings:
-        """A larger GPT with sums of 8192 products, for a GPU.
-
-        After more steps, runs with the same seed differ by more than the quarter of a percent that is to be found.
-        """
-        return Settings(layers=4, width=128, heads=4, context=256, batch=32, steps=100, rate=2e-3, seeds=6)
+    #: A larger GPT with sums of 8192 products, for a GPU.
+    #: After more steps, runs with the same seed differ by more than the quarter of a percent that is to be found.
+    full_form = Settings(layers=4, width=128, heads=4, context=256, batch=32, steps=100, rate=2e-3, seeds=6)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Sums of every unit for each kind of operands, and a GPT for each accumulator of the papers."""

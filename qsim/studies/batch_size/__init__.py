@@ -89,13 +89,11 @@ class BatchSizeStudy(TrialStudy[Settings]):
     shared = ("data", "model", "steps", "rate", "looks", "weights")
     added: ClassVar[dict[str, Any]] = {"model": OWN, "looks": 10, "weights": FULL}
 
-    def quick(self) -> Settings:
-        """Two batch sizes, few steps."""
-        return Settings(batches=(16, 128), designs=(STEPS,), steps=50, seeds=2)
+    #: Two batch sizes, few steps.
+    quick_form = Settings(batches=(16, 128), designs=(STEPS,), steps=50, seeds=2)
 
-    def full(self) -> Settings:
-        """Return the settings for a GPU: five batch sizes."""
-        return Settings(formats=("e4m0", "e4m1", "e4m2"), batches=(8, 32, 128, 512, 2048), steps=1000, seeds=5)
+    #: For a GPU: five batch sizes.
+    full_form = Settings(formats=("e4m0", "e4m1", "e4m2"), batches=(8, 32, 128, 512, 2048), steps=1000, seeds=5)
 
     def check(self, settings: Settings) -> None:
         """Both roundings, and formats and batch sizes in order."""
@@ -133,7 +131,7 @@ class BatchSizeStudy(TrialStudy[Settings]):
         """Train and test the net, or measure the factor."""
         if run.like:
             return _factor(run, device)
-        return nets.outcome(run.data, points_of(run), training_of(run), run.rate, run.seed, device, model=run.model, looks=run.looks)
+        return nets.outcome(run, points_of(run), device, training_of(run))
 
 
 def trained(settings: Settings, format: str, rounding: str, batch: int, scale: str, design: str, micro_batches: int = 1) -> dict[str, Any]:
@@ -149,5 +147,5 @@ def _factor(run: Run, device: torch.device) -> dict[str, Any]:
     """The factor by which the batch must grow, from the variances of a net's gradients after a tenth of its training."""
     how = replace(training_of(run), steps=run.steps // 10)
     points, like = (_backward(name, run.rounding) for name in (run.format, run.like))
-    factor = nets.batch_factor(run.data, points, like, how, run.rate, run.seed, device, model=run.model, batches=_BATCHES, draws=_DRAWS)
+    factor = nets.batch_factor(run, points, like, how, device, batches=_BATCHES, draws=_DRAWS)
     return {"factor": float(factor.value), "low": float(factor.low), "high": float(factor.high)}

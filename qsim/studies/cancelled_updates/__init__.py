@@ -65,13 +65,11 @@ class CancelledUpdatesStudy(TrialStudy[Settings]):
     # Results of earlier versions do not have these.
     added: ClassVar[dict[str, Any]] = {"unit": "", "model": OWN, "arithmetic": "float32", "decay": 0.0, "curve": 0}
 
-    def quick(self) -> Settings:
-        """Two formats, few steps."""
-        return Settings(formats=("bf16", "e5m3"), rate=0.1, steps=60, looks=12, seeds=1)
+    #: Two formats, few steps.
+    quick_form = Settings(formats=("bf16", "e5m3"), rate=0.1, steps=60, looks=12, seeds=1)
 
-    def full(self) -> Settings:
-        """More steps and seeds."""
-        return Settings(steps=3000, looks=60, seeds=5)
+    #: More steps and seeds.
+    full_form = Settings(steps=3000, looks=60, seeds=5)
 
     def check(self, settings: Settings) -> None:
         """Updates, formats and a model that fit one another."""

@@ -60,17 +60,22 @@ class GradientVarianceStudy(TrialStudy[Settings]):
     settings = Settings
     shared = ("data", "images", "steps")
 
-    def quick(self) -> Settings:
-        """Two batch sizes and two bits."""
-        return Settings(mantissas=(0, 1, 2), batches=(4, 64), fractions=(3, 5), images=256, draws=2, seeds=3)
+    #: Two batch sizes and two bits.
+    quick_form = Settings(mantissas=(0, 1, 2), batches=(4, 64), fractions=(3, 5), images=256, draws=2, seeds=3)
 
-    def full(self) -> Settings:
-        """More of everything; a GPU is no faster on a layer as small as this one."""
-        return Settings(mantissas=tuple(range(8)), batches=(2, 4, 8, 16, 32, 64, 128), fractions=(1, 2, 3, 4, 5, 6, 7), draws=4, seeds=10)
+    #: More of everything; a GPU is no faster on a layer as small as this one.
+    full_form = Settings(mantissas=tuple(range(8)), batches=(2, 4, 8, 16, 32, 64, 128), fractions=(1, 2, 3, 4, 5, 6, 7), draws=4, seeds=10)
 
     def check(self, settings: Settings) -> None:
         """Everything from which slopes and factors are computed."""
-        _check(settings)
+        for name in ("mantissas", "batches"):
+            require_increasing(settings, name)
+        largest, smallest = settings.batches[-1], settings.batches[0]
+        fits = settings.images % largest == 0 and settings.images >= 3 * largest
+        require(settings, "images", fits, f"be a multiple of the largest batch and at least 3 of them, {largest} each")
+        require(settings, "batches", not any(batch % smallest for batch in settings.batches), "be multiples of the smallest")
+        for name in ("draws", "seeds"):
+            require(settings, name, getattr(settings, name) >= 2, "be at least 2")
 
     def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
         """All bits at the middle batch size, with both roundings; all batch sizes with the fewest and the middle bits; weights at three."""
@@ -99,18 +104,6 @@ class GradientVarianceStudy(TrialStudy[Settings]):
             if run.rounded == BACKWARD:
                 return _of_backward(layer, batches, run)
             return _of_weights(layer, batches, run) | {"bound": bound_of_bias(layer.weight, inputs, run)}
-
-
-def _check(settings: Settings) -> None:
-    """Raise an error for settings from which no slope or factor can be computed."""
-    for name in ("mantissas", "batches"):
-        require_increasing(settings, name)
-    largest, smallest = settings.batches[-1], settings.batches[0]
-    fits = settings.images % largest == 0 and settings.images >= 3 * largest
-    require(settings, "images", fits, f"be a multiple of the largest batch and at least 3 of them, {largest} each")
-    require(settings, "batches", not any(batch % smallest for batch in settings.batches), "be multiples of the smallest")
-    for name in ("draws", "seeds"):
-        require(settings, name, getattr(settings, name) >= 2, "be at least 2")
 
 
 def middle(settings: Settings) -> int:

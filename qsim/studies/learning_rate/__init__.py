@@ -62,13 +62,11 @@ class LearningRateStudy(TrialStudy[Settings]):
     source = "Ozkara et al., Stochastic Rounding for LLM Training, Table 3, Proposition 1"
     settings = Settings
 
-    def quick(self) -> Settings:
-        """Three rates, few steps."""
-        return Settings(lowest=2.0**-8, highest=2.0**-6, steps=30, validation=32, levels=(4.0, 16.0), weights=1 << 16, seeds=1)
+    #: Three rates, few steps.
+    quick_form = Settings(lowest=2.0**-8, highest=2.0**-6, steps=30, validation=32, levels=(4.0, 16.0), weights=1 << 16, seeds=1)
 
-    def full(self) -> Settings:
-        """GPT-2 small."""
-        return Settings(size="small", lowest=2.0**-12, highest=2.0**-8, steps=250, context=1024, validation=64)
+    #: GPT-2 small.
+    full_form = Settings(size="small", lowest=2.0**-12, highest=2.0**-8, steps=250, context=1024, validation=64)
 
     def check(self, settings: Settings) -> None:
         """Methods, rates and levels that can be compared."""

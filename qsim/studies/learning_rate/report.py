@@ -91,9 +91,10 @@ class Written(Findings[Settings]):
 
     def _losses(self) -> Figure:
         (figure,), (panel,) = figures.row(1, width=3.9, height=2.9)
-        for place, (method, look) in enumerate(zip(self.settings.methods, figures.LOOKS, strict=False)):
-            shown = [mean(self.losses(method, rate)).clipped(0.0, _NOTHING) for rate in self.rates]
-            figures.band(panel, [rate * 1.05**place for rate in self.rates], shown, look, method)
+        losses = {
+            method: [mean(self.losses(method, rate)).clipped(0.0, _NOTHING) for rate in self.rates] for method in self.settings.methods
+        }
+        figures.bands(panel, self.rates, losses, times=1.05)
         panel.axhline(self.frequencies, label="unigram baseline", **figures.REFERENCE())
         self._rate_axis(panel)
         panel.set_ylabel("validation loss in nats")

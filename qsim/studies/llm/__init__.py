@@ -90,25 +90,40 @@ class LLMStudy(TrialStudy[Settings]):
     # Results of earlier versions do not have these.
     added: ClassVar[dict[str, Any]] = {"timed": True, "tokens": VOCABULARY}
 
+    #: Few steps at one rate.
+    quick_form = Settings(context=32, batch=4, steps=10, rates=(2e-3,), seeds=2)
+
+    #: GPT-2 small, for a GPU, with nanoGPT's vocabulary, on which the memory and time of a real model depend.
+    #: After 150 steps such a model knows little more than the frequency of byte pairs, and differences between seeds are luck. The rates
+    #: are to contain the best one of every method.
+    full_form = Settings(size=("small",), vocabulary=50304, context=1024, batch=16, steps=500, rates=(6e-4, 1.2e-3, 2.4e-3))
+
     def timed(self, settings: Settings) -> bool:
         """Whether the cost is measured."""
         return COST in settings.measures
 
-    def quick(self) -> Settings:
-        """Few steps at one rate."""
-        return Settings(context=32, batch=4, steps=10, rates=(2e-3,), seeds=2)
-
-    def full(self) -> Settings:
-        """GPT-2 small, for a GPU, with nanoGPT's vocabulary, on which the memory and time of a real model depend.
-
-        After 150 steps such a model knows little more than the frequency of byte pairs, and differences between seeds are luck. The rates
-        are to contain the best one of every method.
-        """
-        return Settings(size=("small",), vocabulary=50304, context=1024, batch=16, steps=500, rates=(6e-4, 1.2e-3, 2.4e-3))
+    def check(self, settings: Settings) -> None:
+        """Sizes, methods and measures that fit one another."""
+        for name in settings.size:
+            size(name)
+        several = {*settings.measures} == {COST} or len(settings.size) == 1
+        require(settings, "size", settings.size and several, "be one, unless only costs are measured")
+        require_among(settings, "measures", MEASURES)
+        require_among(settings, "methods", [*METHODS])
+        require(settings, "tokens", settings.tokens >= VOCABULARY, f"be at least {VOCABULARY}, the number of bytes")
+        require(settings, "vocabulary", settings.vocabulary >= settings.tokens, f"be at least {settings.tokens}, the number of tokens")
+        compared = COST not in settings.measures or {*settings.methods} == {*METHODS}
+        require(settings, "methods", compared, f"be all of {', '.join(METHODS)} if cost is measured")
+        if settings.tuned:
+            named = {*settings.rate_of} == {*settings.methods} and {*settings.rate_of.values()} <= {*settings.rates}
+            require(settings, "tuned", named, "name each method with one of the rates")
+        divides = settings.micro_batches >= 1 and settings.batch % settings.micro_batches == 0
+        require(settings, "micro_batches", divides, f"divide the batch of {settings.batch} sequences")
+        require(settings, "steps", settings.steps >= 2, "be at least 2, because the first is not timed")
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every method at every rate; for perplexity, at the middle one also more bits for states and gradients."""
-        _check(settings)
+        self.check(settings)
         # Methods take turns, so that a GPU that slows down affects all of them.
         seeds = range(settings.judged.stop)
         return [Run(**way, seed=seed) for seed in seeds for way in _ways(settings, judged=seed in settings.judged)]
@@ -153,22 +168,3 @@ def equal(settings: Settings, what: str) -> dict[str, Any]:
     if what == TIME:
         return {**way, "steps": round(way["steps"] * more)}
     return {**way, "batch": round(way["batch"] * more), "micro_batches": 1}
-
-
-def _check(settings: Settings) -> None:
-    for name in settings.size:
-        size(name)
-    several = {*settings.measures} == {COST} or len(settings.size) == 1
-    require(settings, "size", settings.size and several, "be one, unless only costs are measured")
-    require_among(settings, "measures", MEASURES)
-    require_among(settings, "methods", [*METHODS])
-    require(settings, "tokens", settings.tokens >= VOCABULARY, f"be at least {VOCABULARY}, the number of bytes")
-    require(settings, "vocabulary", settings.vocabulary >= settings.tokens, f"be at least {settings.tokens}, the number of tokens")
-    compared = COST not in settings.measures or {*settings.methods} == {*METHODS}
-    require(settings, "methods", compared, f"be all of {', '.join(METHODS)} if cost is measured")
-    if settings.tuned:
-        named = {*settings.rate_of} == {*settings.methods} and {*settings.rate_of.values()} <= {*settings.rates}
-        require(settings, "tuned", named, "name each method with one of the rates")
-    divides = settings.micro_batches >= 1 and settings.batch % settings.micro_batches == 0
-    require(settings, "micro_batches", divides, f"divide the batch of {settings.batch} sequences")
-    require(settings, "steps", settings.steps >= 2, "be at least 2, because the first is not timed")

@@ -151,9 +151,9 @@ class Written(LanguageFindings):
         millions = [parameters(size(name), chosen.vocabulary, chosen.context) / 1e6 for name in chosen.size]
         for panel, (what, label) in zip(axes, (("tokens_per_second", "speed"), ("peak_mib", "peak memory")), strict=True):
             panel.axhline(1, label=METHODS[O1], **figures.REFERENCE())
-            for look, method in zip(figures.LOOKS, (method for method in chosen.methods if method != O1), strict=False):
-                found = [self.ratio(method, O1, what, name) for name in chosen.size]
-                figures.band(panel, millions, found, look, METHODS[method])
+            others = [method for method in chosen.methods if method != O1]
+            ratios = {METHODS[method]: [self.ratio(method, O1, what, name) for name in chosen.size] for method in others}
+            figures.bands(panel, millions, ratios)
             panel.set_xscale("log")
             panel.set(xlabel="parameters in millions", ylabel=f"{label} relative to O1")
             figures.plain_numbers(panel.xaxis)

@@ -50,13 +50,11 @@ class RandomBitsStudy(TrialStudy[Settings]):
     source = "no claim of a paper; the hardware of Liu et al., Training with Fewer Bits, Section 6.2, has six bits"
     settings = Settings
 
-    def quick(self) -> Settings:
-        """Two numbers of bits, few steps."""
-        return Settings(formats=("e4m3",), bits=(1, 6), steps=60, seeds=2)
+    #: Two numbers of bits, few steps.
+    quick_form = Settings(formats=("e4m3",), bits=(1, 6), steps=60, seeds=2)
 
-    def full(self) -> Settings:
-        """More steps, for a GPU."""
-        return Settings(batch=128, steps=1500, seeds=5)
+    #: More steps, for a GPU.
+    full_form = Settings(batch=128, steps=1500, seeds=5)
 
     def check(self, settings: Settings) -> None:
         """Few bits, and some formats."""
@@ -90,7 +88,7 @@ class RandomBitsStudy(TrialStudy[Settings]):
         rounds = None if run.format == FULL else Quantizer(run.format, _rounding(run))
         points = None if rounds is None else FivePoint(act_bwd=rounds, grad=rounds)
         how = Training(run.steps, run.batch, loss_scale=nets.in_range(run.format) * run.batch)
-        return nets.outcome(run.data, points, how, run.rate, run.seed, device)
+        return nets.outcome(run, points, device, how)
 
 
 def _rounding(run: Run) -> Stochastic:

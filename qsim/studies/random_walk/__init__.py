@@ -57,16 +57,14 @@ class RandomWalkStudy(TrialStudy[Settings]):
     source = "Ozkara et al., Stochastic Rounding for LLM Training, Section 2.2"
     settings = Settings
 
-    def quick(self) -> Settings:
-        """Larger updates."""
-        return Settings(
-            constant=(0.5, 0.0625), floors=(0.0625, 0.125), harmonic_steps=64, weights=1 << 15,
-            levels=16, first=0.0656, length=500, minima=(400 / 65536, 1024 / 65536), steps=3000, adam_weights=1 << 11, seeds=1,
-        )  # fmt: skip
+    #: Larger updates.
+    quick_form = Settings(
+        constant=(0.5, 0.0625), floors=(0.0625, 0.125), harmonic_steps=64, weights=1 << 15,
+        levels=16, first=0.0656, length=500, minima=(400 / 65536, 1024 / 65536), steps=3000, adam_weights=1 << 11, seeds=1,
+    )  # fmt: skip
 
-    def full(self) -> Settings:
-        """More weights, and smaller updates."""
-        return Settings(constant=(0.5, 0.25, 0.0625, 0.015625, 2**-8), weights=1 << 20, adam_weights=1 << 17)
+    #: More weights, and smaller updates.
+    full_form = Settings(constant=(0.5, 0.25, 0.0625, 0.015625, 2**-8), weights=1 << 20, adam_weights=1 << 17)
 
     def check(self, settings: Settings) -> None:
         """Levels that are equally far apart."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +14,7 @@ import torch
 from qsim import FivePoint
 from qsim.recipes import NAMED, Recipe
 from qsim.recipes.named import needs_format, resolve
-from qsim.studies.choices import choice, require, require_among
+from qsim.studies.choices import choice, imported, require, require_among
 from qsim.studies.learners.gpt import size
 from qsim.studies.study import Run, TrialStudy
 
@@ -65,21 +62,26 @@ class RecipesStudy(TrialStudy[Settings]):
     settings = Settings
     shared = ("data", "size", "experts", "active", "context", "batch", "steps", "rate", "looks", "draws")
 
+    #: Two recipes, few steps.
+    quick_form = Settings(recipes=("fp8_hybrid", "mxfp4"), context=16, batch=4, steps=6, looks=1, draws=2, timed=2, seeds=2)
+
+    #: GPT-2 small's blocks, for a GPU.
+    full_form = Settings(size="small", experts=8, context=256, batch=16, steps=250, rate=6e-4, looks=3, draws=4, timed=20)
+
     def timed(self, settings: Settings) -> bool:
         """Whether steps are timed."""
         return TIME in settings.measures
 
-    def quick(self) -> Settings:
-        """Two recipes, few steps."""
-        return Settings(recipes=("fp8_hybrid", "mxfp4"), context=16, batch=4, steps=6, looks=1, draws=2, timed=2, seeds=2)
-
-    def full(self) -> Settings:
-        """GPT-2 small's blocks, for a GPU."""
-        return Settings(size="small", experts=8, context=256, batch=16, steps=250, rate=6e-4, looks=3, draws=4, timed=20)
-
     def check(self, settings: Settings) -> None:
         """Models, recipes and steps that fit one another."""
-        _check(settings)
+        size(settings.size)
+        require_among(settings, "models", MODELS)
+        require_among(settings, "measures", MEASURES)
+        require(settings, "recipes", settings.recipes and BF16 not in settings.recipes, f"be others than {BF16}, the reference")
+        require(settings, "active", 1 <= settings.active <= settings.experts, f"be from 1 to the {settings.experts} experts")
+        require(settings, "looks", 1 <= settings.looks <= settings.steps, f"be from 1 to the {settings.steps} steps")
+        for name in ("draws", "timed"):
+            require(settings, name, getattr(settings, name) >= 2, "be at least 2")
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every recipe and BF16 on every model: trained with every seed, and timed once."""
@@ -119,15 +121,9 @@ def recipe_of(name: str) -> Recipe | FivePoint:
         >>> recipe_of("nvfp4.with_(last=4)").last
         4
     """
-    module, colon, function = name.partition(":")
-    if not colon:
+    if ":" not in name:
         return resolve(name)
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        made = getattr(importlib.import_module(module), function)()
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(f"recipes: {name}: {error}") from error
+    made = imported("recipes", name)()
     if not isinstance(made, Recipe | FivePoint):
         raise ValueError(f"recipes: {name} must return a recipe or a FivePoint, got {type(made).__name__}")
     return made
@@ -138,14 +134,3 @@ def digest(name: str) -> str:
     if name == BF16:
         return ""
     return hashlib.sha256(json.dumps(recipe_of(name).to_dict(), sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _check(settings: Settings) -> None:
-    size(settings.size)
-    require_among(settings, "models", MODELS)
-    require_among(settings, "measures", MEASURES)
-    require(settings, "recipes", settings.recipes and BF16 not in settings.recipes, f"be others than {BF16}, the reference")
-    require(settings, "active", 1 <= settings.active <= settings.experts, f"be from 1 to the {settings.experts} experts")
-    require(settings, "looks", 1 <= settings.looks <= settings.steps, f"be from 1 to the {settings.steps} steps")
-    for name in ("draws", "timed"):
-        require(settings, name, getattr(settings, name) >= 2, "be at least 2")

@@ -43,9 +43,8 @@ class ReplicationsStudy(TrialStudy[Settings]):
     )
     settings = Settings
 
-    def quick(self) -> Settings:
-        """Few ranks and bits, few steps."""
-        return Settings(ranks=(8, 32), bits=(1, 2), steps=4, descents=60, rates=(64.0,), updates=10, seeds=2)
+    #: Few ranks and bits, few steps.
+    quick_form = Settings(ranks=(8, 32), bits=(1, 2), steps=4, descents=60, rates=(64.0,), updates=10, seeds=2)
 
     def check(self, settings: Settings) -> None:
         """Ranks, bits and rates in order."""

@@ -72,9 +72,11 @@ class Written(Findings[Settings]):
 
     def _draw(self) -> list[Figure]:
         drawn, (left, right) = figures.row(2)
-        for name, label, look in (("ring", "ring", figures.LOOKS[0]), ("one_shot", "one sum in FP32", figures.LOOKS[1])):
-            found = zip(*(own[name] for own in self.seeded(what=RING)), strict=True)
-            figures.band(left, self.settings.ranks, [positive(each) for each in found], look, label)
+        errors = {
+            label: [positive(each) for each in zip(*(own[name] for own in self.seeded(what=RING)), strict=True)]
+            for name, label in (("ring", "ring"), ("one_shot", "one sum in FP32"))
+        }
+        figures.bands(left, self.settings.ranks, errors)
         left.set(xscale="log", yscale="log", xlabel="ranks", ylabel="relative error")
         for bits, look in zip(self.settings.bits, figures.LOOKS, strict=False):
             own = self.seeded(what=SUMS, sizes=(bits,))

@@ -42,13 +42,11 @@ class StagnationStudy(TrialStudy[Settings]):
     settings = Settings
     shared = ("format", "problems", "samples", "dimensions")
 
-    def quick(self) -> Settings:
-        """Two rates, few problems."""
-        return Settings(rates=(0.3, 0.1), length=40.0, sample_rate=0.02, sample_steps=400, problems=16, samples=200, seeds=1)
+    #: Two rates, few problems.
+    quick_form = Settings(rates=(0.3, 0.1), length=40.0, sample_rate=0.02, sample_steps=400, problems=16, samples=200, seeds=1)
 
-    def full(self) -> Settings:
-        """More problems, and smaller rates."""
-        return Settings(rates=(0.3, 0.1, 0.03, 0.01, 0.003), sample_steps=10000, problems=256)
+    #: More problems, and smaller rates.
+    full_form = Settings(rates=(0.3, 0.1, 0.03, 0.01, 0.003), sample_steps=10000, problems=256)
 
     def check(self, settings: Settings) -> None:
         """Several rates."""

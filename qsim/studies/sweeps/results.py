@@ -13,6 +13,7 @@ from qsim.plot import figures
 from qsim.studies.report import Asked, Claim, Picture, Report, listed
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, mean
+from qsim.studies.study import Run
 from qsim.text.tables import Table
 
 #: What all batch sizes have in common: the number of updates, or the number of examples.
@@ -36,19 +37,6 @@ class Settings:
         """The number of updates with a batch size; with equal examples, those of the middle size see as many as with equal steps."""
         middle = self.batches[len(self.batches) // 2]
         return self.steps if design == STEPS else max(1, round(self.steps * middle / batch))
-
-
-@dataclass(frozen=True)
-class Run:
-    """One model that is trained; `points` and `sources` make a result of other points or another model another run."""
-
-    label: str
-    batch: int
-    rate: float
-    steps: int
-    seed: int
-    points: str
-    sources: str
 
 
 class Sweep:
