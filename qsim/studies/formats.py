@@ -69,7 +69,7 @@ class FormatsStudy(TrialStudy[Settings]):
     #: More steps, for a GPU.
     full_form = Settings(batch=128, steps=1500, seeds=5)
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, str]]:
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, str]]:
         """Full precision, and every format with every rounding."""
         yield {"format": FULL, "rounding": "nearest"}
         for name, rounding in product(settings.formats, settings.roundings):

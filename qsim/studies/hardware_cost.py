@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -72,26 +72,20 @@ class HardwareCostStudy(TrialStudy[Settings]):
     #: More seeds; a GPU is no faster on a net as small as this one.
     full_form = Settings(seeds=10)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every circuit once; every format with every seed, and full precision."""
-        untrained = {"data": "", "batch": 0, "steps": 0, "rate": 0.0, "seed": 0}
-        circuits = [(CELLS, name, settings.source) for name in settings.formats]
-        circuits.append((SIGNIFICAND, f"{_KEPT + _DROPPED} to {_KEPT} bits", ""))
-        cells = [
-            Run(what=what, format=name, rounding=rounding, source=source, **untrained)
-            for what, name, source in circuits
-            for rounding in ROUNDINGS
-        ]
-        return [*cells, *super().runs(settings)]
-
     def check(self, settings: Settings) -> None:
         """Formats from narrow to wide."""
         bits = [qsim.format(name).bits for name in settings.formats]
         rise = len(bits) > 1 and bits == sorted(set(bits))
         require(settings, "formats", rise, "be at least two, from narrow to wide, each of another width")
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
-        """Full precision, and for every format the accuracy and the factor."""
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Every circuit once; full precision, and for every format the accuracy and the factor."""
+        if seed == 0:
+            untrained = {"data": "", "batch": 0, "steps": 0, "rate": 0.0}
+            circuits = [(CELLS, name, settings.source) for name in settings.formats]
+            circuits.append((SIGNIFICAND, f"{_KEPT + _DROPPED} to {_KEPT} bits", ""))
+            for (what, name, source), rounding in product(circuits, ROUNDINGS):
+                yield {"what": what, "format": name, "rounding": rounding, "source": source, **untrained}
         yield {"what": ACCURACY, "format": FULL, "rounding": "nearest", "source": ""}
         for name, what in product(settings.formats, (ACCURACY, FACTOR)):
             yield {"what": what, "format": name, "rounding": "stochastic", "source": ""}

@@ -71,7 +71,7 @@ class PointsStudy(TrialStudy[Settings]):
         require(settings, "roundings", {"stochastic", "nearest"} <= set(settings.roundings), "contain stochastic and nearest")
         require(settings, "formats", settings.formats, "contain at least one")
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, str]]:
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, str]]:
         """Full precision, and every point in every format and rounding."""
         yield {"point": NONE, "format": "fp32", "rounding": "nearest"}
         for point, name, rounding in product(POINTS, settings.formats, settings.roundings):

@@ -60,7 +60,7 @@ class ReplicasStudy(TrialStudy[Settings]):
         require(settings, "replicas", settings.replicas[0] > 1, "be from 2")
         require(settings, "steps", settings.steps >= _LOOKS, f"be at least {_LOOKS}, at which distances are measured")
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
         """Every number of replicas at every rate, with both kinds of noise."""
         for noise, count, rate in product((SHARED, INDEPENDENT), settings.replicas, settings.rates):
             yield {"noise": noise, "replicas": count, "rate": rate}

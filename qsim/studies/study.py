@@ -162,16 +162,15 @@ class TrialStudy(Study[SettingsT, Run]):
     def check(self, settings: SettingsT) -> None:
         """Raise an error for settings of which no report can be written."""
 
-    def ways(self, settings: SettingsT) -> Iterable[Mapping[str, Any]]:
-        """What each run of a seed does: the values that it does not share with the others."""
-        return ()
+    @abstractmethod
+    def ways(self, settings: SettingsT, seed: int) -> Iterable[Mapping[str, Any]]:
+        """Return what each run of a seed does: the values that are not shared."""
 
     def runs(self, settings: SettingsT) -> Sequence[Run]:
         """Every way with every seed."""
         self.check(settings)
         common = {name: getattr(settings, name) for name in self.shared}
-        ways = list(self.ways(settings))
-        found = [Run(**{**common, **way, "seed": seed}) for seed in self.seeds(settings) for way in ways]
+        found = [Run(**{**common, **way, "seed": seed}) for seed in self.seeds(settings) for way in self.ways(settings, seed)]
         return list(dict.fromkeys(found))
 
     def seeds(self, settings: SettingsT) -> Iterable[int]:

@@ -66,15 +66,6 @@ class AccumulatorStudy(TrialStudy[Settings]):
     #: After more steps, runs with the same seed differ by more than the quarter of a percent that is to be found.
     full_form = Settings(layers=4, width=128, heads=4, context=256, batch=32, steps=100, rate=2e-3, seeds=6)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Sums of every unit for each kind of operands, and a GPT for each accumulator of the papers."""
-        narrow, every = (NARROW, WANG), (EXACT, *adders(settings))
-        untrained = {**dict.fromkeys(self.shared, 0), "rate": 0.0, "lengths": tuple(settings.lengths)}
-        kinds = ((NORMAL, every), (POSITIVE, every), (MEAN_ONE, narrow))
-        ways = [{"what": SUMS, "operands": kind, "accumulate": name, **untrained} for kind, names in kinds for name in names]
-        trained = super().runs(settings)
-        return [*(Run(**way, seed=seed) for seed in range(settings.repeats) for way in ways), *trained]
-
     def check(self, settings: Settings) -> None:
         """Lengths in order, units that exist, and enough seeds."""
         rise = len(settings.lengths) > 1 and list(settings.lengths) == sorted(set(settings.lengths)) and settings.lengths[0] > 0
@@ -85,10 +76,18 @@ class AccumulatorStudy(TrialStudy[Settings]):
         for name in ("repeats", "seeds"):
             require(settings, name, getattr(settings, name) >= 2, "be at least 2, for an interval")
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
-        """A GPT for each accumulator."""
-        for name in (SINGLE, UNROUNDED, *TRAINED):
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Sums of every unit for each kind of operands, and a GPT for each accumulator of the papers."""
+        narrow, every = (NARROW, WANG), (EXACT, *adders(settings))
+        untrained = {**dict.fromkeys(self.shared, 0), "rate": 0.0, "lengths": tuple(settings.lengths)}
+        for kind, names in ((NORMAL, every), (POSITIVE, every), (MEAN_ONE, narrow)) if seed < settings.repeats else ():
+            yield from ({"what": SUMS, "operands": kind, "accumulate": name, **untrained} for name in names)
+        for name in (SINGLE, UNROUNDED, *TRAINED) if seed < settings.seeds else ():
             yield {"what": TRAINING, "operands": settings.data, "accumulate": name, "lengths": ()}
+
+    def seeds(self, settings: Settings) -> range:
+        """The seeds of sums and of the training."""
+        return range(max(settings.repeats, settings.seeds))
 
     def work(self, run: Run) -> float:
         """Return a cost proportional to products; emulated ones take longer."""

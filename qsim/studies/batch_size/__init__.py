@@ -107,7 +107,7 @@ class BatchSizeStudy(TrialStudy[Settings]):
         require_among(settings, "scales", [*SCALES])
         qsim.format(settings.weights)
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
         """Every format, rounding and batch size, with and without a loss scale; full precision once; and the factor for each bit."""
         rounded = list(product(settings.formats, settings.roundings, settings.scales))
         # Both designs share the middle batch size.

@@ -80,7 +80,7 @@ class CancelledUpdatesStudy(TrialStudy[Settings]):
         enough = 4 <= settings.looks <= settings.steps
         require(settings, "looks", enough, f"be at least 4, one per quarter, and at most the {settings.steps} steps")
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
         """Every format and update; full precision, also in units; and in one format all mixtures of stochastic and Kahan updates."""
         layers = len(layers_of(net(images(settings.data, torch.device("cpu"))))) if settings.model == OWN else 1
         yield from (way(FULL, NEAREST, unit=unit) for unit in ("", *settings.units))

@@ -77,7 +77,7 @@ class GradientVarianceStudy(TrialStudy[Settings]):
         for name in ("draws", "seeds"):
             require(settings, name, getattr(settings, name) >= 2, "be at least 2")
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
         """All bits at the middle batch size, with both roundings; all batch sizes with the fewest and the middle bits; weights at three."""
         for mantissa in settings.mantissas:
             backward = {"rounded": BACKWARD, "bits": mantissa}

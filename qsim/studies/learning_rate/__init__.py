@@ -75,7 +75,7 @@ class LearningRateStudy(TrialStudy[Settings]):
             raise ValueError(f"lowest, highest: must be two rates, the lower one first; got {settings.lowest:g}, {settings.highest:g}")
         require(settings, "levels", settings.levels and min(settings.levels) >= 2, "be at least 2, the largest update")
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
         """Every method at every rate; the toy, whose rate is in units of the distance between levels, with exact and stochastic updates."""
         trained = {name: getattr(settings, name) for name in ("steps", "data", "size", "batch", "context", "clip", "validation")}
         for method, rate in product(settings.methods, settings.rates):

@@ -121,12 +121,23 @@ class LLMStudy(TrialStudy[Settings]):
         require(settings, "micro_batches", divides, f"divide the batch of {settings.batch} sequences")
         require(settings, "steps", settings.steps >= 2, "be at least 2, because the first is not timed")
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every method at every rate; for perplexity, at the middle one also more bits for states and gradients."""
-        self.check(settings)
-        # Methods take turns, so that a GPU that slows down affects all of them.
-        seeds = range(settings.judged.stop)
-        return [Run(**way, seed=seed) for seed in seeds for way in _ways(settings, judged=seed in settings.judged)]
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Every method at every rate; for perplexity, at the middle one also more bits for states and gradients.
+
+        The first seed tunes rates, if rates were not tuned before. Methods take turns, so that a GPU that slows down affects all of them.
+        """
+        judged, tuned = seed in settings.judged, settings.rate_of
+        for rate, name, method in product(settings.rates, settings.size, settings.methods):
+            if not judged or rate == tuned.get(method, rate):
+                yield made(settings, method, rate, size=name)
+        if judged:
+            for bits in MORE_BITS if BITS in settings.measures else ():
+                yield made(settings, STOCHASTIC, settings.middle, *bits)
+            yield from (equal(settings, what) for what in (TIME, MEMORY) if saves(settings, what) != 1)
+
+    def seeds(self, settings: Settings) -> range:
+        """Those that are judged, and the one that tunes rates."""
+        return range(settings.judged.stop)
 
     def work(self, run: Run) -> float:
         """Return the number of tokens, equal for all methods, so that they keep taking turns."""
@@ -135,18 +146,6 @@ class LLMStudy(TrialStudy[Settings]):
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """The loss on the held-out text, tokens per second, and memory."""
         return outcome(run, device)
-
-
-def _ways(settings: Settings, *, judged: bool) -> Iterator[dict[str, Any]]:
-    """What the runs of a seed do: those of the first one tune rates, if rates were not tuned before."""
-    tuned = settings.rate_of
-    for rate, name, method in product(settings.rates, settings.size, settings.methods):
-        if not judged or rate == tuned.get(method, rate):
-            yield made(settings, method, rate, size=name)
-    if judged:
-        for bits in MORE_BITS if BITS in settings.measures else ():
-            yield made(settings, STOCHASTIC, settings.middle, *bits)
-        yield from (equal(settings, what) for what in (TIME, MEMORY) if saves(settings, what) != 1)
 
 
 def made(settings: Settings, method: str, rate: float, states: str = "", gradients: str = "", size: str = "") -> dict[str, Any]:

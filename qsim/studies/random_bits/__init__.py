@@ -62,7 +62,7 @@ class RandomBitsStudy(TrialStudy[Settings]):
         require(settings, "bits", in_range, "be from 1 to 31, because 32 is the reference")
         require(settings, "formats", settings.formats, "contain at least one")
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
         """Every number of bits, with and without correction, for the bias and in training; all bits, and full precision."""
         few = [{"bits": bits, "correction": correction} for bits in settings.bits for correction in (False, True)]
         unused = {"data": "", "batch": 0, "steps": 0, "rate": 0.0}

@@ -71,18 +71,8 @@ class RandomWalkStudy(TrialStudy[Settings]):
         apart = f"be in [1, {MOST_LEVELS}], where they are equally far apart"
         require(settings, "levels", 1 <= settings.levels <= MOST_LEVELS, apart)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """To the next level with SGD, and down the linear loss with Adam."""
-        found = [*super().runs(settings)]
-        for minimum in settings.minima:
-            down = {"optimizer": "adam", "updates": LINEAR, "first": settings.first, "floor": minimum, "length": settings.length}
-            down |= {"levels": settings.levels, "steps": settings.steps}
-            found.append(Run(**down, method=EXACT, weights=1, seed=0))
-            found += [Run(**down, method=STOCHASTIC, weights=settings.adam_weights, seed=seed) for seed in range(settings.seeds)]
-        return found
-
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
-        """Constant updates, those that halve down to a floor, and harmonic ones, with SGD."""
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """To the next level with SGD, and down the linear loss with Adam, where exact weights need one seed."""
         common = {"optimizer": "sgd", "length": 0, "levels": 1, "method": STOCHASTIC, "weights": settings.weights}
         # For constant updates p, a share of exp(-20) takes more than 20 / p steps.
         for update in settings.constant:
@@ -92,6 +82,12 @@ class RandomWalkStudy(TrialStudy[Settings]):
         # For decaying updates, step counts vary widely: an equally exact mean needs more weights.
         rest = {"first": 0.5, "floor": 0.0, "steps": settings.harmonic_steps, "weights": 8 * settings.weights}
         yield {**common, "updates": HARMONIC, **rest}
+        for minimum in settings.minima:
+            down = {"optimizer": "adam", "updates": LINEAR, "first": settings.first, "floor": minimum, "length": settings.length}
+            down |= {"levels": settings.levels, "steps": settings.steps}
+            if seed == 0:
+                yield {**down, "method": EXACT, "weights": 1}
+            yield {**down, "method": STOCHASTIC, "weights": settings.adam_weights}
 
     def work(self, run: Run) -> float:
         """A constant per step, plus a term per weight; weights that have arrived are no longer updated."""

@@ -83,21 +83,15 @@ class RecipesStudy(TrialStudy[Settings]):
         for name in ("draws", "timed"):
             require(settings, name, getattr(settings, name) >= 2, "be at least 2")
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every recipe and BF16 on every model: trained with every seed, and timed once."""
-        self.check(settings)
-        trained = super().runs(settings) if TRAINING in settings.measures else []
-        if TIME not in settings.measures:
-            return trained
-        untrained = {"what": TIME, "steps": settings.timed, "looks": 0, "draws": 0, "seed": 0}
-        common = {name: getattr(settings, name) for name in self.shared}
-        return [*trained, *(Run(**{**common, **way, **untrained}) for way in self.ways(settings))]
-
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
-        """Every recipe and BF16 on every model, with a digest of the recipe, so that a changed one is another run."""
-        digests = {name: digest(name) for name in (BF16, *settings.recipes)}
-        for model, (name, points) in product(settings.models, digests.items()):
-            yield {"what": TRAINING, "model": model, "recipe": name, "points": points}
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Every recipe and BF16 on every model, with a digest of the recipe, so that a changed one is another run; timed once."""
+        untrained = {"what": TIME, "steps": settings.timed, "looks": 0, "draws": 0}
+        for model, name in product(settings.models, (BF16, *settings.recipes)):
+            way = {"model": model, "recipe": name, "points": digest(name)}
+            if TRAINING in settings.measures:
+                yield {"what": TRAINING, **way}
+            if TIME in settings.measures and seed == 0:
+                yield {**way, **untrained}
 
     def work(self, run: Run) -> float:
         """Updates, and the gradients that are compared."""

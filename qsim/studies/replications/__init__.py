@@ -51,7 +51,7 @@ class ReplicationsStudy(TrialStudy[Settings]):
         for name in ("ranks", "bits", "rates"):
             require_increasing(settings, name, 1 if name == "rates" else 2)
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
         """Every measurement; values that do not apply are zero or empty."""
         unused = {"sizes": (), "rounds": "", "steps": 0, "rate": 0.0}
         yield {**unused, "what": RING, "sizes": settings.ranks}

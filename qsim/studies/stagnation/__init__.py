@@ -53,7 +53,7 @@ class StagnationStudy(TrialStudy[Settings]):
         falls = len(settings.rates) > 1 and list(settings.rates) == sorted(settings.rates, reverse=True)
         require(settings, "rates", falls, "be at least two, from large to small")
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
         """With all samples, every method at every rate, and nearest for single weights. With one, every method, with and without noise."""
         whole = [{"gradient": ALL, "rate": rate, "steps": round(settings.length / rate), "noise": 0.0} for rate in settings.rates]
         single = {"gradient": ONE, "rate": settings.sample_rate, "steps": settings.sample_steps}

@@ -155,7 +155,7 @@ class SweepStudy(TrialStudy[Settings]):
         """The grid."""
         return self._given
 
-    def ways(self, settings: Settings) -> Iterator[dict[str, Any]]:
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
         """All combinations; `points` and `sources` make a result of other points or another model another run."""
         for (label, points), batch, rate, design in product(self._points.items(), settings.batches, settings.rates, settings.designs):
             way = {"label": label, "batch": batch, "rate": rate, "steps": settings.updates(design, batch)}
