@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from qsim.studies.report import Asked, Claim, Picture, Report
+from qsim.studies.report import Claim, Picture, Report
 from qsim.studies.result import Result
 from qsim.studies.statistics import confidence_text, describe_bars
-from qsim.studies.study import Run
+from qsim.studies.study import Run, Study
 from qsim.text.tables import Table
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Findings(ABC, Generic[SettingsT]):
         results: The results of all runs.
     """
 
-    def __init__(self, study: Asked, settings: SettingsT, results: Sequence[Result[Run]]) -> None:
+    def __init__(self, study: Study[Any, Run], settings: SettingsT, results: Sequence[Result[Run]]) -> None:
         self.study, self.settings, self.results = study, settings, results
         self._words = wording(study.name)
         self._groups: dict[tuple[str, ...], dict[tuple[Any, ...], list[Result[Run]]]] = {}

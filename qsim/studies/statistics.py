@@ -171,7 +171,9 @@ def positive(values: ArrayLike) -> Interval:
 def _center_and_error(values: ArrayLike) -> tuple[float, float, int]:
     """The mean, its standard error, and the number of values."""
     each: NDArray[np.float64] = np.asarray(values, dtype=np.float64)
-    return float(each.mean()), float(each.std(ddof=1) / math.sqrt(len(each))) if len(each) > 1 else math.inf, len(each)
+    with np.errstate(invalid="ignore"):  # losses of models that diverged are infinite
+        error = float(each.std(ddof=1) / math.sqrt(len(each))) if len(each) > 1 else math.inf
+    return float(each.mean()), error, len(each)
 
 
 def _student(count: int) -> float:

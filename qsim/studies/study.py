@@ -134,7 +134,7 @@ def values_of(run: Any) -> dict[str, Any]:
 
 
 class TrialStudy(Study[SettingsT, Run]):
-    """A study whose runs are all combinations of ways and seeds, and whose report is made of its findings.
+    """A study that says for each seed what its runs do, and whose report is made of its findings.
 
     The report is written by the class `_Written` of the study's module, or by `Written` of a module `report` next to it.
 
@@ -179,7 +179,10 @@ class TrialStudy(Study[SettingsT, Run]):
 
     def read(self, fields: Mapping[str, Any]) -> Run:
         """A run from its JSON fields."""
-        return super().read({**self.added, **fields})
+        values = {**self.added, **fields}
+        if missing := {*self.shared, "seed"} - {*values}:
+            raise ValueError(f"its run lacks {', '.join(sorted(missing))}")
+        return super().read(values)
 
     def report(self, settings: SettingsT, results: Sequence[Result[Run]]) -> Report:
         """The report of all runs' results."""

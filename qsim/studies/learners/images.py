@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from qsim.studies.learners.training import Examples
 from qsim.studies.learners.wide_resnet import WideResNet
 from qsim.text.files import FileError, reading
 
@@ -27,22 +28,14 @@ RESIDUAL = {
 
 
 @dataclass(frozen=True)
-class Images:
-    """Training and test images.
+class Images(Examples):
+    """Training and test images: images × channels × height × width, with zero mean and unit variance.
 
     Attributes:
-        x: Training pixels, with zero mean and unit variance: images × channels × height × width.
-        y: Their labels.
-        test_x: Test pixels.
-        test_y: Their labels.
         classes: The number of classes.
         model: One of `RESIDUAL`, or anything else for the net that suits the images.
     """
 
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
     classes: int = 10
     model: str = ""
 

@@ -10,10 +10,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from qsim.plot import figures
-from qsim.studies.report import Asked, Claim, Picture, Report, listed
+from qsim.studies.report import Claim, Picture, Report, listed
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, mean
-from qsim.studies.study import Run
+from qsim.studies.study import Run, Study
 from qsim.text.tables import Table
 
 #: What all batch sizes have in common: the number of updates, or the number of examples.
@@ -58,7 +58,7 @@ class Sweep:
         ('Sweep', 2, ('mxfp8',))
     """
 
-    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+    def __init__(self, study: Study[Any, Run], settings: Settings, results: Sequence[Result[Run]]) -> None:
         self._study, self.settings, self._results = study, settings, results
         self._of = {(r.run.label, r.run.batch, r.run.steps, r.run.rate, r.run.seed): r for r in results}
         self.reference, self._first = settings.labels[0], settings.designs[0]
