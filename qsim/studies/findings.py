@@ -96,7 +96,7 @@ class Findings(ABC, Generic[SettingsT]):
             groups: dict[tuple[Any, ...], list[Result[Run]]] = defaultdict(list)
             for result in sorted(self.results, key=lambda result: result.run.seed):
                 groups[tuple(getattr(result.run, name) for name in names)].append(result)
-            self._groups[names] = groups
+            self._groups[names] = dict(groups)
         return self._groups[names][tuple(fields.values())]
 
     def text(self, name: str, /, **values: Any) -> str:
