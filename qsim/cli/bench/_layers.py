@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from qsim import FivePoint, Quantizer, recipes
-from qsim.cli.bench._options import BenchSettings, Option, shared
+from qsim.cli.bench._options import BenchOption, BenchSettings, shared
 
 
-def layer_options(seconds: str) -> dict[str, Option]:
+def layer_options(seconds: str) -> dict[str, BenchOption]:
     """The options, with a duration of turns by default."""
     return shared(dtype=("bf16", "fp32"), format="e4m3", backward="stochastic", accumulate=None, recipe=None, seconds=seconds)
 

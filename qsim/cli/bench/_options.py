@@ -54,7 +54,7 @@ class BenchSettings(SimpleNamespace):
 
 
 @dataclass(frozen=True)
-class Option:
+class BenchOption:
     """An option of the command line.
 
     Attributes:
@@ -88,14 +88,14 @@ class Option:
         return self.read(given, flag) if isinstance(given, str) else given
 
 
-def add_options(parser: argparse.ArgumentParser, options: Mapping[str, Option]) -> None:
+def add_options(parser: argparse.ArgumentParser, options: Mapping[str, BenchOption]) -> None:
     """Add a measurement's options, `--device` and `--json` to its parser."""
     for name, option in {**options, "device": _DEVICE}.items():
         option.add(parser, _flag(name))
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def read_options(args: argparse.Namespace, options: Mapping[str, Option]) -> BenchSettings:
+def read_options(args: argparse.Namespace, options: Mapping[str, BenchOption]) -> BenchSettings:
     """The values of a measurement's options."""
     where = device(args.device, "--device")
     on_gpu = where.type == "cuda"
@@ -103,7 +103,7 @@ def read_options(args: argparse.Namespace, options: Mapping[str, Option]) -> Ben
     return BenchSettings(device=where, **found)
 
 
-def shared(**defaults: str | tuple[str, str] | None) -> dict[str, Option]:
+def shared(**defaults: str | tuple[str, str] | None) -> dict[str, BenchOption]:
     """Options that several measurements have, with the defaults of one of them."""
     return {name: replace(_SHARED[name], default=default) for name, default in defaults.items()}
 
@@ -242,19 +242,19 @@ def dtypes(text: str, option: str) -> list[tuple[str, str]]:
     return pairs
 
 
-_DEVICE = Option("NAME", "cuda or cpu (default: cuda if available)", one_of(("cuda", "cpu")))
+_DEVICE = BenchOption("NAME", "cuda or cpu (default: cuda if available)", one_of(("cuda", "cpu")))
 _SHARED = {
-    "elements": Option("N", "such as 4096 or 2^27", count),
-    "formats": Option("A,B", "", mapped(qsim.format)),
-    "roundings": Option("A,B", "", mapped(resolve)),
-    "dtypes": Option("FROM:TO,…", "", dtypes),
-    "repeats": Option("N", "number of times each call is timed", count),
-    "dtype": Option("NAME", f"dtype of the model: {', '.join(DTYPES)}", lambda text, option: DTYPES[one_of(DTYPES)(text, option)]),
-    "format": Option("NAME", "the format of all five points"),
-    "backward": Option(
+    "elements": BenchOption("N", "such as 4096 or 2^27", count),
+    "formats": BenchOption("A,B", "", mapped(qsim.format)),
+    "roundings": BenchOption("A,B", "", mapped(resolve)),
+    "dtypes": BenchOption("FROM:TO,…", "", dtypes),
+    "repeats": BenchOption("N", "number of times each call is timed", count),
+    "dtype": BenchOption("NAME", f"dtype of the model: {', '.join(DTYPES)}", lambda text, option: DTYPES[one_of(DTYPES)(text, option)]),
+    "format": BenchOption("NAME", "the format of all five points"),
+    "backward": BenchOption(
         "NAME", "rounding of the backward points, or same: the forward pass's operands, and a gradient that is rounded to nearest"
     ),
-    "accumulate": Option("NAME", "the accumulator of all products; see qsim accumulators (default: none)"),
-    "recipe": Option("NAME", f"the points of a recipe instead: {', '.join(recipes.NAMED)}"),
-    "seconds": Option("S", "duration of each of three turns in seconds", seconds),
+    "accumulate": BenchOption("NAME", "the accumulator of all products; see qsim accumulators (default: none)"),
+    "recipe": BenchOption("NAME", f"the points of a recipe instead: {', '.join(recipes.NAMED)}"),
+    "seconds": BenchOption("S", "duration of each of three turns in seconds", seconds),
 }

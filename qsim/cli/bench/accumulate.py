@@ -15,7 +15,7 @@ from torch import Tensor
 from qsim import accumulators
 from qsim.accumulators import Accumulator, BlockScaled
 from qsim.cli.bench._measured import Measured
-from qsim.cli.bench._options import BenchSettings, Option, count, mapped, shared
+from qsim.cli.bench._options import BenchOption, BenchSettings, count, mapped, shared
 from qsim.cli.bench._timing import Call, interleaved
 from qsim.formats import format as resolve_format
 from qsim.functional import quantize
@@ -41,8 +41,8 @@ _DTYPES = {
 
 
 OPTIONS = {
-    "size": Option("N", "rows, columns and length of the sums", count, ("4096", "256")),
-    "accumulators": Option("NAME,…", "names or calls", mapped(accumulators.resolve), _DEFAULT),
+    "size": BenchOption("N", "rows, columns and length of the sums", count, ("4096", "256")),
+    "accumulators": BenchOption("NAME,…", "names or calls", mapped(accumulators.resolve), _DEFAULT),
     **shared(repeats="5"),
 }
 

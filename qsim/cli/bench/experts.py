@@ -18,7 +18,7 @@ import qsim
 from qsim import FivePoint
 from qsim.cli.bench._layers import layer_options, points_of
 from qsim.cli.bench._measured import TIMES, Measured, beside_torch
-from qsim.cli.bench._options import BenchSettings, Option, sizes
+from qsim.cli.bench._options import BenchOption, BenchSettings, sizes
 from qsim.cli.bench._timing import Call, forward_and_backward
 from qsim.text.records import Values
 from qsim.text.tables import Row
@@ -59,8 +59,8 @@ class Experts(nn.Module):
 _SIZES = "8x16384x4096x14336,16x16384x2048x4096", "4x256x128x256"
 _EXAMPLE = "8x16384x4096x14336, for experts, rows, width and inner width"
 OPTIONS = {
-    "sizes": Option("EXPERTSxROWSxWIDTHxINNER,…", "the first is Mixtral's", sizes(ExpertsSize, _EXAMPLE), _SIZES),
-    "compile": Option("", "also compile with torch.compile"),
+    "sizes": BenchOption("EXPERTSxROWSxWIDTHxINNER,…", "the first is Mixtral's", sizes(ExpertsSize, _EXAMPLE), _SIZES),
+    "compile": BenchOption("", "also compile with torch.compile"),
     **layer_options(seconds="0.5"),
 }
 

@@ -21,7 +21,7 @@ import qsim
 from qsim import FivePoint, Quantizer, recipes
 from qsim.cli.bench._counting import calls_between_files, launches
 from qsim.cli.bench._measured import Measured
-from qsim.cli.bench._options import BenchSettings, Option, among, machine, number_of, shared
+from qsim.cli.bench._options import BenchOption, BenchSettings, among, machine, number_of, shared
 from qsim.cli.bench._timing import Call, duration, forward_and_backward, host_time
 from qsim.text.records import Values
 from qsim.text.tables import Quantity, Row
@@ -65,10 +65,10 @@ def _points() -> dict[str, FivePoint]:
 
 
 OPTIONS = {
-    "compile": Option("", "also measure a stack of layers with torch.compile"),
-    "layers": Option("N", "number of layers in that stack", number_of("layers", 24), "24"),
-    "points": Option("A,B", "", among(_points()), ",".join(_points())),
-    "trace": Option("", "count calls between files instead"),
+    "compile": BenchOption("", "also measure a stack of layers with torch.compile"),
+    "layers": BenchOption("N", "number of layers in that stack", number_of("layers", 24), "24"),
+    "points": BenchOption("A,B", "", among(_points()), ",".join(_points())),
+    "trace": BenchOption("", "count calls between files instead"),
     **shared(repeats="20"),
 }
 

@@ -16,7 +16,7 @@ import qsim
 from qsim import FivePoint
 from qsim.cli.bench._layers import layer_options, points_of
 from qsim.cli.bench._measured import TIMES, Measured, beside_torch
-from qsim.cli.bench._options import BenchSettings, Option, sizes
+from qsim.cli.bench._options import BenchOption, BenchSettings, sizes
 from qsim.cli.bench._timing import forward_and_backward, replay
 from qsim.text.records import Values
 from qsim.text.tables import Row
@@ -38,8 +38,8 @@ class LayerShape:
 
 _SHAPES = "16384x4096x4096,16384x1024x4096,4096x768x3072", "1024x256x256"
 OPTIONS = {
-    "shapes": Option("TOKENSxINxOUT,…", "", sizes(LayerShape, "16384x4096x4096, for tokens, inputs and outputs"), _SHAPES),
-    "no_bias": Option("", "layers without a bias"),
+    "shapes": BenchOption("TOKENSxINxOUT,…", "", sizes(LayerShape, "16384x4096x4096, for tokens, inputs and outputs"), _SHAPES),
+    "no_bias": BenchOption("", "layers without a bias"),
     **layer_options(seconds="0.3"),
 }
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import qsim
 from qsim.cli.bench._counting import launches
 from qsim.cli.bench._measured import Measured, beside_copy
-from qsim.cli.bench._options import DTYPES, BenchSettings, Option, among, count_text, one_of, shared
+from qsim.cli.bench._options import DTYPES, BenchOption, BenchSettings, among, count_text, one_of, shared
 from qsim.cli.bench._timing import Call, host_time
 from qsim.studies.learners.gpt import GPTSize, TransformerBlock
 from qsim.text.records import Values
@@ -161,9 +161,9 @@ WORK: dict[str, list[OptimizerWork]] = {
 }
 
 OPTIONS = {
-    "tensors": Option("A,B", "", among(("one", "gpt")), "one,gpt"),
-    "size": Option("NAME", f"size of the GPT: {', '.join(GPTS)}; medium is GPT-2's", one_of(GPTS), ("medium", "tiny")),
-    "algorithms": Option("A,B", "", among(WORK), ",".join(WORK)),
+    "tensors": BenchOption("A,B", "", among(("one", "gpt")), "one,gpt"),
+    "size": BenchOption("NAME", f"size of the GPT: {', '.join(GPTS)}; medium is GPT-2's", one_of(GPTS), ("medium", "tiny")),
+    "algorithms": BenchOption("A,B", "", among(WORK), ",".join(WORK)),
     **shared(repeats=("20", "5"), elements=("2^27", "2^20")),
 }
 

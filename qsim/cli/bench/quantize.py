@@ -17,7 +17,7 @@ from torch import Tensor
 import qsim
 from qsim.cli.bench._counting import compilations
 from qsim.cli.bench._measured import BANDWIDTHS, Measured, beside_copy
-from qsim.cli.bench._options import DTYPES, BenchSettings, Option, among, shared
+from qsim.cli.bench._options import DTYPES, BenchOption, BenchSettings, among, shared
 from qsim.cli.bench._timing import Call, duration
 from qsim.formats import holds
 from qsim.text.records import Values
@@ -137,7 +137,7 @@ PARTS = ("sweep", *_WORKS)
 _DTYPES, _FORMATS = "fp32:fp32,bf16:bf16,fp32:bf16", "e4m3,e5m2,e2m1,e4m0,fp16"
 OPTIONS = {
     **shared(elements=("2^28", "2^22"), formats=_FORMATS, roundings="nearest,stochastic,up", dtypes=_DTYPES, repeats="20"),
-    "only": Option("PART,…", f"some of {', '.join(PARTS)} (default: all)", among(PARTS)),
+    "only": BenchOption("PART,…", f"some of {', '.join(PARTS)} (default: all)", among(PARTS)),
 }
 
 

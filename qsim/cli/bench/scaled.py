@@ -12,7 +12,7 @@ from itertools import product
 
 import qsim
 from qsim.cli.bench._measured import BANDWIDTHS, Measured, beside_copy
-from qsim.cli.bench._options import DTYPES, BenchSettings, Option, among, shared
+from qsim.cli.bench._options import DTYPES, BenchOption, BenchSettings, among, shared
 from qsim.scaling.block_formats import NAMED, Block
 from qsim.text.records import Values
 from qsim.text.tables import Quantity, Row
@@ -24,7 +24,7 @@ COLUMNS: Values = {
 }
 OPTIONS = {
     **shared(elements=("2^27", "2^20"), roundings="nearest,stochastic", dtypes="fp32:fp32,bf16:bf16", repeats="20"),
-    "formats": Option("A,B", "", among(NAMED), "mxfp8,mxfp4,fp8_1x128,fp8_128x128,nvfp4"),
+    "formats": BenchOption("A,B", "", among(NAMED), "mxfp8,mxfp4,fp8_1x128,fp8_128x128,nvfp4"),
 }
 
 #: The number of columns of the matrix, if it has as many elements.

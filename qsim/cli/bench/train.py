@@ -22,7 +22,7 @@ from qsim.cli.bench._counting import allocated, peak
 from qsim.cli.bench._layers import layer_options, points_of
 from qsim.cli.bench._measured import Measured
 from qsim.cli.bench._models import LAST, Subject
-from qsim.cli.bench._options import BenchSettings, Option, among, machine, number_of, one_of
+from qsim.cli.bench._options import BenchOption, BenchSettings, among, machine, number_of, one_of
 from qsim.cli.bench._timing import Call, duration, excess, sustained, training_step
 from qsim.diagnostics import Monitor
 from qsim.text.records import Values
@@ -45,13 +45,13 @@ COLUMNS: Values = {
 }
 _SIZES = f"{', '.join(_models.SIZES)}; GPTs of medium and small are GPT-2's"
 OPTIONS = {
-    "models": Option("A,B", "", among(MODELS), ",".join(MODELS)),
-    "size": Option("NAME", _SIZES, one_of(_models.SIZES), ("small", "tiny")),
-    "layers": Option("N", "number of the GPT's layers (default: that of its size)", number_of("layers", 6)),
-    "compile": Option("MODE", f"compile with torch.compile: {', '.join(COMPILE_MODES)}", one_of(COMPILE_MODES), bare="default"),
-    "blocks": Option("", "compile a GPT block by block instead, in each of --recipes"),
-    "recipes": Option("A,B", "the recipes of --blocks", _blocks.compared, _blocks.RECIPES),
-    "monitor": Option("EVERY", "also measure the cost of watching one step in this many", number_of("steps", 50)),
+    "models": BenchOption("A,B", "", among(MODELS), ",".join(MODELS)),
+    "size": BenchOption("NAME", _SIZES, one_of(_models.SIZES), ("small", "tiny")),
+    "layers": BenchOption("N", "number of the GPT's layers (default: that of its size)", number_of("layers", 6)),
+    "compile": BenchOption("MODE", f"compile with torch.compile: {', '.join(COMPILE_MODES)}", one_of(COMPILE_MODES), bare="default"),
+    "blocks": BenchOption("", "compile a GPT block by block instead, in each of --recipes"),
+    "recipes": BenchOption("A,B", "the recipes of --blocks", _blocks.compared, _blocks.RECIPES),
+    "monitor": BenchOption("EVERY", "also measure the cost of watching one step in this many", number_of("steps", 50)),
     **layer_options(seconds="1.0"),
 }
 

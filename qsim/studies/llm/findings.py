@@ -24,7 +24,7 @@ class LanguageFindings(Findings[Settings]):
     """The results of a study, grouped by method."""
 
     def begin(self) -> None:
-        """What was measured, and the words for it."""
+        """Note what was measured, and the words for it."""
         chosen = self.settings
         self.of_perplexity, self.of_bits, self.of_cost = (what in chosen.measures for what in (PERPLEXITY, BITS, COST))
         self.unit = "byte" if chosen.tokens == VOCABULARY else "token"
