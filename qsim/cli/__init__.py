@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import qsim
 from qsim.cli import accumulators, bench, compare, cost, emit, formats, inspect, recipes, study, vectors
 
+#: The modules of the commands, in the order in which help lists them. Each has `HELP`, `DESCRIPTION`, `EXAMPLES`, its arguments, and `run`.
+_COMMANDS = (formats, inspect, recipes, accumulators, compare, emit, vectors, cost, bench, study)
 #: The exit code of a program that Ctrl-C ends, as in shells: 128 plus the signal's number.
 INTERRUPTED = 130
 
@@ -41,10 +43,11 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"qsim {qsim.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (formats, inspect, recipes, accumulators, compare, emit, vectors, cost, bench, study):
-        module.register(commands)
-    for command in commands.choices.values():
-        command.set_defaults(command=command)
+    for module in _COMMANDS:
+        shown = {"help": module.HELP, "description": module.DESCRIPTION, "epilog": module.EXAMPLES}
+        command = commands.add_parser(module.__name__.rpartition(".")[2], formatter_class=argparse.RawDescriptionHelpFormatter, **shown)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run, command=command)
     return top
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from qsim import accumulators
 from qsim.accumulators import Accumulator
-from qsim.cli.text import terminal_width
+from qsim.cli.text import show, terminal_width
 
-_EXAMPLES = """\
+HELP = "list how matrix units of chips add, or show one"
+DESCRIPTION = "List the named accumulators.\nWith NAME: that accumulator's steps, and the source of its model."
+EXAMPLES = """\
 examples:
   qsim accumulators                         every accumulator that has a name, and how its model is known
   qsim accumulators h100_fp8                one of them: its steps, and the source of its model
@@ -19,35 +20,21 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "accumulators",
-        help="list how matrix units of chips add, or show one",
-        description="List the named accumulators.\nWith NAME: that accumulator's steps, and the source of its model.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     command.add_argument("name", nargs="?", metavar="NAME", help="an accumulator, such as h100_fp8, or the call that creates it")
     command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.name is None:
         found = {name: facts(known) for name, known in accumulators.NAMED.items()}
-        print(json.dumps(found, indent=2) if args.json else accumulators.listing(terminal_width()))
-        return 0
+        return show(accumulators.listing(terminal_width()), found, as_json=args.json)
     known = accumulators.resolve(args.name)
-    if args.json:
-        print(json.dumps(facts(known), indent=2))
-        return 0
-    print(known.describe())
-    evidence, source = accumulators.EVIDENCE.get(accumulators.name_of(known), ("", ""))
-    if evidence:
-        print(f"  {'model':<16} {evidence}: {source}")
-    return 0
+    found = facts(known)
+    model = f"\n  {'model':<16} {found['evidence']}: {found['source']}" if found["evidence"] else ""
+    return show(f"{known.describe()}{model}", found, as_json=args.json)
 
 
 def facts(accumulator: Accumulator) -> dict[str, Any]:

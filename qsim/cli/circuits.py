@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from qsim.accumulators import Rounded
+from qsim.cli.text import words
 from qsim.formats import format as resolve_format
 from qsim.rounding import NAMED, Overflow
 from qsim.scaling.block_formats import Block, resolve as resolve_block
@@ -43,23 +44,6 @@ def add_options(command: argparse.ArgumentParser, operations: str) -> None:
     command.add_argument("--philox", action="store_true", help="Philox4x32-10, which makes qsim's random bits")
 
 
-def listed(text: str) -> list[str]:
-    """The names in a list with commas; those in parentheses belong to a name.
-
-    Example:
-        >>> listed("nearest,Stochastic(8, True)")
-        ['nearest', 'Stochastic(8, True)']
-    """
-    names, depth = [""], 0
-    for sign in text:
-        depth += (sign == "(") - (sign == ")")
-        if sign == "," and depth == 0:
-            names.append("")
-        else:
-            names[-1] += sign
-    return [name.strip() for name in names]
-
-
 def circuits(args: argparse.Namespace) -> Sequence[AnyCircuit]:
     """The circuits that options describe."""
     if args.philox:
@@ -73,8 +57,8 @@ def circuits(args: argparse.Namespace) -> Sequence[AnyCircuit]:
     fmt = resolve_block(args.format)
     if isinstance(fmt, Block):
         return _blocks(args, fmt)
-    operations: Sequence[Any] = listed(args.operation or args.operations)
-    pairs = [(operation, rule) for operation in operations if operation != "decode" for rule in listed(args.rounding)]
+    operations: Sequence[Any] = words(args.operation or args.operations, "--operation")
+    pairs = [(operation, rule) for operation in operations if operation != "decode" for rule in words(args.rounding, "--rounding")]
     rounding = [Circuit(fmt, operation, rule, args.overflow, args.source) for operation, rule in pairs]
     return [*rounding, *([Circuit(fmt, "decode")] if "decode" in operations else [])]
 
@@ -83,9 +67,9 @@ def _blocks(args: argparse.Namespace, block: Block) -> list[BlockCircuit]:
     """The circuits of a block format."""
     if args.overflow != "saturate":
         raise ValueError(f"elements of blocks saturate, got --overflow {args.overflow}")
-    operations: Sequence[Any] = listed(args.operation or ("scale,encode" if "," in args.operations else "encode"))
+    operations: Sequence[Any] = words(args.operation or ("scale,encode" if "," in args.operations else "encode"), "--operation")
     scales = [BlockCircuit(block, "scale", source=args.source)] if "scale" in operations else []
-    pairs = [(operation, rule) for operation in operations if operation != "scale" for rule in listed(args.rounding)]
+    pairs = [(operation, rule) for operation in operations if operation != "scale" for rule in words(args.rounding, "--rounding")]
     return [*scales, *(BlockCircuit(block, operation, rule, args.source) for operation, rule in pairs)]
 
 
@@ -93,7 +77,7 @@ def _accumulators(args: argparse.Namespace) -> list[Any]:
     """The accumulators of a name: for a format, one for each rounding."""
     with suppress(ValueError):
         fmt = resolve_format(args.accumulate)
-        return [Rounded(fmt, rounding=rule) for rule in listed(args.rounding)]
+        return [Rounded(fmt, rounding=rule) for rule in words(args.rounding, "--rounding")]
     if args.rounding != "nearest":
         raise ValueError(f"--rounding is for sums in a format: {args.accumulate} has a rounding of its own")
     return [args.accumulate]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-_EXAMPLES = """\
+HELP = "compare two recorded runs"
+DESCRIPTION = "Compare the tensors of two recorded runs: files of qsim.diagnostics.trace or of other programs."
+EXAMPLES = """\
 examples:
   qsim compare gpu.safetensors cpu.safetensors                every tensor, in causal order
   qsim compare gpu.safetensors cpu.safetensors --by own       where most of the difference arises, first
@@ -15,22 +16,14 @@ qsim.diagnostics.trace records a run, and its save writes the file. qsim.compare
 """
 
 
-def register(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "compare",
-        help="compare two recorded runs",
-        description="Compare the tensors of two recorded runs: files of qsim.diagnostics.trace or of other programs.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     command.add_argument("a", metavar="A", help="the file or folder of a trace")
     command.add_argument("b", metavar="B", help="the other one")
     command.add_argument("--tolerance", type=float, default=0.0, metavar="SIZE", help="the relative error up to which tensors are equal")
     command.add_argument("--by", metavar="SIZE", help="rank by error, own, inherited or ulps, the largest first")
     command.add_argument("--rows", type=int, metavar="N", help="print only the first N rows")
     command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

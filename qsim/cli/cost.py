@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from typing import Any
 
 from qsim.cli.circuits import add_options, circuits
-from qsim.cli.text import terminal_width
+from qsim.cli.text import show, terminal_width
 from qsim.silicon import cost
 from qsim.silicon.graphs import routine
 from qsim.text.columns import aligned
 from qsim_kernels.meanings.expressions import needed
 
-_EXAMPLES = """\
+HELP = "lookup tables, registers and depth of a rounding in hardware (needs Yosys)"
+DESCRIPTION = (
+    "Synthesize the modules of `qsim emit systemverilog` with Yosys: lookup tables (LUTs), carry cells, registers and\n"
+    "depth in cells for a Xilinx FPGA of the seventh series, and the number and depth of generic gates."
+)
+EXAMPLES = """\
 examples:
   qsim cost e4m3                                              to nearest, from float32
   qsim cost e4m3 --rounding nearest,toward_zero,stochastic    several roundings
@@ -23,23 +26,14 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "cost",
-        help="lookup tables, registers and depth of a rounding in hardware (needs Yosys)",
-        description="Synthesize the modules of `qsim emit systemverilog` with Yosys: lookup tables (LUTs), carry cells, registers and\n"
-        "depth in cells for a Xilinx FPGA of the seventh series, and the number and depth of generic gates.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     command.add_argument("format", nargs="?", metavar="FORMAT", help="such as e4m3, bf16, int8")
     add_options(command, "round")
     command.add_argument("--stages", type=int, default=0, metavar="N", help="registers between input and output")
     command.add_argument("--generator", action="store_true", help="with a generator of the random bits")
     command.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="how long Yosys may take; 600 by default")
     command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,9 +44,7 @@ def run(args: argparse.Namespace) -> int:
         limit = f"for at most {args.limit:g} seconds each for LUTs and gates"
         print(f"{circuit.name}: synthesizing {count:,} operations, {limit}", file=sys.stderr)
         costs[circuit.name] = cost(circuit, args.stages, args.generator and circuit.random_bits > 0, args.limit)
-    if args.json:
-        print(json.dumps({name: {"fpga": each.fpga._asdict(), "gates": each.gates._asdict()} for name, each in costs.items()}, indent=2))
-        return 0
     rows = [["module", "LUTs", "carries", "registers", "depth", "gates", "gate depth"]]
-    print(aligned([*rows, *([name, *map(str, each.fpga), *map(str, each.gates)] for name, each in costs.items())], width=terminal_width()))
-    return 0
+    rows += [[name, *map(str, each.fpga), *map(str, each.gates)] for name, each in costs.items()]
+    found = {name: {"fpga": each.fpga._asdict(), "gates": each.gates._asdict()} for name, each in costs.items()}
+    return show(aligned(rows, width=terminal_width()), found, as_json=args.json)

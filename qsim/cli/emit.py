@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from qsim.cli.circuits import add_options, circuits, write
 from qsim.silicon import emit, emit_circuits
 from qsim.silicon.emission import ANY, Language
 
-_EXAMPLES = """\
+HELP = "write a format's arithmetic as C, SystemVerilog or JavaScript"
+DESCRIPTION = (
+    "Write the rounding of a format, sums of products or Philox as code that gives the same bits as qsim.\n"
+    "A C header is also C++ and code for CUDA devices; SystemVerilog is synthesizable."
+)
+EXAMPLES = """\
 examples:
   qsim emit c --format e4m3 --rounding nearest,stochastic -o qsim_e4m3.h
   qsim emit systemverilog --format e4m3 --operation encode --source bf16 --stages 2
@@ -24,23 +29,14 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "emit",
-        help="write a format's arithmetic as C, SystemVerilog or JavaScript",
-        description="Write the rounding of a format, sums of products or Philox as code that gives the same bits as qsim.\n"
-        "A C header is also C++ and code for CUDA devices; SystemVerilog is synthesizable.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     command.add_argument("language", metavar="LANGUAGE", help=", ".join(get_args(Language)))
     command.add_argument("--format", metavar="FORMAT", help="such as e4m3, bf16, int8, 'Float(3, 2, specials=\"fn\")'")
     add_options(command, "round,encode,decode")
     command.add_argument("--stages", type=int, default=0, metavar="N", help="registers between input and output of a module")
     command.add_argument("--generator", action="store_true", help="modules make their random bits themselves, without a port for them")
     command.add_argument("-o", "--output", metavar="FILE", help="where to write; on the screen by default")
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

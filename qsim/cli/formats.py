@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 import qsim
-from qsim.cli.text import hexadecimal, json_number, terminal_width
+from qsim.cli.text import hexadecimal, json_number, show, terminal_width
 from qsim.formats import NAMED, TABULATED, Format, name_of, names
 from qsim.formats.base import shortest
 from qsim.formats.table import ListedValues
@@ -26,7 +25,9 @@ _CHART_CELL = 14
 #: Columns of the listing that are dropped on narrow terminals, in this order.
 _LEFT_OUT_FIRST = ("epsilon", "smallest normal", "specials", "smallest")
 
-_EXAMPLES = """\
+HELP = "list the named formats, or show one with its values"
+DESCRIPTION = "List the named formats.\nWith NAME: that format's properties, and each code's value if it has at most 8 bits."
+EXAMPLES = """\
 examples:
   qsim formats            every named format
   qsim formats e4m3       one of them: its facts, and every code's value
@@ -36,18 +37,10 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "formats",
-        help="list the named formats, or show one with its values",
-        description="List the named formats.\nWith NAME: that format's properties, and each code's value if it has at most 8 bits.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     command.add_argument("name", nargs="?", metavar="NAME", help="a format, such as e4m3, bf16, e5m7ieee, int8")
     command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,22 +49,14 @@ def run(args: argparse.Namespace) -> int:
     if args.name is None:
         everything = {name: facts(fmt) for name, fmt in (NAMED | TABULATED).items()}
         everything |= {name: block_facts(fmt) for name, fmt in block_formats.NAMED.items()}
-        print(json.dumps(everything, indent=2) if args.json else f"{listing(width)}\n\n{listing_of_blocks(width)}")
-        return 0
+        return show(f"{listing(width)}\n\n{listing_of_blocks(width)}", everything, as_json=args.json)
     fmt = block_formats.resolve(args.name)
     if isinstance(fmt, Block):
-        print(json.dumps(block_facts(fmt), indent=2) if args.json else describe_block(fmt))
-        return 0
-    if args.json:
-        codes = [json_number(value) for value in code_values(fmt)] if fmt.bits <= CHART_BITS else None
-        print(json.dumps({**facts(fmt), "names": names(fmt), "values": codes}, indent=2))
-        return 0
-    print(fmt.describe())
-    if known := names(fmt):
-        print(f"  {'names':<16} {', '.join(known)}")
-    if fmt.bits <= CHART_BITS:
-        print(f"\n{chart(fmt, width)}")
-    return 0
+        return show(describe_block(fmt), block_facts(fmt), as_json=args.json)
+    known, has_chart = names(fmt), fmt.bits <= CHART_BITS
+    text = "\n".join([fmt.describe(), *_names_line(known), *([f"\n{chart(fmt, width)}"] if has_chart else [])])
+    codes = [json_number(value) for value in code_values(fmt)] if has_chart else None
+    return show(text, {**facts(fmt), "names": known, "values": codes}, as_json=args.json)
 
 
 def facts(fmt: Format) -> dict[str, Any]:
@@ -95,8 +80,14 @@ def block_facts(fmt: Block) -> dict[str, Any]:
 def describe_block(fmt: Block) -> str:
     """The properties of a block format, and a pointer to its elements' values."""
     known = [name for name, other in block_formats.NAMED.items() if other == fmt]
-    lines = [fmt.describe(), *([f"  {'names':<16} {', '.join(known)}"] if known else [])]
-    return "\n".join([*lines, f"\nqsim formats {shlex.quote(name_of(fmt.element))} shows the elements' values"])
+    return "\n".join(
+        [fmt.describe(), *_names_line(known), f"\nqsim formats {shlex.quote(name_of(fmt.element))} shows the elements' values"]
+    )
+
+
+def _names_line(known: Sequence[str]) -> list[str]:
+    """The line with a format's names, if it has any."""
+    return [f"  {'names':<16} {', '.join(known)}"] if known else []
 
 
 def listing_of_blocks(width: int | None = None) -> str:

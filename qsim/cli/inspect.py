@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -11,7 +10,7 @@ from typing import Any, get_args
 
 from qsim.cli.blocks import InBlock, in_block
 from qsim.cli.exact import Neighbours, TypedNumber, code_of, neighbours, parse
-from qsim.cli.text import fields, hexadecimal, json_number
+from qsim.cli.text import fields, hexadecimal, json_number, show
 from qsim.formats import FP64, Format, name_of
 from qsim.formats.base import shortest
 from qsim.rounding import DEFAULT_BITS, NAMED, Overflow, Stochastic, resolve
@@ -19,7 +18,13 @@ from qsim.scaling import block_formats
 from qsim.scaling.block_formats import Block
 from qsim.text.columns import aligned
 
-_EXAMPLES = """\
+HELP = "show a number in a format under each rounding"
+DESCRIPTION = (
+    "Show a number's neighbours in a format, what each rounding makes of it, and the codes.\n"
+    "The number counts as written: 0.3 is three tenths, not the float32 next to it.\n"
+    "In a block format the numbers are one block: each is shown divided by the scale that this block gets."
+)
+EXAMPLES = """\
 examples:
   qsim inspect e4m3 0.3                        neighbours, every rounding, probabilities, codes
   qsim inspect e4m3 -0.3 1/3 0x1.8p-3 inf nan  several numbers, negative ones too
@@ -38,17 +43,8 @@ def shield_negatives(words: Sequence[str]) -> list[str]:
     return [f" {word}" if words[0] == "inspect" and _NEGATIVE.match(word) else word for word in words]
 
 
-def register(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "inspect",
-        help="show a number in a format under each rounding",
-        description="Show a number's neighbours in a format, what each rounding makes of it, and the codes.\n"
-        "The number counts as written: 0.3 is three tenths, not the float32 next to it.\n"
-        "In a block format the numbers are one block: each is shown divided by the scale that this block gets.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     command.add_argument("format", metavar="FORMAT", help="such as e4m3, bf16, e5m7ieee, int8; `qsim formats` lists those with a name")
     command.add_argument(
         "values", metavar="VALUE", nargs="+", help="such as 0.3, -1e-5, 1/3, 0x1.8p-3, inf, nan; in a block format they share a block"
@@ -58,7 +54,6 @@ def register(commands: Any) -> None:
         "--bits", action="append", type=int, default=[], metavar="R", help="also with this number of random bits (1 to 32)"
     )
     command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,15 +71,9 @@ def run(args: argparse.Namespace) -> int:
     numbers = [parse(text) for text in args.values]
     if isinstance(fmt, Block):
         found = in_block(numbers, fmt, args.format)
-        print(
-            json.dumps(block_json(found, fmt, plain, draws), indent=2) if args.json else block_text(found, fmt, args.format, plain, draws)
-        )
-    elif args.json:
-        entries = [as_json(x, fmt, plain, draws) for x in numbers]
-        print(json.dumps({"format": repr(fmt), "values": entries}, indent=2))
-    else:
-        print("\n\n".join(as_text(x, fmt, args.format, plain, draws) for x in numbers))
-    return 0
+        return show(block_text(found, fmt, args.format, plain, draws), block_json(found, fmt, plain, draws), as_json=args.json)
+    text = "\n\n".join(as_text(x, fmt, args.format, plain, draws) for x in numbers)
+    return show(text, {"format": repr(fmt), "values": [as_json(x, fmt, plain, draws) for x in numbers]}, as_json=args.json)
 
 
 def as_text(x: TypedNumber, fmt: Format, name: str, plain: Sequence[str], draws: Sequence[Stochastic], scale: float | None = None) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-from typing import Any
 
 from qsim import recipes
-from qsim.cli.text import terminal_width
+from qsim.cli.text import show, terminal_width
 from qsim.recipes.named import SHOWN_IN
 
-_EXAMPLES = """\
+HELP = "list the recipes for models, or show one"
+DESCRIPTION = "List the recipes.\nWith NAME: that recipe's points, the layers it keeps in high precision, and its source."
+EXAMPLES = """\
 examples:
   qsim recipes                        every recipe
   qsim recipes nvfp4                  one of them: its points, layers in high precision, its source
@@ -20,27 +20,17 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "recipes",
-        help="list the recipes for models, or show one",
-        description="List the recipes.\nWith NAME: that recipe's points, the layers it keeps in high precision, and its source.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     command.add_argument("name", nargs="?", metavar="NAME", help="a recipe, such as mxfp8, or the call that creates it")
     command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    if args.json:
-        names = recipes.NAMED if args.name is None else (args.name,)
-        found = {name: recipes.resolve(name, SHOWN_IN).to_dict() for name in names}
-        print(json.dumps(found if args.name is None else found[args.name], indent=2))
-    else:
-        width = terminal_width()
-        print(recipes.listing(width) if args.name is None else recipes.resolve(args.name, SHOWN_IN).describe(width))
-    return 0
+    width = terminal_width()
+    if args.name is None:
+        found = {name: recipes.resolve(name, SHOWN_IN).to_dict() for name in recipes.NAMED}
+        return show(recipes.listing(width), found, as_json=args.json)
+    recipe = recipes.resolve(args.name, SHOWN_IN)
+    return show(recipe.describe(width), recipe.to_dict(), as_json=args.json)

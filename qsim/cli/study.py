@@ -18,7 +18,9 @@ from qsim.text.columns import aligned
 if TYPE_CHECKING:
     from qsim.studies import Plan, Study
 
-_EXAMPLES = """\
+HELP = "run an experiment"
+DESCRIPTION = "Run a study: all runs, figures, and a report with a verdict on each of a paper's claims."
+EXAMPLES = """\
 examples:
   qsim study                               list the studies
   qsim study batch-size                    in minutes on two cores, with bundled data
@@ -35,18 +37,10 @@ _OF_THIS_MACHINE = ("--out", "--scheduler", "--workers")
 _NEEDED = ("matplotlib", "scipy", "sklearn", "tqdm", "filelock")
 
 
-def register(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "study",
-        help="run an experiment",
-        description="Run a study: all runs, figures, and a report with a verdict on each of a paper's claims.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     command.add_argument("name", nargs="?", metavar="NAME", help="a study; without one, all are listed")
     command.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="its options")
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +51,15 @@ def sweep(options: list[str]) -> int:
     add("--out", dest="folder", type=Path, metavar="DIR", help="folder of the results (default: studies/sweep)")
     add("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cpu)")
     add("--workers", type=int, metavar="N", help="number of processes (default: 1)")
+    from qsim.studies.choices import imported
+
     given = vars(parser.parse_args(options))
     known = {action.dest for action in parser._actions} - {"help", "config"}
     chosen = _DEFAULTS | _configured(given.pop("config", None), known) | given
     for name in ("model", "data", "points"):
         if name not in chosen:
             raise ValueError(f"sweep: --{name} is missing")
-    functions = {name: _imported(name, chosen.pop(name)) for name in ("model", "data", "loss", "optimizer")}
+    functions = {name: imported(f"sweep: --{name}", chosen.pop(name)) for name in ("model", "data", "loss", "optimizer")}
     folder = Path(chosen.setdefault("folder", Path("studies/sweep")))
     model, data, loss, optimizer = functions.values()
     result = studies.sweep(model, data, loss, make_optimizer=optimizer, **chosen)
@@ -94,18 +94,3 @@ def _numbers(kind: type[int] | type[float]) -> Any:
         return [kind(word) for word in words(text)]
 
     return numbers
-
-
-def _imported(option: str, place: str) -> Any:
-    """A function from the text `module:function`; modules of the current folder are found."""
-    module, separator, name = place.partition(":")
-    if not separator or not module or not name:
-        raise ValueError(f"sweep: --{option} must be MODULE:FUNCTION, got {place!r}")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"sweep: --{option}: {error}") from error
-    except AttributeError as error:
-        raise ValueError(f"sweep: --{option}: the module {module} has no {name!r}") from error

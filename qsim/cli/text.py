@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+from typing import Any
 
 from qsim.formats import Fixed, Float, Format
+from qsim.text import lists
 
 
 def terminal_width() -> int | None:
     """The columns of the output terminal; None if output goes to a file or a pipe, where lines are not wrapped."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def words(text: str, option: str) -> list[str]:
+    """The distinct words between commas of an option's text."""
+    found = list(dict.fromkeys(lists.words(text)))
+    if not found:
+        raise ValueError(f"{option} needs at least one word")
+    return found
+
+
+def show(text: str, data: Any, *, as_json: bool) -> int:
+    """Print a text, or the same for programs.
+
+    Returns:
+        The exit code of success.
+    """
+    print(json.dumps(data, indent=2) if as_json else text)
+    return 0
 
 
 def fields(code: int, fmt: Format) -> str:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from qsim.cli.circuits import add_options, circuits, write
 from qsim.silicon import FORMS, check, coverage, read, text, vectors
 from qsim.text.files import reading
 
-_EXAMPLES = """\
+HELP = "golden vectors for hardware and emulators, and results compared with them"
+DESCRIPTION = (
+    "Write inputs with the results that a rounding must have: every input if its format has at most 16 bits,\n"
+    "otherwise corners and random ones. With -o, report which codes, ties and branches of the definition they reach.\n"
+    "With --check, compare results, and say what differs first and which step of the definition it concerns."
+)
+EXAMPLES = """\
 examples:
   qsim vectors e4m3 --rounding nearest -o e4m3.hex                     for $readmemh
   qsim vectors e4m3 --operation encode --source bf16 -o e4m3.csv --form csv
@@ -20,17 +25,8 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "vectors",
-        help="golden vectors for hardware and emulators, and results compared with them",
-        description="Write inputs with the results that a rounding must have: every input if its format has at most 16 bits,\n"
-        "otherwise corners and random ones. With -o, report which codes, ties and branches of the definition they reach.\n"
-        "With --check, compare results, and say what differs first and which step of the definition it concerns.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     command.add_argument("format", nargs="?", metavar="FORMAT", help="such as e4m3, bf16, int8")
     add_options(command, "round")
     command.add_argument("--count", type=int, default=4096, metavar="N", help="how many random inputs")
@@ -39,7 +35,6 @@ def register(commands: Any) -> None:
     command.add_argument("--file", default="", metavar="FILE", help="what a testbench or C test reads: the vectors as hex, or the header")
     command.add_argument("--check", metavar="FILE", help="vectors with the results of another implementation, as hex, CSV or JSON")
     command.add_argument("-o", "--output", metavar="FILE", help="where to write; on the screen by default")
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

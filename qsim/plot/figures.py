@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +99,22 @@ def band(axes: Axes, x: Any, intervals: Any, look: Look, label: str | None = Non
     below = [interval.value - interval.low for interval in intervals]
     above = [interval.high - interval.value for interval in intervals]
     axes.errorbar(x, values, yerr=[below, above], label=label, capsize=2, elinewidth=0.9, **look())
+
+
+def bands(axes: Axes, x: Any, lines: Mapping[str, Any], *, alone: bool = False, apart: float = 0.0, times: float = 1.0) -> None:
+    """Several lines through estimates, each in a look of its own and moved aside a little, so that their bars do not overlap.
+
+    Args:
+        axes: The axes.
+        x: The places of the estimates.
+        lines: The intervals of each line, by its label.
+        alone: Draw markers without lines.
+        apart: The distance from one line to the next; the one in the middle is in place.
+        times: The factor from one line to the next, on logarithmic axes; the first one is in place.
+    """
+    for place, (look, (label, intervals)) in enumerate(zip(LOOKS, lines.items(), strict=False)):
+        aside = apart * (place - (len(lines) - 1) / 2)
+        band(axes, [at * times**place + aside for at in x], intervals, look.alone() if alone else look, label)
 
 
 def plain_numbers(axis: Axis) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from qsim.text.lists import words
@@ -96,6 +99,31 @@ def require_among(settings: Any, name: str, allowed: Sequence[str]) -> None:
     """Require that a setting lists some of the words that are allowed."""
     given = getattr(settings, name)
     require(settings, name, given and set(given) <= set(allowed), f"be of {', '.join(allowed)}")
+
+
+def imported(what: str, place: str) -> Any:
+    """The object that `module:name` names; modules of the current folder are found.
+
+    Args:
+        what: What it is for, for errors.
+        place: The text.
+
+    Raises:
+        ValueError: If there is no such module, or it has no such name.
+
+    Example:
+        >>> imported("loss", "math:sqrt")(4.0)
+        2.0
+    """
+    module, separator, name = place.partition(":")
+    if not (module and separator and name):
+        raise ValueError(f"{what} must be MODULE:FUNCTION, got {place!r}")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ValueError(f"{what}: {place}: {error}") from error
 
 
 _METAVARS = {int: "N", float: "X", str: "NAME"}

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from qsim.studies.measuring import machine, measured, trial, versions
+from qsim.studies.measuring import machine, trial, versions
 from qsim.studies.result import Result
 from qsim.studies.running import Workers
 from qsim.studies.study import Study
@@ -53,15 +53,14 @@ class Cluster:
             def try_out(runs: Sequence[Any]) -> Result[Any]:
                 if not offers:
                     raise ValueError(f"scheduler: {self.address} has no workers, so how long runs take cannot be measured")
-                found: Result[Any] = submit(_tried, runs, 0).result()
-                return found
+                return submit(runs, 0).result()
 
             yield Workers(
                 study,
                 self.device,
                 devices,
                 len(offers),
-                submit=lambda run, place: submit(_measured, run, place),
+                submit=lambda run, place: submit([run], place),
                 try_out=try_out,
                 errors=lambda: _clear_errors(self.address),
             )
@@ -191,13 +190,13 @@ def _asks(module: str, device: torch.device) -> Callable[..., Offer | None]:
     return ask
 
 
-def _submitting(client: Any, study: Study[Any, Any], device: torch.device) -> Callable[[Callable[..., Any], Any, int], Future[Any]]:
-    """A function that submits a call to Dask's own executor of `concurrent.futures`, those of lower places first."""
+def _submitting(client: Any, study: Study[Any, Any], device: torch.device) -> Callable[[Sequence[Any], int], Future[Result[Any]]]:
+    """A function that submits runs to be measured in turn to Dask's own executor of `concurrent.futures`, those of lower places first."""
     # Not pure: equal runs of another client, which may have another version, are others.
     executor = client.get_executor(pure=False, resources={GPU: 1} if device.type == "cuda" else None)
 
-    def submit(function: Callable[..., Any], what: Any, place: int) -> Future[Any]:
-        future: Future[Any] = executor.submit(function, study, what, device, versions(), priority=-place)
+    def submit(runs: Sequence[Any], place: int) -> Future[Result[Any]]:
+        future: Future[Result[Any]] = executor.submit(_measured, study, runs, device, versions(), priority=-place)
         return future
 
     return submit
@@ -220,18 +219,9 @@ def _clear_errors(address: str) -> Iterator[None]:
         raise ConnectionError(f"the scheduler {address} was lost; finished runs are stored, the others run when called again") from error
 
 
-def _measured(study: Study[Any, Any], run: Any, device: torch.device, expected: Mapping[str, str]) -> Result[Any]:
-    _check_joined(expected)
-    return measured(study, run, device)
-
-
-def _tried(study: Study[Any, Any], runs: Sequence[Any], device: torch.device, expected: Mapping[str, str]) -> Result[Any]:
-    _check_joined(expected)
-    return trial(study, runs, device)
-
-
-def _check_joined(expected: Mapping[str, str]) -> None:
-    """Check the versions of this worker, which may have joined after the study began."""
+def _measured(study: Study[Any, Any], runs: Sequence[Any], device: torch.device, expected: Mapping[str, str]) -> Result[Any]:
+    """Measure runs in turn, and return the last result, after a check of this worker, which may have joined after the study began."""
     from distributed import get_worker
 
     _check_versions(versions(), expected, get_worker().address)
+    return trial(study, runs, device)

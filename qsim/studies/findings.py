@@ -15,16 +15,21 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from qsim.studies.report import Asked, Claim, Picture, Report
+import numpy as np
+from numpy.typing import NDArray
+
+from qsim.studies.report import Claim, Picture, Report
 from qsim.studies.result import Result
 from qsim.studies.statistics import confidence_text, describe_bars
+from qsim.studies.study import Run, Study
 from qsim.text.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: One value for each seed.
+Values = NDArray[np.float64]
 SettingsT = TypeVar("SettingsT")
-RunT = TypeVar("RunT")
 
 
 @cache
@@ -40,7 +45,7 @@ def wording(study: str) -> RawConfigParser:
     return found
 
 
-class Findings(ABC, Generic[SettingsT, RunT]):
+class Findings(ABC, Generic[SettingsT]):
     """All results of a study, by their runs: the base of the findings that each study derives from them.
 
     Args:
@@ -49,10 +54,14 @@ class Findings(ABC, Generic[SettingsT, RunT]):
         results: The results of all runs.
     """
 
-    def __init__(self, study: Asked, settings: SettingsT, results: Sequence[Result[RunT]]) -> None:
-        self.study, self.settings, self._of = study, settings, {result.run: result for result in results}
+    def __init__(self, study: Study[Any, Run], settings: SettingsT, results: Sequence[Result[Run]]) -> None:
+        self.study, self.settings, self.results = study, settings, results
         self._words = wording(study.name)
-        self._groups: dict[tuple[str, ...], dict[tuple[Any, ...], list[Result[RunT]]]] = {}
+        self._groups: dict[tuple[str, ...], dict[tuple[Any, ...], list[Result[Run]]]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Derive what several findings need, once."""
 
     @abstractmethod
     def parts(self) -> Sequence[str | Table | Picture]:
@@ -76,18 +85,18 @@ class Findings(ABC, Generic[SettingsT, RunT]):
         """The complete report."""
         return Report(self.study, self.parts(), self.claims(), self.meaning(), self.title())
 
-    def over_seeds(self, what: str, /, **fields: Any) -> list[float]:
+    def over_seeds(self, what: str, /, **fields: Any) -> Values:
         """One measured value for each seed, of the runs whose fields have these values."""
-        return [float(result[what]) for result in self.seeded(**fields)]
+        return np.array([result[what] for result in self.seeded(**fields)], dtype=np.float64)
 
-    def seeded(self, **fields: Any) -> list[Result[RunT]]:
+    def seeded(self, **fields: Any) -> list[Result[Run]]:
         """The result of each seed, of the runs whose fields have these values."""
         names = tuple(fields)
         if names not in self._groups:
-            groups: dict[tuple[Any, ...], list[Result[RunT]]] = defaultdict(list)
-            for run in sorted(self._of, key=lambda run: getattr(run, "seed", 0)):
-                groups[tuple(getattr(run, name) for name in names)].append(self._of[run])
-            self._groups[names] = groups
+            groups: dict[tuple[Any, ...], list[Result[Run]]] = defaultdict(list)
+            for result in sorted(self.results, key=lambda result: result.run.seed):
+                groups[tuple(getattr(result.run, name) for name in names)].append(result)
+            self._groups[names] = dict(groups)
         return self._groups[names][tuple(fields.values())]
 
     def text(self, name: str, /, **values: Any) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,12 @@ import qsim
 from qsim import FivePoint, Quantizer, scaling
 from qsim.plot import figures
 from qsim.studies.choices import choice
-from qsim.studies.findings import Findings
+from qsim.studies.findings import Findings, Values
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
-from qsim.studies.learners.training import Training
 from qsim.studies.report import Claim, Picture, listed
 from qsim.studies.statistics import Interval, above, below, difference, in_points, mean, proportion
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.study import Run, TrialStudy
 from qsim.text.tables import Table
 
 FULL = "fp32"
@@ -48,71 +48,50 @@ class Settings:
         return [f"e{exponent}m{mantissa}" for exponent in self.exponents for mantissa in self.mantissas]
 
 
-@dataclass(frozen=True)
-class Run:
-    """One net that is trained in one format."""
-
-    data: str
-    format: str
-    rounding: str
-    batch: int
-    steps: int
-    rate: float
-    seed: int
-
-    @property
-    def points(self) -> FivePoint | None:
-        """All five points; None in full precision."""
-        return None if self.format == FULL else everywhere(self.format, self.rounding)
-
-
 def everywhere(format: str, rounding: str) -> FivePoint:
     """All five points with per-tensor scales; `rounding` is that of the backward pass, the forward pass rounds to nearest."""
     there, back = (Quantizer(format, how, scale=scaling.PerTensor()) for how in ("nearest", rounding))
     return FivePoint(there, there, act_bwd=back, weight_bwd=back, grad=back)
 
 
-class FormatsStudy(WrittenStudy[Settings, Run]):
+class FormatsStudy(TrialStudy[Settings]):
     """Train a net in every format of a grid."""
 
     name = "formats"
     question = "How many bits does a net need, and where: exponent or mantissa?"
     source = "no claim of a paper"
     settings = Settings
-    run = Run
+    shared = ("data", "batch", "steps", "rate")
 
-    def quick(self) -> Settings:
-        """Return settings that take seconds: four formats, few steps."""
-        return Settings(exponents=(2, 4), mantissas=(0, 2), steps=60, seeds=2)
+    #: Four formats, few steps.
+    quick_form = Settings(exponents=(2, 4), mantissas=(0, 2), steps=60, seeds=2)
 
-    def full(self) -> Settings:
-        """More steps, for a GPU."""
-        return Settings(batch=128, steps=1500, seeds=5)
+    #: More steps, for a GPU.
+    full_form = Settings(batch=128, steps=1500, seeds=5)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every format with every rounding, and full precision."""
-        return [
-            run_of(Run, settings, format=name, rounding=rounding, seed=seed)
-            for seed in range(settings.seeds)
-            for name, rounding in ((FULL, "nearest"), *((name, how) for name in settings.formats for how in settings.roundings))
-        ]
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, str]]:
+        """Full precision, and every format with every rounding."""
+        yield {"format": FULL, "rounding": "nearest"}
+        for name, rounding in product(settings.formats, settings.roundings):
+            yield {"format": name, "rounding": rounding}
 
     def work(self, run: Run) -> float:
         """Return a cost: stochastic rounding takes longer."""
-        return run.steps * (100 + run.batch) * (1.0 if run.format == FULL else 4.0 if run.rounding == "nearest" else 6.0)
+        return float(run.steps * (100 + run.batch) * (1.0 if run.format == FULL else 4.0 if run.rounding == "nearest" else 6.0))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train the net, and test it with its rounding."""
-        return nets.outcome(run.data, run.points, Training(run.steps, run.batch), run.rate, run.seed, device)
+        points = None if run.format == FULL else everywhere(run.format, run.rounding)
+        return nets.outcome(run, points, device)
 
 
-class _Written(Findings[Settings, Run]):
+class _Written(Findings[Settings]):
     def parts(self) -> list[str | Table | Picture]:
         full = proportion(self.accuracies(FULL, "nearest"))
         text = self.text("setting", learner=described(self.settings.data), full=full)
         return [text, self.picture("frontier", self._draw), *map(self._grid, self.settings.roundings), self._bits()]
 
-    def accuracies(self, name: str, rounding: str) -> list[float]:
+    def accuracies(self, name: str, rounding: str) -> Values:
         """The accuracy of each seed."""
         return self.over_seeds("own_accuracy", format=name, rounding=rounding)
 
@@ -131,8 +110,7 @@ class _Written(Findings[Settings, Run]):
         ]
         if not pairs:
             return None
-        gains = [np.subtract(self.accuracies(wider, rounding), self.accuracies(name, rounding)) for name, wider in pairs]
-        return mean(np.mean(gains, 0).tolist())
+        return mean(np.mean([self.accuracies(wider, rounding) - self.accuracies(name, rounding) for name, wider in pairs], 0))
 
     @property
     def widths(self) -> list[int]:
@@ -182,7 +160,7 @@ class _Written(Findings[Settings, Run]):
     def _more_bits(self, rounding: str) -> Claim:
         found = [each for bits in self.widths[:-1] for kind in (EXPONENT, MANTISSA) if (each := self.bit(kind, bits, rounding))]
         ends = [[name for name in self.settings.formats if qsim.format(name).bits == bits] for bits in (self.widths[-1], self.widths[0])]
-        gain = difference(*(np.mean([self.accuracies(name, rounding) for name in names], 0).tolist() for names in ends))
+        gain = difference(*(np.mean([self.accuracies(name, rounding) for name in names], 0) for names in ends))
         least = f"; the smallest gain of a bit: {in_points(min(found, key=lambda each: each.high))}" if found else ""
         return self.claim("more bits", above(gain), rounding=rounding, gain=gain, least=least, widest=self.widths[-1])
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,14 +18,13 @@ from qsim.silicon.graphs import routine, significand
 from qsim.silicon.synthesis import fpga
 from qsim.studies import formats
 from qsim.studies.choices import choice, require
-from qsim.studies.findings import Findings
+from qsim.studies.findings import Findings, Values
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
-from qsim.studies.report import Asked, Claim, Picture
-from qsim.studies.result import Result
+from qsim.studies.report import Claim, Picture
 from qsim.studies.statistics import Interval, above, difference, positive, proportion
-from qsim.studies.study import WrittenStudy
+from qsim.studies.study import Run, TrialStudy
 from qsim.text.tables import Table
 from qsim_kernels.meanings import systemverilog
 from qsim_kernels.meanings.printing import Routine
@@ -57,46 +57,38 @@ class Settings:
     seeds: int = choice(5, "number of seeds")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One circuit that is synthesized, or one net that is trained."""
-
-    what: str
-    format: str
-    rounding: str
-    source: str = ""
-    data: str = ""
-    batch: int = 0
-    steps: int = 0
-    rate: float = 0.0
-    seed: int = 0
-
-
-class HardwareCostStudy(WrittenStudy[Settings, Run]):
+class HardwareCostStudy(TrialStudy[Settings]):
     """Synthesize the rounding to formats of 4 to 16 bits, and train nets in them."""
 
     name = "hardware-cost"
     question = "What does a bit cost in training, and what does it save in hardware?"
     source = _PAPER
     settings = Settings
-    run = Run
+    shared = ("data", "batch", "steps", "rate")
 
-    def quick(self) -> Settings:
-        """Two formats, and a source whose circuits are synthesized in seconds."""
-        return Settings(formats=("e2m1", "e4m3"), source="bf16", steps=40, seeds=2)
+    #: Two formats, and a source whose circuits are synthesized in seconds.
+    quick_form = Settings(formats=("e2m1", "e4m3"), source="bf16", steps=40, seeds=2)
 
-    def full(self) -> Settings:
-        """More seeds; a GPU is no faster on a net as small as this one."""
-        return Settings(seeds=10)
+    #: More seeds; a GPU is no faster on a net as small as this one.
+    full_form = Settings(seeds=10)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every circuit once; every format with every seed, and full precision."""
+    def check(self, settings: Settings) -> None:
+        """Formats from narrow to wide."""
         bits = [qsim.format(name).bits for name in settings.formats]
         rise = len(bits) > 1 and bits == sorted(set(bits))
         require(settings, "formats", rise, "be at least two, from narrow to wide, each of another width")
-        cells = [Run(CELLS, name, how, settings.source) for name in settings.formats for how in ROUNDINGS]
-        cells += [Run(SIGNIFICAND, f"{_KEPT + _DROPPED} to {_KEPT} bits", how) for how in ROUNDINGS]
-        return [*cells, *(run for seed in range(settings.seeds) for run in _trained(settings, seed))]
+
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Every circuit once; full precision, and for every format the accuracy and the factor."""
+        if seed == 0:
+            untrained = {"data": "", "batch": 0, "steps": 0, "rate": 0.0}
+            circuits = [(CELLS, name, settings.source) for name in settings.formats]
+            circuits.append((SIGNIFICAND, f"{_KEPT + _DROPPED} to {_KEPT} bits", ""))
+            for (what, name, source), rounding in product(circuits, ROUNDINGS):
+                yield {"what": what, "format": name, "rounding": rounding, "source": source, **untrained}
+        yield {"what": ACCURACY, "format": FULL, "rounding": "nearest", "source": ""}
+        for name, what in product(settings.formats, (ACCURACY, FACTOR)):
+            yield {"what": what, "format": name, "rounding": "stochastic", "source": ""}
 
     def work(self, run: Run) -> float:
         """Synthesis takes seconds, most of them for wide formats; a factor takes as long as a training of some hundred steps."""
@@ -112,15 +104,7 @@ class HardwareCostStudy(WrittenStudy[Settings, Run]):
             return _factor(run, device)
         # As in the study `formats`: round-to-nearest in the forward pass, stochastic in the backward pass.
         points = None if run.format == FULL else formats.everywhere(run.format, run.rounding)
-        return nets.outcome(run.data, points, Training(run.steps, run.batch), run.rate, run.seed, device)
-
-
-def _trained(settings: Settings, seed: int) -> list[Run]:
-    rest = ("", settings.data, settings.batch, settings.steps, settings.rate, seed)
-    return [
-        Run(ACCURACY, FULL, "nearest", *rest),
-        *(Run(what, name, "stochastic", *rest) for name in settings.formats for what in (ACCURACY, FACTOR)),
-    ]
+        return nets.outcome(run, points, device)
 
 
 def _cells(circuit: Routine) -> dict[str, int]:
@@ -132,20 +116,19 @@ def _factor(run: Run, device: torch.device) -> dict[str, Any]:
     """The factor by which the batch must grow for gradients to vary as in full precision, after a tenth of the training."""
     points, how = formats.everywhere(run.format, run.rounding), Training(run.steps // 10, run.batch)
     backward = FivePoint(act_bwd=points.act_bwd, grad=points.grad)
-    factor = nets.batch_factor(run.data, backward, None, how, run.rate, run.seed, device, batches=_BATCHES, draws=_DRAWS)
+    factor = nets.batch_factor(run, backward, None, how, device, batches=_BATCHES, draws=_DRAWS)
     return {"factor": float(factor.value)}
 
 
-class _Written(Findings[Settings, Run]):
-    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        super().__init__(study, settings, results)
-        self._step = {r.run.rounding: int(r["luts"]) for r in results if r.run.what == SIGNIFICAND}
+class _Written(Findings[Settings]):
+    def begin(self) -> None:
+        self._step = {rounding: int(*self.over_seeds("luts", what=SIGNIFICAND, rounding=rounding)) for rounding in ROUNDINGS}
 
     def cells(self, name: str, how: str) -> int:
         """The lookup tables of a rounding to a format."""
         return int(*self.over_seeds("luts", what=CELLS, format=name, rounding=how))
 
-    def accuracies(self, name: str) -> list[float]:
+    def accuracies(self, name: str) -> Values:
         """The accuracy of each seed."""
         return self.over_seeds("own_accuracy", what=ACCURACY, format=name)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,13 +13,12 @@ from matplotlib.figure import Figure
 from qsim import FivePoint, Quantizer, scaling
 from qsim.plot import figures
 from qsim.studies.choices import choice, require
-from qsim.studies.findings import Findings
+from qsim.studies.findings import Findings, Values
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
-from qsim.studies.learners.training import Training
 from qsim.studies.report import Claim, Picture
 from qsim.studies.statistics import Interval, above, difference, mean
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.study import Run, TrialStudy
 from qsim.text.tables import Table
 
 #: The five points in the order of a step, and their names in the report.
@@ -45,74 +45,54 @@ class Settings:
     seeds: int = choice(4, "number of seeds")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One net that is trained, with one point rounded or none."""
-
-    data: str
-    point: str
-    format: str
-    rounding: str
-    batch: int
-    steps: int
-    rate: float
-    seed: int
-
-    @property
-    def points(self) -> FivePoint | None:
-        """The points of every layer; None in full precision."""
-        return None if self.point == NONE else only(self.point, self.format, self.rounding)
-
-
 def only(point: str, format: str, rounding: str) -> FivePoint:
     """One point, with a scale per tensor, which brings it into the format's range, so that only the bits are compared."""
     chosen: dict[str, Any] = {point: Quantizer(format, rounding, scale=scaling.PerTensor())}
     return FivePoint(**{"act_bwd": None, "weight_bwd": None, **chosen})
 
 
-class PointsStudy(WrittenStudy[Settings, Run]):
+class PointsStudy(TrialStudy[Settings]):
     """Train a net with one of its five points rounded."""
 
     name = "points"
     question = "Which of the five roundings of a layer hurts?"
     source = "Liu et al., Training with Fewer Bits, Section 3"
     settings = Settings
-    run = Run
+    shared = ("data", "batch", "steps", "rate")
 
-    def quick(self) -> Settings:
-        """One format, few steps."""
-        return Settings(formats=("e2m1",), steps=60, seeds=2)
+    #: One format, few steps.
+    quick_form = Settings(formats=("e2m1",), steps=60, seeds=2)
 
-    def full(self) -> Settings:
-        """More steps, for a GPU."""
-        return Settings(batch=128, steps=1500, seeds=5)
+    #: More steps, for a GPU.
+    full_form = Settings(batch=128, steps=1500, seeds=5)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every point in every format and rounding, and full precision."""
+    def check(self, settings: Settings) -> None:
+        """Some formats, and both roundings."""
         require(settings, "roundings", {"stochastic", "nearest"} <= set(settings.roundings), "contain stochastic and nearest")
         require(settings, "formats", settings.formats, "contain at least one")
-        ways = [(point, name, rounding) for point in POINTS for name in settings.formats for rounding in settings.roundings]
-        return [
-            run_of(Run, settings, point=point, format=name, rounding=rounding, seed=seed)
-            for seed in range(settings.seeds)
-            for point, name, rounding in ((NONE, "fp32", "nearest"), *ways)
-        ]
+
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, str]]:
+        """Full precision, and every point in every format and rounding."""
+        yield {"point": NONE, "format": "fp32", "rounding": "nearest"}
+        for point, name, rounding in product(POINTS, settings.formats, settings.roundings):
+            yield {"point": point, "format": name, "rounding": rounding}
 
     def work(self, run: Run) -> float:
         """Return a cost: stochastic rounding takes longer."""
-        return run.steps * (100 + run.batch) * (1.0 if run.point == NONE else 2.0 if run.rounding == "nearest" else 3.0)
+        return float(run.steps * (100 + run.batch) * (1.0 if run.point == NONE else 2.0 if run.rounding == "nearest" else 3.0))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train the net, and test it with its rounding."""
-        return nets.outcome(run.data, run.points, Training(run.steps, run.batch), run.rate, run.seed, device)
+        points = None if run.point == NONE else only(run.point, run.format, run.rounding)
+        return nets.outcome(run, points, device)
 
 
-class _Written(Findings[Settings, Run]):
+class _Written(Findings[Settings]):
     def parts(self) -> list[str | Table | Picture]:
         text = self.text("setting", learner=described(self.settings.data))
         return [text, self.picture("points", self._draw), *map(self._table, self.settings.roundings)]
 
-    def losses(self, point: str, name: str, rounding: str) -> list[float]:
+    def losses(self, point: str, name: str, rounding: str) -> Values:
         """The test loss of each seed."""
         return self.over_seeds("own_loss", point=point, format=name, rounding=rounding)
 
@@ -131,9 +111,8 @@ class _Written(Findings[Settings, Run]):
         drawn, axes = figures.row(len(self.settings.roundings))
         names = self.settings.formats
         for panel, rounding in zip(axes, self.settings.roundings, strict=True):
-            for place, (look, (point, label)) in enumerate(zip(figures.LOOKS, POINTS.items(), strict=False)):
-                aside = [at + 0.13 * (place - 2) for at in range(len(names))]
-                figures.band(panel, aside, [self.added(point, name, rounding) for name in names], look.alone(), label)
+            added = {label: [self.added(point, name, rounding) for name in names] for point, label in POINTS.items()}
+            figures.bands(panel, range(len(names)), added, apart=0.13, alone=True)
             panel.axhline(0, **figures.REFERENCE())
             # Linear below a hundredth, logarithmic above: losses may fall as well.
             panel.set_yscale("symlog", linthresh=1e-2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,13 +16,13 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import qsim
 from qsim.studies.choices import choice, require, require_increasing
-from qsim.studies.findings import Findings
+from qsim.studies.findings import Findings, Values
 from qsim.studies.learners.gpt_training import BETAS
 from qsim.studies.learners.images import DIGITS, Images, described, images
 from qsim.studies.learners.training import mean_loss
 from qsim.studies.report import Claim
-from qsim.studies.statistics import Interval, above, below, difference, exponential, mean
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.statistics import Interval, above, below, geometric, mean, ratio
+from qsim.studies.study import Run, TrialStudy
 from qsim.text.tables import Table
 
 SHARED, INDEPENDENT = "shared", "independent"
@@ -41,43 +41,33 @@ class Settings:
     seeds: int = choice(8, "number of seeds")
 
 
-@dataclass(frozen=True)
-class Run:
-    """Replicas that are trained together."""
-
-    noise: str
-    replicas: int
-    rate: float
-    batch: int
-    steps: int
-    seed: int
-
-
-class ReplicasStudy(WrittenStudy[Settings, Run]):
+class ReplicasStudy(TrialStudy[Settings]):
     """Train replicas that average their gradients and round their own weights."""
 
     name = "replicas"
     question = "Do replicas need the same random bits?"
     source = "Ozkara et al., Stochastic Rounding for LLM Training, Algorithm 1, Section 5.2"
     settings = Settings
-    run = Run
+    shared = ("batch", "steps")
 
-    def quick(self) -> Settings:
-        """Few replicas and steps."""
-        return Settings(replicas=(2, 3), rates=(2.0**-9, 2.0**-7), batch=24, steps=32, seeds=2)
+    #: Few replicas and steps.
+    quick_form = Settings(replicas=(2, 3), rates=(2.0**-9, 2.0**-7), batch=24, steps=32, seeds=2)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every number of replicas at every rate, with both kinds of noise."""
+    def check(self, settings: Settings) -> None:
+        """Several replicas and rates, and enough steps."""
         for name in ("replicas", "rates"):
             require_increasing(settings, name)
         require(settings, "replicas", settings.replicas[0] > 1, "be from 2")
         require(settings, "steps", settings.steps >= _LOOKS, f"be at least {_LOOKS}, at which distances are measured")
-        ways = list(product(range(settings.seeds), (SHARED, INDEPENDENT), settings.replicas, settings.rates))
-        return [run_of(Run, settings, noise=noise, replicas=count, rate=rate, seed=seed) for seed, noise, count, rate in ways]
+
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Every number of replicas at every rate, with both kinds of noise."""
+        for noise, count, rate in product((SHARED, INDEPENDENT), settings.replicas, settings.rates):
+            yield {"noise": noise, "replicas": count, "rate": rate}
 
     def work(self, run: Run) -> float:
         """A constant per step of a replica."""
-        return run.steps * run.replicas
+        return float(run.steps * run.replicas)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train, and test the replicas and the mean of their weights."""
@@ -122,28 +112,27 @@ def _weights(nets: Sequence[nn.Module]) -> Tensor:
     return torch.stack([parameters_to_vector(net.parameters()).detach().double() for net in nets])
 
 
-class _Written(Findings[Settings, Run]):
-    def logs(self, what: str, noise: str, replicas: int, rate: float) -> list[float]:
-        """The logarithm of a loss of each seed."""
-        return np.log(self.over_seeds(what, noise=noise, replicas=replicas, rate=rate)).tolist()  # type: ignore[no-any-return]
+class _Written(Findings[Settings]):
+    def losses(self, noise: str, replicas: int, rate: float, what: str = "loss") -> Values:
+        """The loss of each seed."""
+        return self.over_seeds(what, noise=noise, replicas=replicas, rate=rate)
 
-    def more(self, replicas: int, rate: float) -> list[float]:
-        """The logarithm of the loss with independent noise, minus that with shared noise, for each seed."""
-        own, shared = (self.logs("loss", noise, replicas, rate) for noise in (INDEPENDENT, SHARED))
-        return [a - b for a, b in zip(own, shared, strict=True)]
+    def more(self, replicas: int, rate: float) -> Values:
+        """The loss with independent noise relative to shared noise, for each seed."""
+        return self.losses(INDEPENDENT, replicas, rate) / self.losses(SHARED, replicas, rate)
 
     def times(self, replicas: int, rate: float) -> Interval:
-        """The loss with independent noise, relative to shared noise."""
-        return exponential(mean(self.more(replicas, rate)))
+        """The same, over seeds."""
+        return geometric(self.more(replicas, rate))
 
-    def apart(self, replicas: int, rate: float, at: int) -> list[float]:
-        """The logarithm of the distance of replicas from their mean at some look, with independent noise, for each seed."""
-        return [float(np.log(found["apart"][at])) for found in self.seeded(noise=INDEPENDENT, replicas=replicas, rate=rate)]
+    def apart(self, replicas: int, rate: float) -> Values:
+        """The distance of replicas from their mean with independent noise: seeds × looks."""
+        return np.array([found["apart"] for found in self.seeded(noise=INDEPENDENT, replicas=replicas, rate=rate)])
 
     def parts(self) -> list[str | Table]:
         rows = []
         for rate, count in product(self.settings.rates, self.settings.replicas):
-            shared, own = (f"{exponential(mean(self.logs('loss', noise, count, rate))):.3f}" for noise in (SHARED, INDEPENDENT))
+            shared, own = (f"{geometric(self.losses(noise, count, rate)):.3f}" for noise in (SHARED, INDEPENDENT))
             independent = self.seeded(noise=INDEPENDENT, replicas=count, rate=rate)
             away = mean([found["apart"][-1] / found["moved"][-1] for found in independent])
             rows.append([f"{rate:.2g}", str(count), shared, own, f"{self.times(count, rate):.3f}", f"{away:.2%}"])
@@ -153,12 +142,12 @@ class _Written(Findings[Settings, Run]):
 
     def claims(self) -> list[Claim]:
         low, high, least, most = self.settings.rates[0], self.settings.rates[-1], self.settings.replicas[0], self.settings.replicas[-1]
-        together = [max(result["apart"]) for run, result in self._of.items() if run.noise == SHARED]
-        growth = exponential(difference(self.apart(most, low, -1), self.apart(most, low, _LOOKS // 4 - 1)))
+        together = [max(result["apart"]) for result in self.results if result.run.noise == SHARED]
+        apart = self.apart(most, low)
+        growth = ratio(apart[:, -1], apart[:, _LOOKS // 4 - 1])
         small, large = self.times(most, low), self.times(most, high)
-        worse = [self.more(count, low) for count in (most, least)]
-        more = exponential(difference(*worse))
-        average = exponential(difference(*(self.logs(what, INDEPENDENT, most, low) for what in ("average", "loss"))))
+        more = ratio(self.more(most, low), self.more(least, low))
+        average = ratio(*(self.losses(INDEPENDENT, most, low, what) for what in ("average", "loss")))
         common = {"rate": low, "count": most}
         return [
             self.claim("identical", not any(together), count=len(together), differ=np.count_nonzero(together)),

@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
 import qsim
 from qsim.studies.result import Result
 from qsim.text.tables import Table
+
+if TYPE_CHECKING:
+    from qsim.studies.study import Study
 
 _SMALLEST = (
     "The smallest effect is the smallest true effect that these runs would have found in four of five cases. "
@@ -22,22 +25,6 @@ _EACH_BY_ITSELF = (
     "Each interval holds with its confidence by itself. Verdicts are not corrected for their number: of those that test a difference which "
     "does not exist, about one in twenty is wrong by chance, so rows that repeat a claim are read together."
 )
-
-
-class Asked(Protocol):
-    """The parts of a study that its report needs: see `qsim.studies.Study`."""
-
-    @property
-    def name(self) -> str:
-        """Its name on the command line."""
-
-    @property
-    def question(self) -> str:
-        """Its question, in one line."""
-
-    @property
-    def source(self) -> str:
-        """The paper, with the section or figure."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +114,7 @@ class Report:
         'yes'
     """
 
-    study: Asked
+    study: Study[Any, Any]
     parts: Sequence[str | Table | Picture]
     claims: Sequence[Claim]
     meaning: str

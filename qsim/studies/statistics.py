@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 #: The confidence of intervals, unless `confidence` sets another, and the probability with which an effect of the size `detects` is found.
@@ -118,7 +119,7 @@ def in_points(found: Interval) -> str:
     return f"{found * 100:+.1f}"
 
 
-def mean(values: Sequence[float]) -> Interval:
+def mean(values: ArrayLike) -> Interval:
     """The mean with Student's interval; with one value, the interval contains all numbers.
 
     For quantities that may have any value. `proportion` and `positive` have intervals that stay within bounds.
@@ -129,47 +130,50 @@ def mean(values: Sequence[float]) -> Interval:
         >>> round(mean([1.0, 2.0, 3.0]).detects, 2)
         3.1
     """
-    count, center = len(values), float(np.mean(values))
+    center, error, count = _center_and_error(values)
     if count < 2:
         return Interval(center, -math.inf, math.inf, math.inf)
-    error, t = float(np.std(values, ddof=1) / math.sqrt(count)), _student(count)
+    t = _student(count)
     return Interval(center, center - t * error, center + t * error, (t + float(special.stdtrit(count - 1, POWER))) * error)
 
 
-def proportion(values: Sequence[float]) -> Interval:
+def proportion(values: ArrayLike) -> Interval:
     """The mean of shares, with Student's interval in log odds, which is between 0 and 1.
 
     Example:
         >>> print(f"{proportion([0.97, 0.99, 0.80]):.1%}")
         92.0% [25.3%, 99.7%]
     """
-    center, error = _center_and_error(values)
+    center, error, count = _center_and_error(values)
     if not 0 < center < 1:
         return Interval(center, center, center) if error == 0 else Interval(center, 0.0, 1.0)
-    half = _student(len(values)) * error / (center * (1 - center))
+    half = _student(count) * error / (center * (1 - center))
     odds = math.log(center / (1 - center))
     low, high = (1 / (1 + math.exp(min(-at, 700))) for at in (odds - half, odds + half))
     # Where all shares are equal, the way to log odds and back may end on the wrong side of the mean.
     return Interval(center, min(low, center), max(center, high))
 
 
-def positive(values: Sequence[float]) -> Interval:
+def positive(values: ArrayLike) -> Interval:
     """The mean of numbers above zero, with Student's interval in logarithms, which is above zero.
 
     Example:
         >>> print(positive([0.001, 0.002, 0.006]))
         0.003 [0.0003355, 0.02683]
     """
-    center, error = _center_and_error(values)
+    center, error, count = _center_and_error(values)
     if not center > 0 or not math.isfinite(center):
         return Interval(center, center, center)
-    half = _student(len(values)) * error / center
+    half = _student(count) * error / center
     return Interval(center, center * math.exp(-half), center * math.exp(min(half, 700)))
 
 
-def _center_and_error(values: Sequence[float]) -> tuple[float, float]:
-    count = len(values)
-    return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else math.inf
+def _center_and_error(values: ArrayLike) -> tuple[float, float, int]:
+    """The mean, its standard error, and the number of values."""
+    each: NDArray[np.float64] = np.asarray(values, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # losses of models that diverged are infinite
+        error = float(each.std(ddof=1) / math.sqrt(len(each))) if len(each) > 1 else math.inf
+    return float(each.mean()), error, len(each)
 
 
 def _student(count: int) -> float:
@@ -213,9 +217,25 @@ def both(*verdicts: bool | None) -> bool | None:
     return False if False in verdicts else None if None in verdicts else True
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
+def difference(first: ArrayLike, second: ArrayLike) -> Interval:
     """The mean of `first` minus that of `second`, seed by seed: both begin with the same weights and see the same batches."""
-    return mean([a - b for a, b in zip(first, second, strict=True)])
+    with np.errstate(invalid="ignore"):  # of two models that diverged there is none
+        return mean(np.subtract(first, second))
+
+
+def geometric(values: ArrayLike, most: float = math.inf) -> Interval:
+    """The geometric mean, whose interval is computed in logarithms and limited to `most`.
+
+    Example:
+        >>> print(geometric([1.0, 4.0]))
+        2 [0.0002994, 1.336e+04]
+    """
+    return exponential(mean(np.log(values)), most)
+
+
+def ratio(first: ArrayLike, second: ArrayLike) -> Interval:
+    """The geometric mean of the ratio of `first` to `second`, seed by seed."""
+    return geometric(np.divide(first, second))
 
 
 def exponential(interval: Interval, most: float = math.inf) -> Interval:
@@ -229,7 +249,7 @@ def exponential(interval: Interval, most: float = math.inf) -> Interval:
     return Interval(value, low, high, math.exp(min(interval.detects, 700)))
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> Interval:
+def slope(x: ArrayLike, y: ArrayLike) -> Interval:
     """The slope of a straight line through log y against log x, with Student's interval of least squares.
 
     Example:
@@ -239,5 +259,5 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Interval:
     from scipy.stats import linregress  # takes a second to import, and few studies need it
 
     found = linregress(np.log(x), np.log(y))
-    half = float(special.stdtrit(len(x) - 2, 0.5 + _level.get() / 2) * found.stderr)
+    half = float(special.stdtrit(np.size(x) - 2, 0.5 + _level.get() / 2) * found.stderr)
     return Interval(float(found.slope), float(found.slope) - half, float(found.slope) + half)

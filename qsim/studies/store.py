@@ -7,14 +7,13 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
 from qsim.studies.result import Result
-from qsim.studies.study import Study
+from qsim.studies.study import Study, values_of
 from qsim.text.files import FileError, check_shape, reading
 
 #: The shape of a line; see `text.files.check_shape`.
@@ -56,7 +55,8 @@ class Store:
 
     def add(self, result: Result[Any]) -> None:
         """Store one more result; it is on disk when this returns."""
-        line = {"study": self.study.name, "version": self.study.version, **asdict(result)}
+        own = {"study": self.study.name, "version": self.study.version, "run": values_of(result.run)}
+        line = {**own, "values": result.values, "seconds": result.seconds, "machine": result.machine}
         before = self._file.read_text(encoding="utf-8") if self._file.exists() else ""
         temporary = self._file.with_suffix(".tmp")
         with temporary.open("w", encoding="utf-8") as out:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -18,11 +18,40 @@ SettingsT = TypeVar("SettingsT")
 RunT = TypeVar("RunT")
 
 
+class Run:
+    """One run of a study: plain values by their names, which are attributes. Runs with equal values are equal.
+
+    Example:
+        >>> Run(format="e4m3", seed=1).format, Run(seed=1) == Run(seed=1)
+        ('e4m3', True)
+    """
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a run does not change: {name}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(vars(self).items())))
+
+    def __repr__(self) -> str:
+        return f"Run({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A value."""
+
+
 class Study(ABC, Generic[SettingsT, RunT]):
     """An experiment made of independent runs.
 
-    A run is a frozen dataclass of plain values, including its seed, and contains everything that its result depends on: so results can be
-    looked up, runs can be distributed over processes and machines, and an interrupted study continues where it stopped.
+    A run consists of plain values, including its seed, and contains everything that its result depends on: so results can be looked up,
+    runs can be distributed over processes and machines, and an interrupted study continues where it stopped.
 
     Attributes:
         name: Its name on the command line.
@@ -30,7 +59,7 @@ class Study(ABC, Generic[SettingsT, RunT]):
         source: Paper, with the section or figure.
         settings: The frozen dataclass of its settings. With the defaults, the study takes minutes on two cores; the
             fields are the options of the command line.
-        run: Frozen dataclass of one run.
+        run: Frozen dataclass of one run, or `Run`.
         version: Increased when a run measures something different: results of other versions are not used.
 
     Example:
@@ -92,40 +121,72 @@ class Study(ABC, Generic[SettingsT, RunT]):
 
     def key(self, run: RunT) -> str:
         """A run as text, the key of its result."""
-        return json.dumps(asdict(run), sort_keys=True)  # type: ignore[call-overload]
+        return json.dumps(values_of(run), sort_keys=True)
 
     def read(self, fields: Mapping[str, Any]) -> RunT:
         """A run from its JSON fields."""
         return self.run(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
 
-class WrittenStudy(Study[SettingsT, RunT]):
-    """A study whose report is written by the class `_Written` of its module, or by `Written` of a module `report` next to it."""
+def values_of(run: Any) -> dict[str, Any]:
+    """The values of a run, by their names."""
+    return vars(run) if isinstance(run, Run) else asdict(run)
 
-    def report(self, settings: SettingsT, results: Sequence[Result[RunT]]) -> Report:
+
+class TrialStudy(Study[SettingsT, Run]):
+    """A study that says for each seed what its runs do, and whose report is made of its findings.
+
+    The report is written by the class `_Written` of the study's module, or by `Written` of a module `report` next to it.
+
+    Attributes:
+        quick_form: Settings with which the study runs in seconds; by default its usual ones.
+        full_form: Settings for a GPU; by default its usual ones.
+        shared: The settings that are values of every run.
+        added: The values of runs that results of earlier versions do not have.
+    """
+
+    run = Run
+    quick_form: ClassVar[Any] = None
+    full_form: ClassVar[Any] = None
+    shared: ClassVar[tuple[str, ...]] = ()
+    added: ClassVar[Mapping[str, Any]] = {}
+
+    def quick(self) -> SettingsT:
+        """Return settings with which the study runs in seconds."""
+        return self.quick_form or super().quick()
+
+    def full(self) -> SettingsT:
+        """Return settings for a GPU."""
+        return self.full_form or super().full()
+
+    def check(self, settings: SettingsT) -> None:
+        """Raise an error for settings of which no report can be written."""
+
+    @abstractmethod
+    def ways(self, settings: SettingsT, seed: int) -> Iterable[Mapping[str, Any]]:
+        """Return what each run of a seed does: the values that are not shared."""
+
+    def runs(self, settings: SettingsT) -> Sequence[Run]:
+        """Every way with every seed."""
+        self.check(settings)
+        common = {name: getattr(settings, name) for name in self.shared}
+        found = [Run(**{**common, **way, "seed": seed}) for seed in self.seeds(settings) for way in self.ways(settings, seed)]
+        return list(dict.fromkeys(found))
+
+    def seeds(self, settings: SettingsT) -> Iterable[int]:
+        """The seeds of the runs."""
+        return range(settings.seeds)  # type: ignore[attr-defined]
+
+    def read(self, fields: Mapping[str, Any]) -> Run:
+        """A run from its JSON fields."""
+        values = {**self.added, **fields}
+        if missing := {*self.shared, "seed"} - {*values}:
+            raise ValueError(f"its run lacks {', '.join(sorted(missing))}")
+        return super().read(values)
+
+    def report(self, settings: SettingsT, results: Sequence[Result[Run]]) -> Report:
         """The report of all runs' results."""
         module = importlib.import_module(type(self).__module__)
         written = getattr(module, "_Written", None) or importlib.import_module(f"{module.__name__}.report").Written
         report: Report = written(self, settings, results).report()
         return report
-
-
-def run_of(kind: type[RunT], settings: Any, **others: Any) -> RunT:
-    """A run whose fields have the values of the settings with the same names, unless others are given.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass(frozen=True)
-        ... class Settings:
-        ...     steps: int = 100
-        ...     seeds: int = 2
-        >>> @dataclass(frozen=True)
-        ... class Trained:
-        ...     format: str
-        ...     steps: int
-        ...     seed: int
-        >>> run_of(Trained, Settings(), format="e4m3", seed=1)
-        Trained(format='e4m3', steps=100, seed=1)
-    """
-    shared = {field.name: getattr(settings, field.name) for field in fields(kind) if hasattr(settings, field.name)}  # type: ignore[arg-type]
-    return kind(**(shared | others))

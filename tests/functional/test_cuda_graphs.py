@@ -10,7 +10,7 @@ from torch import Tensor
 
 import qsim
 from qsim import FivePoint
-from qsim.cli.bench._steps import replay
+from qsim.cli.bench._timing import replay
 from support.calls import noisy, same, seeded
 
 pytestmark = pytest.mark.gpu

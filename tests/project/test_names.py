@@ -14,7 +14,6 @@ SHARED = {
     "Implementation": "every module of operators has its own, under the same name, on a backend that is imported when it first runs",
     "Quantizer": "the module of QPyTorch, in `qsim.compat.qtorch`, has QPyTorch's name",
     "Noise": "the random bits of a call, for users and in Triton kernels, which draw them; and a point, which adds noise",
-    "Run": STUDY,
     "ControlCallback": TRAINER,
     "ScheduleCallback": TRAINER,
     "Settings": STUDY,

@@ -14,7 +14,7 @@ import torch
 
 import qsim
 from qsim import studies
-from qsim.studies.batch_size import DESIGNS, FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchSizeStudy, Run, trained
+from qsim.studies.batch_size import DESIGNS, FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchSizeStudy, Run, points_of, trained, training_of
 from qsim.studies.measuring import machine
 from qsim.studies.result import Result
 from support import made_up
@@ -69,7 +69,7 @@ def test_weights_are_rounded_on_request_and_full_precision_never_is() -> None:
     assert {(run.format, run.weights, run.loss_scale) for run in runs if not run.like} == {
         (FULL, FULL, PLAIN), *((name, "e4m2", IN_RANGE) for name in chosen.formats)
     }  # fmt: skip
-    rounded = next(run.points for run in runs if run.format == COARSE and not run.like)
+    rounded = next(points_of(run) for run in runs if run.format == COARSE and not run.like)
     assert rounded is not None
     assert (rounded.weight, rounded.act) == (qsim.Quantizer("e4m2"), None)
     page = BatchSizeStudy().report(chosen, [Result(run, as_in_the_paper(run) | {"loss": 1.0}, 1.0, {}) for run in runs]).markdown("here")
@@ -114,7 +114,8 @@ def test_equal_images_are_fewer_updates_of_larger_batches() -> None:
 
 
 def test_the_loss_of_an_image_is_scaled_alike_in_a_batch_and_in_its_parts() -> None:
-    whole, parts = (trained(SETTINGS, COARSE, "stochastic", MOST, IN_RANGE, STEPS, 0, count).training for count in (1, 4))
+    ways = [trained(SETTINGS, COARSE, "stochastic", MOST, IN_RANGE, STEPS, count) for count in (1, 4)]
+    whole, parts = (training_of(Run(model=SETTINGS.model, **way)) for way in ways)
     # Each part has a quarter of the images, and a quarter of the weight in the loss.
     assert whole.loss_scale / whole.batch == parts.loss_scale / parts.micro_batches / (parts.batch / parts.micro_batches)
 
@@ -239,7 +240,8 @@ def test_other_models_learn(model: str, said: str, tmp_path: Path) -> None:
         data, steps, rate = str(tmp_path / "text"), 6, 0.01
     own = {"data": data, "model": model, "rate": rate, "steps": steps, "formats": ("e4m1",), "seeds": 1, "micro_batches": 1}
     plan = studies.plan("batch-size", form="quick", out=tmp_path / "out", settings=own)
-    runs = trained(plan.settings, "e4m1", "stochastic", 16, IN_RANGE, STEPS, 0), trained(plan.settings, FULL, "", 16, PLAIN, STEPS, 0)
+    ways = trained(plan.settings, "e4m1", "stochastic", 16, IN_RANGE, STEPS), trained(plan.settings, FULL, "", 16, PLAIN, STEPS)
+    runs = [next(run for run in plan.runs if vars(run).items() >= way.items()) for way in ways]
     rounded, exact = (plan.study.measure(run, torch.device("cpu")) for run in runs)
     assert rounded["loss"] != exact["loss"]
     for found in (rounded, exact):

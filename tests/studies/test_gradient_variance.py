@@ -35,10 +35,15 @@ def variance_of_rounding(x: Tensor, mantissa: int) -> Tensor:
     return (wide - low) * (high - wide)
 
 
+def run_of(rounded: str, bits: int, rounding: str, *, images: int = 128, draws: int = 2, steps: int = 20) -> Run:
+    common = {"data": "digits", "batch": 32, "seed": 0}
+    return Run(**common, rounded=rounded, bits=bits, rounding=rounding, images=images, draws=draws, steps=steps)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mantissa", [0, 3])
 def test_a_run_measures_what_lemma_3_computes(mantissa: int) -> None:
-    run = Run("digits", study.BACKWARD, mantissa, "stochastic", 32, 128, 64, 20, 0)
+    run = run_of(study.BACKWARD, mantissa, "stochastic", draws=64)
     layer, inputs, labels = detached(study.last_layer(run, CPU))
     due = {"rounding": 0.0, "rounding_of_inputs": 0.0, "rounding_of_gradients": 0.0}
     for x, y in zip(inputs.split(32), labels.split(32), strict=True):
@@ -57,7 +62,7 @@ def test_a_run_measures_what_lemma_3_computes(mantissa: int) -> None:
 
 
 def test_the_bound_of_lemma_1_holds_for_any_weights() -> None:
-    run = Run("digits", study.WEIGHTS, 0, "nearest", 32, 128, 2, 20, 0)
+    run = run_of(study.WEIGHTS, 0, "nearest")
     layer, inputs, labels = detached(study.last_layer(run, CPU))
     # In float32 the last ratio below would exceed the bound, which it almost reaches.
     layer, inputs = layer.double(), inputs.double()
@@ -129,6 +134,6 @@ def test_settings_without_information_raise_an_error(change: dict[str, Any], wor
 
 
 def test_more_images_than_there_are_is_an_error() -> None:
-    run = Run("digits", study.WEIGHTS, 3, "nearest", 32, 4096, 2, 1, 0)
+    run = run_of(study.WEIGHTS, 3, "nearest", images=4096, steps=1)
     with pytest.raises(ValueError, match="images: digits has 898 training images, got 4096"):
         GradientVarianceStudy().measure(run, CPU)

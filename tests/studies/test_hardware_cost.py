@@ -49,7 +49,7 @@ def test_the_quick_form_runs(quick_study: Callable[..., studies.Plan], monkeypat
 @pytest.mark.slow
 def test_yosys_counts_the_cells_of_a_significand() -> None:
     tool("yosys")
-    cells = STUDY.measure(Run(SIGNIFICAND, "10 to 4 bits", "nearest"), CPU)
+    cells = STUDY.measure(Run(what=SIGNIFICAND, format="10 to 4 bits", rounding="nearest"), CPU)
     assert 0 < cells["luts"] < 20
     assert cells["registers"] == 0
 
@@ -57,7 +57,7 @@ def test_yosys_counts_the_cells_of_a_significand() -> None:
 def test_without_yosys_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FileNotFoundError, match="qsim cost needs Yosys, which is not installed: `apt install yosys`"):
-        STUDY.measure(Run(CELLS, "e2m1", "nearest", "bf16"), CPU)
+        STUDY.measure(Run(what=CELLS, format="e2m1", rounding="nearest", source="bf16"), CPU)
 
 
 @pytest.mark.slow

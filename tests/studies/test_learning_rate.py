@@ -165,7 +165,7 @@ def test_a_nan_loss_is_infinite(tmp_path: Path) -> None:
 
 
 def test_the_toy_follows_from_its_seed() -> None:
-    runs: list[Run] = [toy(Settings(weights=1 << 10), STOCHASTIC, 8.0, seed) for seed in (0, 0, 1)]
+    runs = [Run(**toy(Settings(weights=1 << 10), STOCHASTIC, 8.0), seed=seed) for seed in (0, 0, 1)]
     first, again, other = (toy_correlations(run, CPU) for run in runs)
     assert first == again
     assert first != other

@@ -18,8 +18,9 @@ from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, rate_at
 from qsim.studies.llm import BITS, COST, METHODS, MORE_BITS, PERPLEXITY, LLMStudy, Settings, made, training
 from qsim.studies.llm.report import Written
-from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, WeightUpdater, outcome
+from qsim.studies.llm.training import BF16, FP32, O1, O2, WeightUpdater, outcome
 from qsim.studies.result import Result
+from qsim.studies.study import Run
 
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 CPU = torch.device("cpu")
@@ -28,7 +29,7 @@ CPU = torch.device("cpu")
 def run(method: str, states: str = BF16, gradients: str = BF16, **others: object) -> Run:
     if method in (O1, O2):
         states = gradients = FP32
-    return replace(made(LLMStudy().quick(), method, 2e-3, 0, states, gradients), **others)
+    return Run(**{**made(LLMStudy().quick(), method, 2e-3, states, gradients), "seed": 0, **others})
 
 
 def begun(chosen: Run) -> tuple[GPT, WeightUpdater]:
@@ -53,7 +54,7 @@ def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Writt
     for bits in MORE_BITS:
         assert abs(mean(findings.losses(STOCHASTIC, rate, *bits)) - mean(mixed)) < 0.005, bits
     for method in METHODS:
-        for result in findings.results(method, rate):
+        for result in findings.trained(method, rate):
             steps, losses = zip(*result["curve"], strict=True)
             assert steps == (1, 2, 4, 5, 7, 8)
             # Starting from no knowledge.

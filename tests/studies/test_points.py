@@ -54,7 +54,8 @@ def test_unbiased_roundings_backward_add_only_noise(found: Found) -> None:
 def test_four_bits_more_backward_add_nothing(found: Found, point: str) -> None:
     settings, full = PointsStudy().quick(), losses(found, NONE)
     for seed, loss in enumerate(full):
-        run = Run(settings.data, point, "e4m3", "stochastic", settings.batch, settings.steps, settings.rate, seed)
+        way = {"point": point, "format": "e4m3", "rounding": "stochastic"}
+        run = Run(data=settings.data, batch=settings.batch, steps=settings.steps, rate=settings.rate, **way, seed=seed)
         # At most a sixteenth of an operand, and not the same way twice: up to 0.0005 over eight seeds.
         assert abs(PointsStudy().measure(run, CPU)["own_loss"] - loss) < 0.002
 

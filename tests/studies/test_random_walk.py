@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from qsim import studies
-from qsim.studies.random_walk import EXACT, STOCHASTIC, RandomWalkStudy, Run
+from qsim.studies.random_walk import EXACT, STOCHASTIC, RandomWalkStudy, Run, schedule_of
 from qsim.studies.random_walk.report import Written
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, UpdateSchedule, exact_steps, late, step_moments
 from support.bounds import ERROR_PROBABILITY, bernstein
@@ -46,10 +46,15 @@ def test_decay_makes_walks_late_and_a_higher_floor_compensates(findings: Written
     assert [claim.agrees for claim in findings.report().claims] == [True, True, True, None, None]
 
 
+def walk(optimizer: str, update: float, levels: int, weights: int, steps: int, seed: int) -> Run:
+    constant = {"updates": CONSTANT, "first": update, "floor": 0.0, "length": 0, "method": STOCHASTIC}
+    return Run(optimizer=optimizer, **constant, levels=levels, weights=weights, steps=steps, seed=seed)
+
+
 @pytest.mark.slow
 def test_the_mean_of_a_million_weights_is_within_a_percent() -> None:
     count, steps = 1 << 20, 80
-    found = RandomWalkStudy().measure(Run("sgd", CONSTANT, 0.25, 0.0, 0, 1, STOCHASTIC, count, steps, 7), CPU)
+    found = RandomWalkStudy().measure(walk("sgd", 0.25, 1, count, steps, 7), CPU)
     assert bernstein(12.0, steps, count) < 0.04
     assert abs(found["mean"] - 4) < 0.04
     assert found["late"] < 1e-3
@@ -91,9 +96,9 @@ def test_the_closed_form_of_several_levels_by_enumeration() -> None:
 
 def test_weights_that_have_arrived_are_dropped_and_counted() -> None:
     # Updates of a whole distance: all arrive at once. Of half: a weight arrives at step t with probability 1 / 2**t.
-    at_once = RandomWalkStudy().measure(Run("adam", CONSTANT, 1.0, 0.0, 0, 5, STOCHASTIC, 64, 20, 0), CPU)
+    at_once = RandomWalkStudy().measure(walk("adam", 1.0, 5, 64, 20, 0), CPU)
     assert (at_once["mean"], at_once["variance"], at_once["late"]) == (5.0, 0.0, 0.0)
-    curve = RandomWalkStudy().measure(Run("adam", CONSTANT, 0.5, 0.0, 0, 1, STOCHASTIC, 1 << 14, 40, 1), CPU)["curve"]
+    curve = RandomWalkStudy().measure(walk("adam", 0.5, 1, 1 << 14, 40, 1), CPU)["curve"]
     for step, left, mean, low, high in curve[:6]:
         # Hoeffding's bound, over all weights observed.
         assert abs(left - 0.5**step) < math.sqrt(math.log(12 / ERROR_PROBABILITY) / (2 * (1 << 14)))
@@ -105,7 +110,7 @@ def test_exact_weights_take_the_steps_that_the_paper_reports() -> None:
     study = RandomWalkStudy()
     low, high = (run for run in study.runs(study.settings()) if run.method == EXACT)
     assert (low.floor, high.floor) == study.settings().minima
-    assert exact_steps(low.schedule(low.steps), low.levels) == pytest.approx(4600, abs=5)
+    assert exact_steps(schedule_of(low)(low.steps), low.levels) == pytest.approx(4600, abs=5)
 
 
 def test_levels_that_are_not_equally_far_apart_raise_an_error() -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("sklearn")
 
 @pytest.mark.parametrize("noise", [SHARED, INDEPENDENT])
 def test_only_shared_noise_keeps_replicas_equal(noise: str) -> None:
-    found = ReplicasStudy().measure(Run(noise, 2, 2.0**-9, 16, _LOOKS, 0), torch.device("cpu"))
+    found = ReplicasStudy().measure(Run(noise=noise, replicas=2, rate=2.0**-9, batch=16, steps=_LOOKS, seed=0), torch.device("cpu"))
     assert len(found["apart"]) == len(found["moved"]) == _LOOKS
     assert (max(found["apart"]) == 0) == (noise == SHARED)
     assert 0 < found["apart"][-1] / found["moved"][-1] < 0.5 or noise == SHARED

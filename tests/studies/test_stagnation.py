@@ -27,6 +27,7 @@ from qsim.studies.stagnation.least_squares import (
     problems,
 )
 from qsim.studies.stagnation.report import Written
+from support.made_up import but
 
 #: The relative error of rounding to bfloat16: the paper's machine epsilon.
 EPSILON = 2.0**-8
@@ -155,6 +156,6 @@ def test_settings_ask_for_runs_of_their_own() -> None:
 
 def test_rates_beyond_the_theorems_are_refused() -> None:
     study = StagnationStudy()
-    run = replace(study.runs(study.quick())[0], rate=1.5)
+    run = but(study.runs(study.quick())[0], rate=1.5)
     with pytest.raises(ValueError, match=r"rate: the theorems hold up to 1/L, here 0\.\d+ with the gradient of all; got 1.5"):
         study.measure(run, torch.device("cpu"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from qsim.studies import Result, Study
 from qsim.studies.measuring import machine
 from qsim.studies.report import described_machine, provenance
 from qsim.studies.store import Store
+from qsim.studies.study import Run
 from support.coins import Coins, Settings, Toss
 
 CPU = torch.device("cpu")
@@ -65,6 +67,29 @@ def test_a_study_ends_in_a_report(tmp_path: Path) -> None:
 def test_a_report_names_a_command_that_exists(study: str | Coins, options: dict[str, Any], origin: str, tmp_path: Path) -> None:
     """The command line has no study of a user's own, and the call repeats its settings."""
     assert studies.plan(study, out=tmp_path, **options).command == origin
+
+
+def test_a_run_is_its_values() -> None:
+    run = Run(format="e4m3", seed=1)
+    assert run == Run(seed=1, format="e4m3") != Run(format="e4m3", seed=2)
+    assert hash(run) == hash(Run(seed=1, format="e4m3"))
+    assert (run.format, repr(run)) == ("e4m3", "Run(format='e4m3', seed=1)")
+    assert pickle.loads(pickle.dumps(run)) == run
+    with pytest.raises(AttributeError, match="a run does not change: seed"):
+        run.seed = 2
+
+
+def test_results_of_earlier_versions_are_read_with_what_they_lack(tmp_path: Path) -> None:
+    plan = studies.plan("batch-size", form="quick", out=tmp_path)
+    store, first = Store(tmp_path, plan.study), plan.runs[0]
+    line = {"study": "batch-size", "version": 1, "values": {}, "seconds": 1.0, "machine": machine(CPU)}
+    old = {name: value for name, value in vars(first).items() if name not in ("model", "looks", "weights")}
+    file = tmp_path / "results.jsonl"
+    file.write_text(json.dumps({**line, "run": old}) + "\n")
+    assert [result.run for result in store.results().values()] == [first]
+    file.write_text(json.dumps({**line, "run": {"seed": 0, "data": "digits"}}) + "\n")
+    with pytest.raises(qsim.FileError, match=r"line 1 is malformed: its run lacks rate, steps"):
+        store.results()
 
 
 def test_claims_that_are_judged_alike_share_a_row() -> None:

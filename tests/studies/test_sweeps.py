@@ -354,8 +354,8 @@ def test_shortcuts_that_make_points_take_no_others() -> None:
     ("place", "error"),
     [
         ("make", "sweep: --model must be MODULE:FUNCTION, got 'make'"),
-        ("no_such_module:make", "sweep: --model: No module named 'no_such_module'"),
-        ("math:make", "sweep: --model: the module math has no 'make'"),
+        ("no_such_module:make", "sweep: --model: no_such_module:make: No module named 'no_such_module'"),
+        ("math:make", "sweep: --model: math:make: module 'math' has no attribute 'make'"),
     ],
 )
 def test_errors_of_the_command_line(place: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from qsim.studies import Study
 from qsim.studies.result import Result
+from qsim.studies.study import Run
 
-Settings, Run = TypeVar("Settings"), TypeVar("Run")
+Settings = TypeVar("Settings")
 
 
 def verdicts(study: Study[Settings, Run], settings: Settings, values: Callable[[Run], dict[str, float]]) -> list[bool | None]:
@@ -19,7 +19,11 @@ def verdicts(study: Study[Settings, Run], settings: Settings, values: Callable[[
     return [claim.agrees for claim in study.report(settings, results).claims]
 
 
+def but(run: Run, **others: Any) -> Run:
+    """The same run with other values."""
+    return Run(**{**vars(run), **others})
+
+
 def noise(study: Study[Any, Run], run: Run) -> float:
     """A number in (-1, 1) with another size for every kind of run, and alternating signs over seeds: it decides nothing."""
-    kind = replace(run, seed=0)  # type: ignore[type-var]
-    return (-1.0) ** run.seed * zlib.crc32(study.key(kind).encode()) / 2**32  # type: ignore[attr-defined]
+    return (-1.0) ** run.seed * zlib.crc32(study.key(but(run, seed=0)).encode()) / 2**32

@@ -1,13 +1,14 @@
-"""`qsim bench NAME`: run a measurement. Each is a module of this folder, with `add_arguments(parser)` and `main(args)`."""
+"""`qsim bench NAME`: run a measurement. Each is a module of this folder, with its `OPTIONS`, and `measure` of their values."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import pkgutil
-from typing import Any
 
-_EXAMPLES = """\
+HELP = "measure speed"
+DESCRIPTION = "Run a measurement. Each has its own options."
+EXAMPLES = """\
 examples:
   qsim bench                     list the measurements
   qsim bench quantize            GB/s compared with a copy of the same bytes
@@ -15,18 +16,10 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "bench",
-        help="measure speed",
-        description="Run a measurement. Each has its own options.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     command.add_argument("name", nargs="?", metavar="NAME", help="a measurement; without one, all are listed")
     command.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="its options")
-    command.set_defaults(run=run)
 
 
 def measurements() -> list[str]:
@@ -42,8 +35,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.name not in known:
         raise ValueError(f"no measurement is called {args.name!r}. There are: {', '.join(known)}")
+    from qsim.cli.bench._options import add_options, read_options
+
     module = importlib.import_module(f"{__name__}.{args.name}")
-    own = argparse.ArgumentParser(prog=f"qsim bench {args.name}", description=module.__doc__)
-    module.add_arguments(own)
-    code: int = module.main(own.parse_args(args.options))
-    return code
+    parser = argparse.ArgumentParser(prog=f"qsim bench {args.name}", description=module.__doc__)
+    add_options(parser, module.OPTIONS)
+    given = parser.parse_args(args.options)
+    module.measure(read_options(given, module.OPTIONS)).show(as_json=given.json)
+    return 0

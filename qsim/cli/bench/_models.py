@@ -35,6 +35,8 @@ class ConvBenchSize:
     batch: int
 
 
+#: The last layer of both, which has no points.
+LAST = "head"
 SIZES = {
     "medium": (GPTBenchSize(24, 16, 1024, 50304, 1024, 16), ConvBenchSize(64, 3, 10, 32, 512)),
     "small": (GPTBenchSize(12, 12, 768, 50304, 1024, 16), ConvBenchSize(64, 3, 10, 32, 512)),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 Call = Callable[[], object]
 
@@ -73,18 +74,11 @@ def interleaved(calls: Sequence[Call], clock: Clock, repeats: int) -> list[float
     Returns:
         The median time of each call, in seconds.
     """
-    for _ in range(WARMUP):
-        for call in calls:
-            call()
+    _warm_up(calls)
     clock.wait()
-    spans: list[list[tuple[Any, Any]]] = [[] for _ in calls]
-    for _ in range(repeats):
-        for call, own in zip(calls, spans, strict=True):
-            begin = clock.mark()
-            call()
-            own.append((begin, clock.mark()))
+    spans = [[_span(call, clock) for call in calls] for _ in range(repeats)]
     clock.wait()
-    return [statistics.median(clock.seconds(*span) for span in own) for own in spans]
+    return _medians([clock.seconds(*span) for span in turn] for turn in spans)
 
 
 def excess(call: Call, more: Call, clock: Clock, repeats: int) -> tuple[float, float]:
@@ -99,18 +93,15 @@ def excess(call: Call, more: Call, clock: Clock, repeats: int) -> tuple[float, f
     Returns:
         The median time of the first call and the median of the differences, in seconds.
     """
-    for _ in range(WARMUP):
-        call()
-        more()
-    times: list[tuple[float, float]] = []
+    _warm_up([call, more])
+    times = []
     for _ in range(repeats):
-        marks = [clock.mark()]
-        for turn in (call, more):
-            turn()
-            marks.append(clock.mark())
+        spans = [_span(turn, clock) for turn in (call, more)]
         clock.wait()
-        times.append((clock.seconds(*marks[:2]), clock.seconds(*marks[1:])))
-    return statistics.median(time for time, _ in times), statistics.median(longer - time for time, longer in times)
+        short, long = (clock.seconds(*span) for span in spans)
+        times.append([short, long - short])
+    short, difference = _medians(times)
+    return short, difference
 
 
 def sustained(calls: Sequence[Call], clock: Clock, seconds: float, rounds: int = 3) -> list[float]:
@@ -126,16 +117,13 @@ def sustained(calls: Sequence[Call], clock: Clock, seconds: float, rounds: int =
         The median time of each call over its turns, in seconds.
     """
     counts = [max(1, round(seconds / time)) for time in interleaved(calls, clock, 3)]
-    found: list[list[float]] = [[] for _ in calls]
-    for _ in range(rounds):
-        for call, count, own in zip(calls, counts, found, strict=True):
-            begin = clock.mark()
-            for _ in range(count):
-                call()
-            end = clock.mark()
-            clock.wait()
-            own.append(clock.seconds(begin, end) / count)
-    return [statistics.median(own) for own in found]
+
+    def turn(call: Call, count: int) -> float:
+        span = _span(lambda: _repeat(call, count), clock)
+        clock.wait()
+        return clock.seconds(*span) / count
+
+    return _medians([turn(call, count) for call, count in zip(calls, counts, strict=True)] for _ in range(rounds))
 
 
 def host_time(calls: Sequence[Call], clock: Clock, repeats: int, batch: int, now: Callable[[], float] = time.perf_counter) -> list[float]:
@@ -151,16 +139,89 @@ def host_time(calls: Sequence[Call], clock: Clock, repeats: int, batch: int, now
     Returns:
         The median time of one call, in seconds.
     """
+    _warm_up(calls)
+
+    def turn(call: Call) -> float:
+        clock.wait()
+        begin = now()
+        _repeat(call, batch)
+        return (now() - begin) / batch
+
+    found = [[turn(call) for call in calls] for _ in range(repeats)]
+    clock.wait()
+    return _medians(found)
+
+
+def forward_and_backward(model: nn.Module, x: Tensor, upstream: Tensor, *others: Any, call: Any = None) -> Call:
+    """A forward and backward pass, with all gradients recomputed.
+
+    Args:
+        model: The model.
+        x: Its first input, which gets a gradient, too.
+        upstream: The gradient of its result.
+        *others: Its other inputs.
+        call: What is called in its place, such as a compiled one.
+    """
+    given = x.detach().requires_grad_()
+
+    def step() -> None:
+        for leaf in (given, *model.parameters()):
+            leaf.grad = None
+        (call or model)(given, *others).backward(upstream)
+
+    return step
+
+
+def training_step(model: nn.Module, batch: Sequence[Tensor], loss: Any = None) -> Call:
+    """A step of AdamW on a model that returns its loss; `loss` is called in its place, such as a compiled one."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        (loss or model)(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def replay(step: Call) -> Call:
+    """Capture a step in a CUDA graph, which excludes Python's time.
+
+    Args:
+        step: Work on tensors that stay in place.
+
+    Returns:
+        A function that replays it.
+    """
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        _repeat(step, WARMUP)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def _warm_up(calls: Sequence[Call]) -> None:
     for _ in range(WARMUP):
         for call in calls:
             call()
-    found: list[list[float]] = [[] for _ in calls]
-    for _ in range(repeats):
-        for call, own in zip(calls, found, strict=True):
-            clock.wait()
-            begin = now()
-            for _ in range(batch):
-                call()
-            own.append((now() - begin) / batch)
-    clock.wait()
-    return [statistics.median(own) for own in found]
+
+
+def _repeat(call: Call, count: int) -> None:
+    for _ in range(count):
+        call()
+
+
+def _span(call: Call, clock: Clock) -> tuple[Any, Any]:
+    """The marks before and after a call."""
+    begin = clock.mark()
+    call()
+    return begin, clock.mark()
+
+
+def _medians(turns: Iterable[Sequence[float]]) -> list[float]:
+    """The median of each call's times, from those of each turn."""
+    return [median(own) for own in zip(*turns, strict=True)]

@@ -6,7 +6,6 @@ bf16 or else in the first format of a list that an accumulator takes. Units that
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -15,8 +14,9 @@ from torch import Tensor
 
 from qsim import accumulators
 from qsim.accumulators import Accumulator, BlockScaled
-from qsim.cli.bench import _running, _settings
-from qsim.cli.bench._timing import Call, clock_of, interleaved
+from qsim.cli.bench._measured import Measured
+from qsim.cli.bench._options import BenchOption, BenchSettings, count, mapped, shared
+from qsim.cli.bench._timing import Call, interleaved
 from qsim.formats import format as resolve_format
 from qsim.functional import quantize
 from qsim.functional.matmul import accumulated
@@ -40,22 +40,17 @@ _DTYPES = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `qsim bench accumulate`."""
-    parser.add_argument("--size", metavar="N", help="rows, columns and length of the sums (default: 4096; on the CPU 256)")
-    parser.add_argument("--accumulators", default=_DEFAULT, metavar="NAME,…", help=f"names or calls (default: {_DEFAULT})")
-    _running.add_options(parser, repeats=5)
+OPTIONS = {
+    "size": BenchOption("N", "rows, columns and length of the sums", count, ("4096", "256")),
+    "accumulators": BenchOption("NAME,…", "names or calls", mapped(accumulators.resolve), _DEFAULT),
+    **shared(repeats="5"),
+}
 
 
-def main(args: argparse.Namespace) -> int:
-    """Run the measurement."""
-    device = _settings.device(args.device)
-    size = _settings.count(args.size or ("4096" if device.type == "cuda" else "256"), "--size")
-    repeats = _settings.count(str(args.repeats), "--repeats")
-    chosen = [accumulators.resolve(word) for word in _settings.words(args.accumulators, "--accumulators")]
-    heading = f"{_settings.machine(device)}; {size} × {size} × {size}"
-    rows = (row for accumulator in chosen for row in measure(accumulator, size, device, repeats))
-    return _running.show(args, heading, columns(device), rows)
+def measure(chosen: BenchSettings) -> Measured:
+    """Measure every accumulator."""
+    rows = (row for accumulator in chosen.accumulators.values() for row in _rows(accumulator, chosen.size, chosen))
+    return Measured(chosen.heading(" × ".join([str(chosen.size)] * 3)), {"": (columns(chosen.device), rows)})
 
 
 def columns(device: torch.device) -> Values:
@@ -71,8 +66,9 @@ def columns(device: torch.device) -> Values:
     }
 
 
-def measure(accumulator: Accumulator, size: int, device: torch.device, repeats: int) -> Iterator[Row]:
+def _rows(accumulator: Accumulator, size: int, chosen: BenchSettings) -> Iterator[Row]:
     """Time one accumulator in turns with the native product: the emulator, and the chip if it adds like this."""
+    device = chosen.device
     operands, how = _description(accumulator)
     generator = torch.Generator(device).manual_seed(0)
     given = [torch.randn(size, size, generator=generator, device=device) for _ in range(2)]
@@ -91,7 +87,7 @@ def measure(accumulator: Accumulator, size: int, device: torch.device, repeats: 
         ways["chip"] = partial(product, chip="require")
     except RuntimeError:
         pass  # There is no chip, or it adds otherwise.
-    native, *times = interleaved([_native(given, device), *ways.values()], clock_of(device), repeats)
+    native, *times = interleaved([_native(given, device), *ways.values()], chosen.clock, chosen.repeats)
     for by, time in zip(ways, times, strict=True):
         yield {
             "accumulator": accumulators.name_of(accumulator),

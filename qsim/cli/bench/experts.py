@@ -6,7 +6,6 @@ means as fast as without rounding. With --compile the experts also go through to
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,20 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import qsim
-from qsim.cli.bench import _conditions, _running, _settings
-from qsim.cli.bench._conditions import Conditions
-from qsim.cli.bench._steps import forward_and_backward
-from qsim.cli.bench._timing import Call, clock_of, sustained
+from qsim import FivePoint
+from qsim.cli.bench._layers import layer_options, points_of
+from qsim.cli.bench._measured import TIMES, Measured, beside_torch
+from qsim.cli.bench._options import BenchOption, BenchSettings, sizes
+from qsim.cli.bench._timing import Call, forward_and_backward
 from qsim.text.records import Values
-from qsim.text.tables import Quantity, Row
+from qsim.text.tables import Row
 
-COLUMNS: Values = {
-    "experts × rows × width → inner": "size",
-    "how": "how",
-    "torch ms": Quantity("their_milliseconds", 3),
-    "qsim ms": Quantity("milliseconds", 3),
-    "ratio": Quantity("ratio", 2),
-}
+COLUMNS: Values = {"experts × rows × width → inner": "size", "how": "how", **TIMES}
 #: Torch's function, which has no public name before torch 2.10.
 _grouped_mm = getattr(F, "grouped_mm", torch._grouped_mm)
 
@@ -62,43 +56,36 @@ class Experts(nn.Module):
         return found
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `qsim bench experts`."""
-    sizes = "8x16384x4096x14336,16x16384x2048x4096"
-    parser.add_argument(
-        "--sizes", metavar="EXPERTSxROWSxWIDTHxINNER,…", help=f"default: {sizes}, the first Mixtral's; on the CPU 4x256x128x256"
-    )
-    parser.add_argument("--compile", action="store_true", help="also compile with torch.compile")
-    _conditions.add_arguments(parser, seconds=0.5)
-    parser.set_defaults(default_sizes=sizes)
+_SIZES = "8x16384x4096x14336,16x16384x2048x4096", "4x256x128x256"
+_EXAMPLE = "8x16384x4096x14336, for experts, rows, width and inner width"
+OPTIONS = {
+    "sizes": BenchOption("EXPERTSxROWSxWIDTHxINNER,…", "the first is Mixtral's", sizes(ExpertsSize, _EXAMPLE), _SIZES),
+    "compile": BenchOption("", "also compile with torch.compile"),
+    **layer_options(seconds="0.5"),
+}
 
 
-def main(args: argparse.Namespace) -> int:
-    """Run the measurement."""
-    conditions = _conditions.chosen(args)
-    if args.compile and conditions.dtype != torch.bfloat16:
+def measure(chosen: BenchSettings) -> Measured:
+    """Measure every size, eager and compiled."""
+    if chosen.compile and chosen.dtype != torch.bfloat16:
         raise ValueError("--compile: torch compiles grouped products of bfloat16 only; add --dtype bf16")
-    given = args.sizes or (args.default_sizes if conditions.is_cuda else "4x256x128x256")
-    sizes = _settings.sizes(given, "--sizes", ExpertsSize, "8x16384x4096x14336, for experts, rows, width and inner width")
-    rows = (row for size in sizes for row in measure(size, conditions, compiles=args.compile))
-    return _running.show(args, conditions.heading(), COLUMNS, rows)
+    points = points_of(chosen)
+    return Measured(chosen.heading(points), {"": (COLUMNS, (row for size in chosen.sizes for row in _rows(size, points, chosen)))})
 
 
-def measure(size: ExpertsSize, conditions: Conditions, *, compiles: bool) -> Iterator[Row]:
-    """Measure one size, eager and compiled."""
+def _rows(size: ExpertsSize, points: FivePoint, chosen: BenchSettings) -> Iterator[Row]:
     torch.manual_seed(0)
-    native = Experts(size, conditions.device, conditions.dtype)
-    ours = qsim.convert(Experts(size, conditions.device, conditions.dtype), conditions.points)
-    for how in ("eager", "compiled") if compiles else ("eager",):
-        steps = [_step(model, size, conditions, compiles=how == "compiled") for model in (native, ours)]
-        theirs, own = sustained(steps, clock_of(conditions.device), conditions.seconds)
-        yield {"size": str(size), "how": how, "their_milliseconds": theirs * 1e3, "milliseconds": own * 1e3, "ratio": own / theirs}
+    native = Experts(size, chosen.device, chosen.dtype)
+    ours = qsim.convert(Experts(size, chosen.device, chosen.dtype), points)
+    for how in ("eager", "compiled") if chosen.compile else ("eager",):
+        steps = [_step(model, size, chosen, compiles=how == "compiled") for model in (native, ours)]
+        yield {"size": str(size), "how": how, **beside_torch(steps, chosen)}
 
 
-def _step(model: nn.Module, size: ExpertsSize, conditions: Conditions, *, compiles: bool) -> Call:
-    x, g = (torch.randn(size.rows, size.width, device=conditions.device, dtype=conditions.dtype) for _ in range(2))
-    chosen = torch.multinomial(torch.arange(1.0, size.experts + 1), size.rows, replacement=True)
-    ends = chosen.bincount(minlength=size.experts).cumsum(0).to(conditions.device, torch.int32)
+def _step(model: nn.Module, size: ExpertsSize, chosen: BenchSettings, *, compiles: bool) -> Call:
+    x, g = (torch.randn(size.rows, size.width, device=chosen.device, dtype=chosen.dtype) for _ in range(2))
+    taken = torch.multinomial(torch.arange(1.0, size.experts + 1), size.rows, replacement=True)
+    ends = taken.bincount(minlength=size.experts).cumsum(0).to(chosen.device, torch.int32)
     return forward_and_backward(model, x, g, ends, call=torch.compile(model, dynamic=False) if compiles else None)
 
 

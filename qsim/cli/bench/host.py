@@ -9,21 +9,20 @@ in a warm call, without those inside the kernels' implementation.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import qsim
 from qsim import FivePoint, Quantizer, recipes
-from qsim.cli.bench import _running, _settings
-from qsim.cli.bench._launches import launches
-from qsim.cli.bench._steps import forward_and_backward
-from qsim.cli.bench._timing import Call, clock_of, duration, host_time
-from qsim.cli.bench._trace import calls_between_files
+from qsim.cli.bench._counting import calls_between_files, launches
+from qsim.cli.bench._measured import Measured
+from qsim.cli.bench._options import BenchOption, BenchSettings, among, machine, number_of, shared
+from qsim.cli.bench._timing import Call, duration, forward_and_backward, host_time
 from qsim.text.records import Values
 from qsim.text.tables import Quantity, Row
 
@@ -55,51 +54,6 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@dataclass(frozen=True)
-class HostSettings:
-    """The settings of the measurement.
-
-    Attributes:
-        device: The device.
-        dtype: The dtype of layers and tensors.
-        layers: The number of stacked layers.
-        compiled: Whether the stack is compiled with torch.compile.
-        repeats: The number of batches that are timed.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    layers: int
-    compiled: bool
-    repeats: int
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `qsim bench host`."""
-    parser.add_argument("--compile", action="store_true", help="also measure a stack of layers with torch.compile")
-    parser.add_argument("--layers", type=int, default=24, metavar="N", help="number of layers in that stack (default: %(default)s)")
-    parser.add_argument("--points", default=",".join(_points()), metavar="A,B", help="default: %(default)s")
-    parser.add_argument("--trace", action="store_true", help="count calls between files instead")
-    _running.add_options(parser, repeats=20)
-
-
-def main(args: argparse.Namespace) -> int:
-    """Run the measurement."""
-    device = _settings.device(args.device)
-    names = _settings.among(args.points, "--points", tuple(_points()))
-    for option, number in (("--layers", args.layers), ("--repeats", args.repeats)):
-        if number < 1:
-            raise ValueError(f"{option}: must be at least 1, got {number}")
-    if args.trace and args.compile:
-        raise ValueError("--trace: compiled code makes no calls; omit --compile or --trace")
-    points = {name: point for name, point in _points().items() if name in names}
-    work = HostSettings(device, torch.bfloat16 if device.type == "cuda" else torch.float32, 1, False, args.repeats)
-    rows = list(traced(work, points)) if args.trace else [*layer_calls(work, points), *small_calls(work)]
-    if args.compile:
-        rows += layer_calls(replace(work, layers=args.layers, compiled=True), points)
-    return _running.show(args, _settings.machine(device), TRACED if args.trace else TIMES, rows)
-
-
 def _points() -> dict[str, FivePoint]:
     """The points of the layers, by their names in the tables."""
     nearest, stochastic = Quantizer("e4m3"), Quantizer("e4m3", "stochastic")
@@ -110,15 +64,33 @@ def _points() -> dict[str, FivePoint]:
     return own | {name: recipes.resolve(name).points for name in ("fp8_hybrid", "mxfp4", "nvfp4")}
 
 
-def layer_calls(work: HostSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]:
-    """Layers compared with torch's own."""
-    clock, kind = clock_of(work.device), "compiled" if work.compiled else "layer"
-    native, _ = _step(work, None)
-    for name, chosen in points.items():
-        ours, first = _step(work, chosen)
-        theirs, seconds = host_time([native, ours], clock, work.repeats, BATCH[kind])
-        title = f"{work.layers} layers, compiled, {name}" if work.compiled else f"layer, {name}"
-        yield _row(title, theirs, seconds, ours, work) | {"first_seconds": first}
+OPTIONS = {
+    "compile": BenchOption("", "also measure a stack of layers with torch.compile"),
+    "layers": BenchOption("N", "number of layers in that stack", number_of("layers", 24), "24"),
+    "points": BenchOption("A,B", "", among(_points()), ",".join(_points())),
+    "trace": BenchOption("", "count calls between files instead"),
+    **shared(repeats="20"),
+}
+
+
+def measure(chosen: BenchSettings) -> Measured:
+    """Measure layers and calls, or count what they call."""
+    if chosen.trace and chosen.compile:
+        raise ValueError("--trace: compiled code makes no calls; omit --compile or --trace")
+    points = {name: point for name, point in _points().items() if name in chosen.points}
+    if chosen.trace:
+        return Measured(machine(chosen.device), {"": (TRACED, traced(chosen, points))})
+    stack = layer_calls(chosen, points, chosen.layers, compiled=True) if chosen.compile else ()
+    return Measured(machine(chosen.device), {"": (TIMES, chain(layer_calls(chosen, points), small_calls(chosen), stack))})
+
+
+def layer_calls(chosen: BenchSettings, points: Mapping[str, FivePoint], layers: int = 1, *, compiled: bool = False) -> Iterator[Row]:
+    """One layer, or a compiled stack of them, compared with torch's own."""
+    kind, of = ("compiled", f"{layers} layers, compiled") if compiled else ("layer", "layer")
+    native, _ = _step(chosen, None, layers, compiled=compiled)
+    for name, own in points.items():
+        ours, first = _step(chosen, own, layers, compiled=compiled)
+        yield _row(f"{of}, {name}", native, ours, chosen, BATCH[kind], first)
 
 
 def prepared_calls(x: Tensor) -> dict[str, Call]:
@@ -127,40 +99,36 @@ def prepared_calls(x: Tensor) -> dict[str, Call]:
     return {name: partial(call, codes if name.startswith("decode") else x) for name, call in CALLS.items()}
 
 
-def small_calls(work: HostSettings) -> Iterator[Row]:
+def small_calls(chosen: BenchSettings) -> Iterator[Row]:
     """Calls on a small tensor compared with `torch.mul`."""
-    x = torch.randn(ELEMENTS[work.device.type], device=work.device)
+    x = torch.randn(ELEMENTS[chosen.device.type], device=chosen.device)
     for name, ours in prepared_calls(x).items():
-        theirs, seconds = host_time([partial(torch.mul, x, x), ours], clock_of(work.device), work.repeats, BATCH["small"])
-        yield _row(name, theirs, seconds, ours, work) | {"first_seconds": None}
+        yield _row(name, partial(torch.mul, x, x), ours, chosen, BATCH["small"])
 
 
-def traced(work: HostSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]:
+def traced(chosen: BenchSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]:
     """Count the calls from one file into another."""
-    for name, chosen in points.items():
-        yield {"work": f"layer, {name}", "calls": calls_between_files(_step(work, chosen)[0])}
-    for name, call in prepared_calls(torch.randn(ELEMENTS[work.device.type], device=work.device)).items():
+    layers = {f"layer, {name}": _step(chosen, own)[0] for name, own in points.items()}
+    for name, call in {**layers, **prepared_calls(torch.randn(ELEMENTS[chosen.device.type], device=chosen.device))}.items():
         yield {"work": name, "calls": calls_between_files(call)}
 
 
-def _row(title: str, theirs: float, seconds: float, call: Call, work: HostSettings) -> Row:
-    count = launches(call) if work.device.type == "cuda" else None
+def _row(title: str, native: Call, ours: Call, chosen: BenchSettings, batch: int, first: float | None = None) -> Row:
+    theirs, seconds = host_time([native, ours], chosen.clock, chosen.repeats, batch)
     times = {"microseconds": seconds * 1e6, "their_microseconds": theirs * 1e6, "ratio": seconds / theirs}
-    return {"work": title, **times, "launches": count}
+    return {"work": title, **times, "launches": launches(ours) if chosen.is_cuda else None, "first_seconds": first}
 
 
-def _step(work: HostSettings, points: FivePoint | None) -> tuple[Call, float | None]:
+def _step(chosen: BenchSettings, points: FivePoint | None, layers: int = 1, *, compiled: bool = False) -> tuple[Call, float | None]:
     """A forward and backward pass with new gradients, and the duration of the first one if it compiles."""
-    size, device, dtype = (INPUTS, OUTPUTS, True), work.device, work.dtype
+    place: dict[str, Any] = {"device": chosen.device, "dtype": torch.bfloat16 if chosen.is_cuda else torch.float32}
     parts: list[nn.Module] = []
-    for i in range(work.layers):
-        layer = nn.Linear(*size, device, dtype) if points is None else qsim.nn.Linear(*size, device, dtype, points=points)
+    for i in range(layers):
+        layer = nn.Linear(INPUTS, OUTPUTS, **place) if points is None else qsim.nn.Linear(INPUTS, OUTPUTS, points=points, **place)
         parts += [nn.GELU(), layer] if i else [layer]
     torch.compiler.reset()
     model = nn.Sequential(*parts)
-    x, g = (torch.randn(TOKENS, width, device=device, dtype=dtype) for width in (INPUTS, OUTPUTS))
-    step = forward_and_backward(model, x, g, call=torch.compile(model) if work.compiled else None)
-    if not work.compiled:
-        step()
-        return step, None
-    return step, duration(step, clock_of(device))
+    x, g = (torch.randn(TOKENS, width, **place) for width in (INPUTS, OUTPUTS))
+    step = forward_and_backward(model, x, g, call=torch.compile(model) if compiled else None)
+    first = duration(step, chosen.clock)
+    return step, first if compiled else None

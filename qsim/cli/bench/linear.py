@@ -6,7 +6,6 @@ host's time.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,20 +13,15 @@ import torch
 from torch import nn
 
 import qsim
-from qsim.cli.bench import _conditions, _running, _settings
-from qsim.cli.bench._conditions import Conditions
-from qsim.cli.bench._steps import forward_and_backward, replay
-from qsim.cli.bench._timing import Call, clock_of, sustained
+from qsim import FivePoint
+from qsim.cli.bench._layers import layer_options, points_of
+from qsim.cli.bench._measured import TIMES, Measured, beside_torch
+from qsim.cli.bench._options import BenchOption, BenchSettings, sizes
+from qsim.cli.bench._timing import forward_and_backward, replay
 from qsim.text.records import Values
-from qsim.text.tables import Quantity, Row
+from qsim.text.tables import Row
 
-COLUMNS: Values = {
-    "tokens × in → out": "shape",
-    "how": "how",
-    "torch's ms": Quantity("their_milliseconds", 3),
-    "qsim ms": Quantity("milliseconds", 3),
-    "ratio": Quantity("ratio", 2),
-}
+COLUMNS: Values = {"tokens × in → out": "shape", "how": "how", **TIMES}
 
 
 @dataclass(frozen=True)
@@ -42,36 +36,26 @@ class LayerShape:
         return f"{self.tokens} × {self.inputs} → {self.outputs}"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `qsim bench linear`."""
-    shapes = "16384x4096x4096,16384x1024x4096,4096x768x3072"
-    parser.add_argument("--shapes", metavar="TOKENSxINxOUT,…", help=f"default: {shapes}; on the CPU 1024x256x256")
-    parser.add_argument("--no-bias", action="store_true", help="layers without a bias")
-    _conditions.add_arguments(parser, seconds=0.3)
-    parser.set_defaults(default_shapes=shapes)
+_SHAPES = "16384x4096x4096,16384x1024x4096,4096x768x3072", "1024x256x256"
+OPTIONS = {
+    "shapes": BenchOption("TOKENSxINxOUT,…", "", sizes(LayerShape, "16384x4096x4096, for tokens, inputs and outputs"), _SHAPES),
+    "no_bias": BenchOption("", "layers without a bias"),
+    **layer_options(seconds="0.3"),
+}
 
 
-def main(args: argparse.Namespace) -> int:
-    """Run the measurement."""
-    conditions = _conditions.chosen(args)
-    given = args.shapes or (args.default_shapes if conditions.is_cuda else "1024x256x256")
-    shapes = _settings.sizes(given, "--shapes", LayerShape, "16384x4096x4096, for tokens, inputs and outputs")
-    rows = (row for shape in shapes for row in measure(shape, conditions, not args.no_bias))
-    return _running.show(args, conditions.heading(), COLUMNS, rows)
+def measure(chosen: BenchSettings) -> Measured:
+    """Measure every shape, called and replayed, against torch's own layer."""
+    points = points_of(chosen)
+    return Measured(chosen.heading(points), {"": (COLUMNS, (row for shape in chosen.shapes for row in _rows(shape, points, chosen)))})
 
 
-def measure(shape: LayerShape, conditions: Conditions, bias: bool) -> Iterator[Row]:
-    """Measure one shape, called and replayed, against torch's own layer."""
-    place = (bias, conditions.device, conditions.dtype)
+def _rows(shape: LayerShape, points: FivePoint, chosen: BenchSettings) -> Iterator[Row]:
+    place = (not chosen.no_bias, chosen.device, chosen.dtype)
     native = nn.Linear(shape.inputs, shape.outputs, *place)
-    ours = qsim.nn.Linear(shape.inputs, shape.outputs, *place, points=conditions.points)
-    x, g = (torch.randn(shape.tokens, width, device=conditions.device, dtype=conditions.dtype) for width in (shape.inputs, shape.outputs))
+    ours = qsim.nn.Linear(shape.inputs, shape.outputs, *place, points=points)
+    x, g = (torch.randn(shape.tokens, width, device=chosen.device, dtype=chosen.dtype) for width in (shape.inputs, shape.outputs))
     steps = [forward_and_backward(layer, x, g) for layer in (native, ours)]
-    yield _row(shape, "eager", steps, conditions)
-    if conditions.is_cuda:
-        yield _row(shape, "CUDA graph", [replay(step) for step in steps], conditions)
-
-
-def _row(shape: LayerShape, how: str, steps: list[Call], conditions: Conditions) -> Row:
-    theirs, ours = sustained(steps, clock_of(conditions.device), conditions.seconds)
-    return {"shape": str(shape), "how": how, "their_milliseconds": theirs * 1e3, "milliseconds": ours * 1e3, "ratio": ours / theirs}
+    yield {"shape": str(shape), "how": "eager", **beside_torch(steps, chosen)}
+    if chosen.is_cuda:
+        yield {"shape": str(shape), "how": "CUDA graph", **beside_torch([replay(step) for step in steps], chosen)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from qsim import accumulators
 from qsim.accumulators import Aligned, Promoted
 from qsim.studies.accumulator.dot_products import EXACT, MEAN_ONE, NORMAL, POSITIVE, WANG, errors
 from qsim.studies.choices import choice, require
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.study import Run, TrialStudy
 
 #: The kinds of runs.
 SUMS, TRAINING = "sums", "training"
@@ -47,25 +47,7 @@ class Settings:
     seeds: int = choice(6, "number of seeds of the training")
 
 
-@dataclass(frozen=True)
-class Run:
-    """Sums of one kind of operands, or one GPT that is trained; fields that do not apply are zero or empty."""
-
-    what: str
-    operands: str
-    accumulate: str
-    lengths: tuple[int, ...]
-    layers: int
-    width: int
-    heads: int
-    context: int
-    batch: int
-    steps: int
-    rate: float
-    seed: int
-
-
-class AccumulatorStudy(WrittenStudy[Settings, Run]):
+class AccumulatorStudy(TrialStudy[Settings]):
     """Measure sums of E4M3 products in every named unit and in 16-bit sums, and train a GPT in FP8 with them."""
 
     name = "accumulator"
@@ -75,34 +57,44 @@ class AccumulatorStudy(WrittenStudy[Settings, Run]):
         "Numbers, 2018; Sun et al., Hybrid 8-bit Floating Point Training and Inference, 2019"
     )
     settings = Settings
-    run = Run
+    shared = ("layers", "width", "heads", "context", "batch", "steps", "rate")
 
-    def quick(self) -> Settings:
-        """One more unit, short sums, few steps."""
-        return Settings(units=("h100_bf16",), lengths=(128, 1024), repeats=2, width=16, context=16, batch=4, steps=2, seeds=2)
+    #: One more unit, short sums, few steps.
+    quick_form = Settings(units=("h100_bf16",), lengths=(128, 1024), repeats=2, width=16, context=16, batch=4, steps=2, seeds=2)
 
-    def full(self) -> Settings:
-        """A larger GPT with sums of 8192 products, for a GPU.
+    #: A larger GPT with sums of 8192 products, for a GPU.
+    #: After more steps, runs with the same seed differ by more than the quarter of a percent that is to be found.
+    full_form = Settings(layers=4, width=128, heads=4, context=256, batch=32, steps=100, rate=2e-3, seeds=6)
 
-        After more steps, runs with the same seed differ by more than the quarter of a percent that is to be found.
-        """
-        return Settings(layers=4, width=128, heads=4, context=256, batch=32, steps=100, rate=2e-3, seeds=6)
+    def check(self, settings: Settings) -> None:
+        """Lengths in order, units that exist, and enough seeds."""
+        rise = len(settings.lengths) > 1 and list(settings.lengths) == sorted(set(settings.lengths)) and settings.lengths[0] > 0
+        require(settings, "lengths", rise, "be at least two, from few to many")
+        require(settings, "heads", settings.heads > 0 and settings.width % settings.heads == 0, f"divide the width of {settings.width}")
+        for name in settings.units:
+            accumulators.resolve(name)
+        for name in ("repeats", "seeds"):
+            require(settings, name, getattr(settings, name) >= 2, "be at least 2, for an interval")
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
         """Sums of every unit for each kind of operands, and a GPT for each accumulator of the papers."""
-        _check(settings)
         narrow, every = (NARROW, WANG), (EXACT, *adders(settings))
-        kinds = ((NORMAL, every), (POSITIVE, every), (MEAN_ONE, narrow))
-        found = [sums_of(settings, kind, name, seed) for seed in range(settings.repeats) for kind, names in kinds for name in names]
-        found += [training_of(settings, name, seed) for seed in range(settings.seeds) for name in (SINGLE, UNROUNDED, *TRAINED)]
-        return found
+        untrained = {**dict.fromkeys(self.shared, 0), "rate": 0.0, "lengths": tuple(settings.lengths)}
+        for kind, names in ((NORMAL, every), (POSITIVE, every), (MEAN_ONE, narrow)) if seed < settings.repeats else ():
+            yield from ({"what": SUMS, "operands": kind, "accumulate": name, **untrained} for name in names)
+        for name in (SINGLE, UNROUNDED, *TRAINED) if seed < settings.seeds else ():
+            yield {"what": TRAINING, "operands": settings.data, "accumulate": name, "lengths": ()}
+
+    def seeds(self, settings: Settings) -> range:
+        """The seeds of sums and of the training."""
+        return range(max(settings.repeats, settings.seeds))
 
     def work(self, run: Run) -> float:
         """Return a cost proportional to products; emulated ones take longer."""
         if run.what == SUMS:
             return float(sum(run.lengths)) * 1024
         products = 36 * run.layers * run.width**2 * run.context * run.batch * run.steps
-        return products * (0.02 if run.accumulate in (SINGLE, UNROUNDED) else 1.0) + 1e6
+        return float(products * (0.02 if run.accumulate in (SINGLE, UNROUNDED) else 1.0) + 1e6)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Errors of sums, or the loss on held-out text and errors of gradients."""
@@ -116,23 +108,3 @@ class AccumulatorStudy(WrittenStudy[Settings, Run]):
 def adders(settings: Settings) -> list[str]:
     """The accumulators whose sums of E4M3 products are measured, each once."""
     return list(dict.fromkeys((CHAIN, PROMOTED, *settings.units, NARROW, CHUNKED, WANG)))
-
-
-def sums_of(settings: Settings, operands: str, accumulate: str, seed: int) -> Run:
-    """The run that measures sums."""
-    return Run(SUMS, operands, accumulate, tuple(settings.lengths), 0, 0, 0, 0, 0, 0, 0.0, seed)
-
-
-def training_of(settings: Settings, accumulate: str, seed: int) -> Run:
-    """The run that trains a GPT."""
-    return run_of(Run, settings, what=TRAINING, operands=settings.data, accumulate=accumulate, lengths=(), seed=seed)
-
-
-def _check(settings: Settings) -> None:
-    rise = len(settings.lengths) > 1 and list(settings.lengths) == sorted(set(settings.lengths)) and settings.lengths[0] > 0
-    require(settings, "lengths", rise, "be at least two, from few to many")
-    require(settings, "heads", settings.heads > 0 and settings.width % settings.heads == 0, f"divide the width of {settings.width}")
-    for name in settings.units:
-        accumulators.resolve(name)
-    for name in ("repeats", "seeds"):
-        require(settings, name, getattr(settings, name) >= 2, "be at least 2, for an interval")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,7 @@ from qsim.studies.accumulator import SINGLE, TRAINED, UNROUNDED
 from qsim.studies.learners.gpt import GPT, GPTSize, language_loss
 from qsim.studies.learners.gpt_training import SINGLE as FLOAT32, GPTTraining, adamw, train_gpt, validation_loss
 from qsim.studies.learners.text import VOCABULARY, text
-
-if TYPE_CHECKING:
-    from qsim.studies.accumulator import Run
+from qsim.studies.study import Run
 
 #: The largest norm of all gradients, and the number of held-out sequences.
 _CLIP, _VALIDATION = 1.0, 64

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
+from itertools import pairwise, product
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,7 +15,7 @@ from qsim.studies.choices import choice, require, require_among, require_increas
 from qsim.studies.learners import nets
 from qsim.studies.learners.examples import MODELS, OWN, predictions
 from qsim.studies.learners.training import Training
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.study import Run, TrialStudy
 
 FULL = "fp32"
 PLAIN, IN_RANGE = "none", "in range"
@@ -59,65 +59,44 @@ class Settings:
         return self.steps if design == STEPS else max(1, round(self.steps * self.middle / batch))
 
 
-@dataclass(frozen=True)
-class Run:
-    """One net: trained if `like` is empty; otherwise the factor by which its gradients vary more than in the format `like` is measured."""
-
-    data: str
-    like: str
-    format: str
-    rounding: str
-    batch: int
-    micro_batches: int
-    loss_scale: str
-    steps: int
-    rate: float
-    seed: int
-    # Last, with defaults, because results of earlier versions do not have them.
-    model: str = OWN
-    looks: int = 10
-    weights: str = FULL
-
-    @property
-    def points(self) -> FivePoint | None:
-        """The points of every layer: the backward pass rounds, and if weights are rounded, both passes do."""
-        return None if self.format == FULL else _backward(self.format, self.rounding, self.weights)
-
-    @property
-    def training(self) -> Training:
-        """Steps, batch and loss scale."""
-        if self.loss_scale == PLAIN:
-            return Training(self.steps, self.batch, self.micro_batches, 1.0)
-        # The loss of each prediction has the same factor, whatever the batch and its parts.
-        scale = nets.in_range(self.format, self.model) * self.batch * predictions(self.model)
-        return Training(self.steps, self.batch, self.micro_batches, scale)
-
-
 def _backward(format: str, rounding: str, weights: str = FULL) -> FivePoint:
     """Points that round inputs and gradients in the backward pass, as in Figure 3 of the paper, and weights if they have a format."""
     rounds = Quantizer(format, rounding)
     return FivePoint(act_bwd=rounds, grad=rounds, weight=None if weights == FULL else weights)
 
 
-class BatchSizeStudy(WrittenStudy[Settings, Run]):
+def points_of(run: Run) -> FivePoint | None:
+    """The points of every layer: the backward pass rounds, and if weights are rounded, both passes do."""
+    return None if run.format == FULL else _backward(run.format, run.rounding, run.weights)
+
+
+def training_of(run: Run) -> Training:
+    """Steps, batch and loss scale of a run."""
+    if run.loss_scale == PLAIN:
+        return Training(run.steps, run.batch, run.micro_batches, 1.0)
+    # The loss of each prediction has the same factor, whatever the batch and its parts.
+    scale = nets.in_range(run.format, run.model) * run.batch * predictions(run.model)
+    return Training(run.steps, run.batch, run.micro_batches, scale)
+
+
+class BatchSizeStudy(TrialStudy[Settings]):
     """Train a net at several batch sizes with a low-precision backward pass."""
 
     name = "batch-size"
     question = "Does a larger batch buy back bits of precision?"
     source = f"{_PAPER}, Figures 1, 5 and 6, Tables 1 to 3"
     settings = Settings
-    run = Run
+    shared = ("data", "model", "steps", "rate", "looks", "weights")
+    added: ClassVar[dict[str, Any]] = {"model": OWN, "looks": 10, "weights": FULL}
 
-    def quick(self) -> Settings:
-        """Two batch sizes, few steps."""
-        return Settings(batches=(16, 128), designs=(STEPS,), steps=50, seeds=2)
+    #: Two batch sizes, few steps.
+    quick_form = Settings(batches=(16, 128), designs=(STEPS,), steps=50, seeds=2)
 
-    def full(self) -> Settings:
-        """Return the settings for a GPU: five batch sizes."""
-        return Settings(formats=("e4m0", "e4m1", "e4m2"), batches=(8, 32, 128, 512, 2048), steps=1000, seeds=5)
+    #: For a GPU: five batch sizes.
+    full_form = Settings(formats=("e4m0", "e4m1", "e4m2"), batches=(8, 32, 128, 512, 2048), steps=1000, seeds=5)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every format, rounding and batch size, with and without a loss scale; full precision once; and the factor for each bit."""
+    def check(self, settings: Settings) -> None:
+        """Both roundings, and formats and batch sizes in order."""
         require(settings, "roundings", {"stochastic", "nearest"} <= set(settings.roundings), "contain stochastic and nearest")
         require(settings, "model", settings.model in MODELS, f"be one of {', '.join(MODELS)}")
         require_increasing(settings, "batches")
@@ -127,55 +106,46 @@ class BatchSizeStudy(WrittenStudy[Settings, Run]):
         require_among(settings, "designs", DESIGNS)
         require_among(settings, "scales", [*SCALES])
         qsim.format(settings.weights)
-        found = [run for seed in range(settings.seeds) for run in _runs(settings, seed)]
+
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Every format, rounding and batch size, with and without a loss scale; full precision once; and the factor for each bit."""
+        rounded = list(product(settings.formats, settings.roundings, settings.scales))
         # Both designs share the middle batch size.
-        return list(dict.fromkeys(found))
+        for design, batch in product(settings.designs, settings.batches):
+            for name, rounding, scale in ((FULL, "nearest", PLAIN), *rounded):
+                yield trained(settings, name, rounding, batch, scale, design)
+        if settings.micro_batches > 1:
+            most, design = settings.batches[-1], settings.designs[0]
+            yield trained(settings, settings.formats[0], "stochastic", most, IN_RANGE, design, settings.micro_batches)
+        common = {"rounding": "stochastic", "batch": settings.middle, "micro_batches": 1, "looks": 10, "weights": FULL}
+        for (few, fine), scale in product(pairwise(settings.formats), settings.scales):
+            yield {**common, "like": fine, "format": few, "loss_scale": scale}
 
     def work(self, run: Run) -> float:
         """A constant per step, plus a term per image."""
         if run.like:
-            return (_BATCHES * (2 * _DRAWS + 1) + run.steps / 10) * (100 + run.batch) * 2
-        return run.steps * (run.micro_batches * 100 + run.batch) * (1 if run.format == FULL else 2)
+            return float((_BATCHES * (2 * _DRAWS + 1) + run.steps / 10) * (100 + run.batch) * 2)
+        return float(run.steps * (run.micro_batches * 100 + run.batch) * (1 if run.format == FULL else 2))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train and test the net, or measure the factor."""
         if run.like:
             return _factor(run, device)
-        return nets.outcome(run.data, run.points, run.training, run.rate, run.seed, device, model=run.model, looks=run.looks)
+        return nets.outcome(run, points_of(run), device, training_of(run))
 
 
-def trained(settings: Settings, format: str, rounding: str, batch: int, scale: str, design: str, seed: int, micro_batches: int = 1) -> Run:
-    """The run of a net that is trained. Full precision is the same with every rounding and loss scale."""
+def trained(settings: Settings, format: str, rounding: str, batch: int, scale: str, design: str, micro_batches: int = 1) -> dict[str, Any]:
+    """The values of runs that train a net. Full precision is the same with every rounding and loss scale."""
     if format == FULL:
         rounding, scale = "nearest", PLAIN
-    weights = FULL if format == FULL else settings.weights
-    way = {"like": "", "format": format, "rounding": rounding, "batch": batch, "loss_scale": scale, "micro_batches": micro_batches}
-    return run_of(Run, settings, **way, weights=weights, steps=settings.updates(design, batch), seed=seed)
-
-
-def _runs(settings: Settings, seed: int) -> list[Run]:
-    ways = [(FULL, "nearest", PLAIN)]
-    ways += [(name, rounding, scale) for name in settings.formats for rounding in settings.roundings for scale in settings.scales]
-    found = [
-        trained(settings, name, rounding, batch, scale, design, seed)
-        for design in settings.designs
-        for batch in settings.batches
-        for name, rounding, scale in ways
-    ]
-    if settings.micro_batches > 1:
-        most, design = settings.batches[-1], settings.designs[0]
-        found.append(trained(settings, settings.formats[0], "stochastic", most, IN_RANGE, design, seed, settings.micro_batches))
-    shared = {"rounding": "stochastic", "batch": settings.middle, "micro_batches": 1, "looks": 10, "weights": FULL, "seed": seed}
-    return found + [
-        run_of(Run, settings, like=fine, format=few, loss_scale=scale, **shared)
-        for few, fine in pairwise(settings.formats)
-        for scale in settings.scales
-    ]
+    weights, steps = FULL if format == FULL else settings.weights, settings.updates(design, batch)
+    way = {"format": format, "rounding": rounding, "batch": batch, "micro_batches": micro_batches, "loss_scale": scale}
+    return {"like": "", **way, "weights": weights, "steps": steps}
 
 
 def _factor(run: Run, device: torch.device) -> dict[str, Any]:
     """The factor by which the batch must grow, from the variances of a net's gradients after a tenth of its training."""
-    how = replace(run.training, steps=run.steps // 10)
+    how = replace(training_of(run), steps=run.steps // 10)
     points, like = (_backward(name, run.rounding) for name in (run.format, run.like))
-    factor = nets.batch_factor(run.data, points, like, how, run.rate, run.seed, device, model=run.model, batches=_BATCHES, draws=_DRAWS)
+    factor = nets.batch_factor(run, points, like, how, device, batches=_BATCHES, draws=_DRAWS)
     return {"factor": float(factor.value), "low": float(factor.low), "high": float(factor.high)}

@@ -2,63 +2,54 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 
-from qsim.studies.batch_size import FULL, IMAGES, PLAIN, SCALES, STEPS, Run, Settings, trained
-from qsim.studies.findings import Findings
+from qsim.studies.batch_size import FULL, IMAGES, PLAIN, SCALES, STEPS, Settings, trained
+from qsim.studies.findings import Findings, Values
 from qsim.studies.learners import nets
 from qsim.studies.learners.examples import unit
-from qsim.studies.report import Asked
-from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, difference, exponential, mean
+from qsim.studies.statistics import Interval, above, difference, geometric, mean
 
 #: A training loss below this, in nats, is near zero: close to a stationary point.
 NEAR_ZERO = 0.1
 
 
-class BatchFindings(Findings[Settings, Run]):
+class BatchFindings(Findings[Settings]):
     """The results of a study, grouped by format, rounding, batch, loss scale and design."""
 
-    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        super().__init__(study, settings, results)
-        self.coarse, self.fine = settings.formats[0], settings.formats[-1]
-        self.least, self.most = settings.batches[0], settings.batches[-1]
+    def begin(self) -> None:
+        """Name the ends of the grid, the examples, and the designs."""
+        chosen = self.settings
+        self.coarse, self.fine = chosen.formats[0], chosen.formats[-1]
+        self.least, self.most = chosen.batches[0], chosen.batches[-1]
         #: The word for examples, and for the designs in which all batch sizes have equally many.
-        self.unit = unit(settings.model)
+        self.unit = unit(chosen.model)
         self.one = self.unit[:-1]
-        self.scale = nets.in_range(FULL, settings.model)
+        self.scale = nets.in_range(FULL, chosen.model)
         self.equal = {STEPS: "equal steps", IMAGES: f"equal {self.unit}"}
-        self.doubles = [batch for batch in settings.batches if 2 * batch in settings.batches]
-        self.middle, self.design = settings.middle, settings.designs[0]
+        self.doubles = [batch for batch in chosen.batches if 2 * batch in chosen.batches]
+        self.middle, self.design = chosen.middle, chosen.designs[0]
         self.span = f"{self.coarse}, {self.least} to {self.most} {self.unit}"
 
     def how(self, design: str, scale: str) -> str:
         """A design and a loss scale in words."""
         return f"{self.equal[design]}, {SCALES[scale]}"
 
-    def seeds(
-        self, what: str, format: str, rounding: str, batch: int, scale: str, design: str = "", *, micro_batches: int = 1
-    ) -> list[float]:
+    def seeds(self, what: str, format: str, rounding: str, batch: int, scale: str, design: str = "", *, micro_batches: int = 1) -> Values:
         """One value for each seed; without a design, of the first."""
-        ways = (format, rounding, batch, scale, design or self.design)
-        found = [self._of[trained(self.settings, *ways, seed, micro_batches)].values for seed in range(self.settings.seeds)]
+        found = self.seeded(**trained(self.settings, format, rounding, batch, scale, design or self.design, micro_batches))
         # Results of earlier versions, which all have ten classes, lack the accuracy of guessing.
-        return [float(values.get("guessing", 0.1) if what == "guessing" else values[what]) for values in found]
+        lacking = {"guessing": 0.1}.get(what)
+        return np.array([result[what] if lacking is None else result.values.get(what, lacking) for result in found])
 
     def factor(self, coarse: str, fine: str, scale: str) -> Interval:
         """Return the factor by which the batch must grow for gradients in the coarser format to vary as little, over seeds."""
-        found = [
-            result for result in self._of.values() if (result.run.like, result.run.format, result.run.loss_scale) == (fine, coarse, scale)
-        ]
-        return exponential(mean([math.log(result["factor"]) for result in found]))
+        return geometric(self.over_seeds("factor", like=fine, format=coarse, loss_scale=scale))
 
-    def gain(self, format: str, rounding: str, scale: str, design: str) -> list[float]:
+    def gain(self, format: str, rounding: str, scale: str, design: str) -> Values:
         """The accuracy with the largest batch minus that with the smallest, for each seed."""
         most, least = (self.seeds("accuracy", format, rounding, batch, scale, design) for batch in (self.most, self.least))
-        return [a - b for a, b in zip(most, least, strict=True)]
+        return most - least
 
     def beyond(self, rounding: str, scale: str, design: str, *, format: str = "") -> Interval:
         """By how much more accuracy a format, the coarsest if none is named, gains from the largest batch than full precision does."""
@@ -67,37 +58,35 @@ class BatchFindings(Findings[Settings, Run]):
     def doubled(self, coarse: str, fine: str, scale: str, design: str) -> Interval:
         """The accuracy in the coarser format with twice the batch minus that in the finer one, over the batches that have a double."""
         twice, once = (
-            np.mean([self.seeds("accuracy", name, "stochastic", factor * batch, scale, design) for batch in self.doubles], 0).tolist()
+            np.mean([self.seeds("accuracy", name, "stochastic", factor * batch, scale, design) for batch in self.doubles], 0)
             for name, factor in ((coarse, 2), (fine, 1))
         )
         return difference(twice, once)
 
-    def excess(self, format: str, rounding: str, batch: int, scale: str, design: str) -> list[float]:
+    def excess(self, format: str, rounding: str, batch: int, scale: str, design: str) -> Values:
         """The logarithm of the squared norm of the true gradient relative to that in full precision, for each seed."""
-        own, full = (np.log(self.seeds("squared_gradient", name, rounding, batch, scale, design)) for name in (format, FULL))
-        return [float(a - b) for a, b in zip(own, full, strict=True)]
+        own, full = (self.seeds("squared_gradient", name, rounding, batch, scale, design) for name in (format, FULL))
+        return np.log(own) - np.log(full)
 
     def slope(self, rounding: str, scale: str, design: str, *, relative: bool = True) -> Interval:
         """The factor of the norm, relative to full precision or not, for every doubling of the batch: least squares for each seed."""
         ways = [(self.coarse, rounding, batch, scale, design) for batch in self.settings.batches]
-        found = [self.excess(*way) if relative else np.log(self.seeds("squared_gradient", *way)).tolist() for way in ways]
-        slopes = np.polyfit(np.log2(self.settings.batches), found, 1)[0]
-        return mean(slopes.tolist())
+        found = [self.excess(*way) if relative else np.log(self.seeds("squared_gradient", *way)) for way in ways]
+        return mean(np.polyfit(np.log2(self.settings.batches), found, 1)[0])
 
     def converges(self, design: str) -> bool:
         """Whether the norm shows convergence: in full precision, training loss is near zero, or the norm follows the test loss."""
         batches = self.settings.batches
-        first = self._of[trained(self.settings, FULL, "nearest", batches[0], PLAIN, design, 0)]
+
+        def full(what: str) -> list[Values]:
+            return [self.seeds(what, FULL, "nearest", batch, PLAIN, design) for batch in batches]
+
         # Results of earlier versions lack the training loss.
-        if "training_loss" in first.values and all(
-            mean(self.seeds("training_loss", FULL, "nearest", batch, PLAIN, design)).value < NEAR_ZERO for batch in batches
-        ):
+        first = self.seeded(**trained(self.settings, FULL, "nearest", batches[0], PLAIN, design))[0]
+        if "training_loss" in first.values and all(losses.mean() < NEAR_ZERO for losses in full("training_loss")):
             return True
-        full = {
-            what: [self.seeds(what, FULL, "nearest", batch, PLAIN, design) for batch in batches] for what in ("squared_gradient", "loss")
-        }
-        directions = {above(mean(np.polyfit(np.log2(batches), np.log(values), 1)[0].tolist())) for values in full.values()}
-        return directions in ({True}, {False})
+        slopes = [np.polyfit(np.log2(batches), np.log(full(what)), 1)[0] for what in ("squared_gradient", "loss")]
+        return {above(mean(slope)) for slope in slopes} in ({True}, {False})
 
     def ahead(self, scale: str) -> Interval:
         """The accuracy of stochastic rounding minus that of nearest, in the coarsest format with the largest batch."""
@@ -107,10 +96,10 @@ class BatchFindings(Findings[Settings, Run]):
         """The share that nearest learns in the coarsest format with the largest batch."""
         return mean(self.shares("nearest", self.most, scale))
 
-    def shares(self, rounding: str, batch: int, scale: str, design: str = "") -> list[float]:
+    def shares(self, rounding: str, batch: int, scale: str, design: str = "") -> Values:
         """The accuracy in the coarsest format for each seed: 0 is guessing, 1 is full precision with the same batch."""
         own, full, guess = (
             self.seeds(what, name, rounding, batch, scale, design)
             for what, name in (("accuracy", self.coarse), ("accuracy", FULL), ("guessing", FULL))
         )
-        return [(a - c) / (b - c) for a, b, c in zip(own, full, guess, strict=True)]
+        return (own - guess) / (full - guess)

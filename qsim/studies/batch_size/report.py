@@ -98,7 +98,7 @@ class Written(BatchFindings):
         return drawn
 
     def _error(self, format: str, rounding: str, batch: int, scale: str, design: str) -> Interval:
-        return proportion([1 - value for value in self.seeds("accuracy", format, rounding, batch, scale, design)]) * 100
+        return proportion(1 - self.seeds("accuracy", format, rounding, batch, scale, design)) * 100
 
     def _excess(self, format: str, rounding: str, batch: int, scale: str, design: str) -> Interval:
         return exponential(mean(self.excess(format, rounding, batch, scale, design)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
+from itertools import pairwise, product
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from qsim.studies.learners.examples import OWN
 from qsim.studies.learners.images import DIGITS, RESIDUAL, Images, images
 from qsim.studies.learners.training import accuracy, full_precision, mean_loss
 from qsim.studies.stagnation.least_squares import weight_dtype
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.study import Run, TrialStudy
 
 FULL = "fp32"
 NEAREST, STOCHASTIC, KAHAN = "nearest", "stochastic", "kahan"
@@ -54,64 +54,42 @@ class Settings:
     seeds: int = choice(6, "number of seeds")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One net that is trained. Its last `kahan_layers` layers have Kahan updates, whatever `update` says."""
-
-    data: str
-    format: str
-    update: str
-    kahan_layers: int
-    rate: float
-    momentum: float
-    steps: int
-    batch: int
-    looks: int
-    seed: int
-    # Last, with defaults, because results of earlier versions do not have them.
-    unit: str = ""
-    model: str = OWN
-    arithmetic: str = "float32"
-    decay: float = 0.0
-    curve: int = 0
-
-
-class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
+class CancelledUpdatesStudy(TrialStudy[Settings]):
     """Train a net whose weights are rounded after each update, and count the updates that are lost."""
 
     name = "cancelled-updates"
     question = "How many weight updates does rounding cancel, and what restores them?"
     source = "Zamirai et al., Revisiting BFloat16 Training, Section 4, Figure 5, Appendix D.3"
     settings = Settings
-    run = Run
+    shared = ("data", "model", "arithmetic", "rate", "momentum", "decay", "steps", "batch", "looks", "curve")
+    # Results of earlier versions do not have these.
+    added: ClassVar[dict[str, Any]] = {"unit": "", "model": OWN, "arithmetic": "float32", "decay": 0.0, "curve": 0}
 
-    def quick(self) -> Settings:
-        """Two formats, few steps."""
-        return Settings(formats=("bf16", "e5m3"), rate=0.1, steps=60, looks=12, seeds=1)
+    #: Two formats, few steps.
+    quick_form = Settings(formats=("bf16", "e5m3"), rate=0.1, steps=60, looks=12, seeds=1)
 
-    def full(self) -> Settings:
-        """More steps and seeds."""
-        return Settings(steps=3000, looks=60, seeds=5)
+    #: More steps and seeds.
+    full_form = Settings(steps=3000, looks=60, seeds=5)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every format and update; full precision, also in units; and in one format all mixtures of stochastic and Kahan updates."""
+    def check(self, settings: Settings) -> None:
+        """Updates, formats and a model that fit one another."""
         require(settings, "mixed", settings.mixed in settings.formats, f"be one of the formats {', '.join(settings.formats)}")
         require(settings, "model", settings.model in (OWN, *RESIDUAL), f"be one of {', '.join((OWN, *RESIDUAL))}")
         require_among(settings, "updates", [*UPDATES])
         require(settings, "updates", settings.updates[:3] == (NEAREST, STOCHASTIC, KAHAN), "begin with nearest, stochastic, kahan")
         enough = 4 <= settings.looks <= settings.steps
         require(settings, "looks", enough, f"be at least 4, one per quarter, and at most the {settings.steps} steps")
+
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Every format and update; full precision, also in units; and in one format all mixtures of stochastic and Kahan updates."""
         layers = len(layers_of(net(images(settings.data, torch.device("cpu"))))) if settings.model == OWN else 1
-        found = []
-        for seed in range(settings.seeds):
-            found += [made(settings, FULL, NEAREST, 0, seed, unit) for unit in ("", *settings.units)]
-            found += [made(settings, name, update, 0, seed) for name in settings.formats for update in settings.updates]
-            found += [made(settings, settings.mixed, STOCHASTIC, count, seed) for count in range(1, layers)]
-        return found
+        yield from (way(FULL, NEAREST, unit=unit) for unit in ("", *settings.units))
+        yield from (way(name, update) for name, update in product(settings.formats, settings.updates))
+        yield from (way(settings.mixed, STOCHASTIC, count) for count in range(1, layers))
 
     def work(self, run: Run) -> float:
         """A step takes about the same time whatever is rounded."""
-        return run.steps * (1000 + run.batch)
+        return float(run.steps * (1000 + run.batch))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train and count."""
@@ -132,9 +110,9 @@ class CancelledUpdatesStudy(WrittenStudy[Settings, Run]):
         return {"accuracy": told, "loss": loss, "counts": totals, "memory": _memory(optimizer), **({"curve": curve} if run.curve else {})}
 
 
-def made(settings: Settings, format: str, update: str, kahan_layers: int, seed: int, unit: str = "") -> Run:
-    """The run of a net with these settings."""
-    return run_of(Run, settings, format=format, update=update, kahan_layers=kahan_layers, seed=seed, unit=unit)
+def way(format: str, update: str, kahan_layers: int = 0, unit: str = "") -> dict[str, Any]:
+    """The values of runs of a net whose last layers have Kahan updates, whatever the update of the others."""
+    return {"format": format, "update": update, "kahan_layers": kahan_layers, "unit": unit}
 
 
 def net(found: Images) -> nn.Module:

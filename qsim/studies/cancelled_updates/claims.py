@@ -42,14 +42,14 @@ def _late(found: UpdateFindings) -> Claim:
 
 
 def _coarser(found: UpdateFindings) -> Claim:
-    shares = {name: found.shares(name, NEAREST).mean(1).tolist() for name in found.settings.formats}
+    shares = {name: found.shares(name, NEAREST).mean(1) for name in found.settings.formats}
     steps = [difference(shares[coarse], shares[fine]) for fine, coarse in pairwise(shares)]
     shown = "; ".join(f"{name} {np.mean(share):.1%}" for name, share in shares.items())
     return found.claim("coarser", both(*map(above, steps)), shares=shown, detects=100 * max(step.detects for step in steps))
 
 
 def _carried(found: UpdateFindings) -> Claim:
-    nearest, kahan = (found.shares(found.settings.mixed, update, lost=True).mean(1).tolist() for update in (NEAREST, KAHAN))
+    nearest, kahan = (found.shares(found.settings.mixed, update, lost=True).mean(1) for update in (NEAREST, KAHAN))
     fewer = difference(nearest, kahan)
     return found.claim("carried", above(fewer), fewer=fewer, kahan=np.mean(kahan), nearest=np.mean(nearest))
 
@@ -59,13 +59,13 @@ def _lost(found: UpdateFindings, name: str) -> Interval:
 
 
 def _behind(found: UpdateFindings, name: str, update: str) -> Interval:
-    return difference(*(np.log(found.of("loss", *which)).tolist() for which in ((name, update), (FULL, NEAREST))))
+    return difference(np.log(found.of("loss", name, update)), np.log(found.of("loss", FULL, NEAREST)))
 
 
 def _grows(found: UpdateFindings) -> Claim:
     nearest, full = (np.log(found.curve(name, NEAREST)[:, :, 1]) for name in (found.settings.mixed, FULL))
     quarter = nearest.shape[1] // 4
-    early, late = ((nearest - full)[:, part].mean(1).tolist() for part in (slice(quarter), slice(-quarter, None)))
+    early, late = ((nearest - full)[:, part].mean(1) for part in (slice(quarter), slice(-quarter, None)))
     growth = difference(late, early)
     return found.claim("grows", above(growth), early=exponential(mean(early)), late=exponential(mean(late)), growth=exponential(growth))
 

@@ -72,12 +72,8 @@ class Written(UpdateFindings):
 
     def _mixture(self, kahan_layers: int) -> list[str]:
         accuracy, loss = (self.of(what, self.settings.mixed, STOCHASTIC, kahan_layers) for what in ("accuracy", "loss"))
-        return [
-            str(kahan_layers) if kahan_layers < self.layers else "all",
-            f"{self.memory(kahan_layers):.2f}",
-            f"{proportion(accuracy):.1%}",
-            f"{positive(loss):.2g}",
-        ]
+        count = str(kahan_layers) if kahan_layers < self.layers else "all"
+        return [count, f"{self.memory(kahan_layers):.2f}", f"{proportion(accuracy):.1%}", f"{positive(loss):.2g}"]
 
     def _lost(self, format: str, update: str) -> str:
         return "none" if update == STOCHASTIC else f"{float(self.shares(format, update, lost=True).mean()):.1%}"
@@ -101,8 +97,7 @@ class Written(UpdateFindings):
         place = np.arange(len(self.settings.formats))
         for shift, (update, look) in enumerate(zip(self.settings.updates, figures.LOOKS, strict=False)):
             beside = place + 0.08 * (shift - 1)
-            wrong = [proportion([1 - value for value in self.of("accuracy", name, update)]) * 100
-                     for name in self.settings.formats]  # fmt: skip
+            wrong = [proportion(1 - self.of("accuracy", name, update)) * 100 for name in self.settings.formats]
             figures.band(left, beside, wrong, look.alone(), update)
             figures.band(right, beside, [self.loss(name, update) for name in self.settings.formats], look.alone(), update)
         left.axhline(100 * (1 - mean(self.of("accuracy", FULL, NEAREST)).value), label=FULL, **figures.REFERENCE())

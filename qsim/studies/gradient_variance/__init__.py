@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from qsim.diagnostics.gradients.batches import measured_factors
 from qsim.studies.choices import choice, require, require_increasing
 from qsim.studies.learners.images import images
 from qsim.studies.learners.training import Training, full_precision, train
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.study import Run, TrialStudy
 
 #: Which tensors are rounded: the operands of the backward products, or the weights in both passes.
 BACKWARD, WEIGHTS = "backward", "weights"
@@ -42,70 +43,56 @@ class Settings:
     seeds: int = choice(4, "number of seeds")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One way to round, with batches of one size."""
-
-    data: str
-    rounded: str
-    bits: int
-    rounding: str
-    batch: int
-    images: int
-    draws: int
-    steps: int
-    seed: int
-
-    @property
-    def points(self) -> FivePoint:
-        """The points of the layer."""
-        if self.rounded == WEIGHTS:
-            return FivePoint(weight=Quantizer(Fixed(_WHOLE + self.bits, self.bits), self.rounding), weight_bwd="same")
-        spec = Quantizer(Float(_EXPONENT, self.bits, specials="none"), self.rounding)
-        return FivePoint(act_bwd=spec, grad=spec)
+def points_of(run: Run) -> FivePoint:
+    """The points of the layer."""
+    if run.rounded == WEIGHTS:
+        return FivePoint(weight=Quantizer(Fixed(_WHOLE + run.bits, run.bits), run.rounding), weight_bwd="same")
+    spec = Quantizer(Float(_EXPONENT, run.bits, specials="none"), run.rounding)
+    return FivePoint(act_bwd=spec, grad=spec)
 
 
-class GradientVarianceStudy(WrittenStudy[Settings, Run]):
+class GradientVarianceStudy(TrialStudy[Settings]):
     """Measure bias and variance of the last layer's gradients."""
 
     name = "gradient-variance"
     question = "How does the error of gradients depend on the batch size and the bits of precision?"
     source = "Liu et al., Training with Fewer Bits, Lemmas 1 to 3, Theorem 1, Figure 4"
     settings = Settings
-    run = Run
+    shared = ("data", "images", "steps")
 
-    def quick(self) -> Settings:
-        """Two batch sizes and two bits."""
-        return Settings(mantissas=(0, 1, 2), batches=(4, 64), fractions=(3, 5), images=256, draws=2, seeds=3)
+    #: Two batch sizes and two bits.
+    quick_form = Settings(mantissas=(0, 1, 2), batches=(4, 64), fractions=(3, 5), images=256, draws=2, seeds=3)
 
-    def full(self) -> Settings:
-        """More of everything; a GPU is no faster on a layer as small as this one."""
-        return Settings(mantissas=tuple(range(8)), batches=(2, 4, 8, 16, 32, 64, 128), fractions=(1, 2, 3, 4, 5, 6, 7), draws=4, seeds=10)
+    #: More of everything; a GPU is no faster on a layer as small as this one.
+    full_form = Settings(mantissas=tuple(range(8)), batches=(2, 4, 8, 16, 32, 64, 128), fractions=(1, 2, 3, 4, 5, 6, 7), draws=4, seeds=10)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
+    def check(self, settings: Settings) -> None:
+        """Everything from which slopes and factors are computed."""
+        for name in ("mantissas", "batches"):
+            require_increasing(settings, name)
+        largest, smallest = settings.batches[-1], settings.batches[0]
+        fits = settings.images % largest == 0 and settings.images >= 3 * largest
+        require(settings, "images", fits, f"be a multiple of the largest batch and at least 3 of them, {largest} each")
+        require(settings, "batches", not any(batch % smallest for batch in settings.batches), "be multiples of the smallest")
+        for name in ("draws", "seeds"):
+            require(settings, name, getattr(settings, name) >= 2, "be at least 2")
+
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
         """All bits at the middle batch size, with both roundings; all batch sizes with the fewest and the middle bits; weights at three."""
-        _check(settings)
-        chosen, found = settings, []
-        for seed in range(chosen.seeds):
-            for mantissa in chosen.mantissas:
-                backward = {"rounded": BACKWARD, "bits": mantissa, "seed": seed}
-                for batch in chosen.batches if mantissa in swept(chosen) else (middle(chosen),):
-                    # Equally many gradients at every size: the time is the same, and so is the precision.
-                    draws = chosen.draws * batch // chosen.batches[0]
-                    found.append(run_of(Run, chosen, **backward, rounding="stochastic", batch=batch, draws=draws))
-                found.append(run_of(Run, chosen, **backward, rounding="nearest", batch=middle(chosen), draws=2))
-            found += [
-                run_of(Run, chosen, rounded=WEIGHTS, bits=fraction, rounding=rounding, batch=batch, draws=2, seed=seed)
-                for fraction in chosen.fractions
-                for rounding in ("nearest", "stochastic")
-                for batch in ends(chosen)
-            ]
-        return found
+        for mantissa in settings.mantissas:
+            backward = {"rounded": BACKWARD, "bits": mantissa}
+            for batch in settings.batches if mantissa in swept(settings) else (middle(settings),):
+                # Equally many gradients at every size: the time is the same, and so is the precision.
+                draws = settings.draws * batch // settings.batches[0]
+                yield {**backward, "rounding": "stochastic", "batch": batch, "draws": draws}
+            yield {**backward, "rounding": "nearest", "batch": middle(settings), "draws": 2}
+        for fraction, rounding, batch in product(settings.fractions, ("nearest", "stochastic"), ends(settings)):
+            yield {"rounded": WEIGHTS, "bits": fraction, "rounding": rounding, "batch": batch, "draws": 2}
 
     def work(self, run: Run) -> float:
         """Passes through the layer, and the training before them."""
         passes = run.images // run.batch * run.draws
-        return 200 + passes * (4 if run.rounded == BACKWARD else 2) * (1 + run.batch / 200)
+        return float(200 + passes * (4 if run.rounded == BACKWARD else 2) * (1 + run.batch / 200))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train a net briefly, and measure the gradients of its last layer."""
@@ -113,22 +100,10 @@ class GradientVarianceStudy(WrittenStudy[Settings, Run]):
             layer, inputs, labels = last_layer(run, device)
             count = run.images // run.batch
             batches = list(zip(inputs.split(run.batch)[:count], labels.split(run.batch)[:count], strict=True))
-            qsim.convert(layer, run.points)
+            qsim.convert(layer, points_of(run))
             if run.rounded == BACKWARD:
                 return _of_backward(layer, batches, run)
             return _of_weights(layer, batches, run) | {"bound": bound_of_bias(layer.weight, inputs, run)}
-
-
-def _check(settings: Settings) -> None:
-    """Raise an error for settings from which no slope or factor can be computed."""
-    for name in ("mantissas", "batches"):
-        require_increasing(settings, name)
-    largest, smallest = settings.batches[-1], settings.batches[0]
-    fits = settings.images % largest == 0 and settings.images >= 3 * largest
-    require(settings, "images", fits, f"be a multiple of the largest batch and at least 3 of them, {largest} each")
-    require(settings, "batches", not any(batch % smallest for batch in settings.batches), "be multiples of the smallest")
-    for name in ("draws", "seeds"):
-        require(settings, name, getattr(settings, name) >= 2, "be at least 2")
 
 
 def middle(settings: Settings) -> int:
@@ -179,7 +154,7 @@ def bound_of_bias(weight: Tensor, inputs: Tensor, run: Run) -> float:
     second = inputs.double().T @ inputs.double() / len(inputs)
     smoothness = 0.5 * float(torch.linalg.eigvalsh(second)[-1])
     step = 2.0**-run.bits
-    return smoothness * math.sqrt(weight.numel()) * step * (0.5 if run.rounding == "nearest" else 1.0)
+    return float(smoothness * math.sqrt(weight.numel()) * step * (0.5 if run.rounding == "nearest" else 1.0))
 
 
 def _of_backward(layer: nn.Linear, batches: list[tuple[Tensor, Tensor]], run: Run) -> dict[str, Any]:
@@ -220,5 +195,5 @@ def _gradient_of_input(layer: nn.Linear, x: Tensor, y: Tensor, points: FivePoint
 
 
 def _of_weights(layer: nn.Linear, batches: list[tuple[Tensor, Tensor]], run: Run) -> dict[str, Any]:
-    found = measured_factors(layer, loss, batches, run.points, None, run.draws, run.seed)[-1]
+    found = measured_factors(layer, loss, batches, points_of(run), None, run.draws, run.seed)[-1]
     return {"squared_bias": found.bias.value, "sampling": found.sampling.value, "squared_gradient": found.gradient.value}

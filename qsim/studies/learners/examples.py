@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,35 +14,13 @@ from qsim.studies.learners import gpt_training, tasks
 from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.images import RESIDUAL, described as described_images, images, variant as variant_of_images
 from qsim.studies.learners.text import LIBRARY, VOCABULARY, LabelledBytes, text
+from qsim.studies.learners.training import Examples
 
 #: The model that suits the data, a residual net for images, a GPT for text, or one that is trained before and learns to answer questions.
 OWN, GPT_TINY, PRETRAINED = "own", "gpt", "pretrained"
 MODELS = (OWN, *RESIDUAL, GPT_TINY, PRETRAINED)
 #: Bytes per sequence, and the largest numbers of sequences for training and for testing.
 CONTEXT, _TRAINING, _TEST = 64, 4096, 512
-
-
-class Examples(Protocol):
-    """Inputs and targets for training and for testing; a model returns logits whose second dimension is the class."""
-
-    @property
-    def x(self) -> Tensor:
-        """Training inputs."""
-
-    @property
-    def y(self) -> Tensor:
-        """Their targets."""
-
-    @property
-    def test_x(self) -> Tensor:
-        """Test inputs."""
-
-    @property
-    def test_y(self) -> Tensor:
-        """Their targets."""
-
-    def net(self) -> nn.Module:
-        """A new model, with random weights."""
 
 
 def examples(data: str, model: str, device: torch.device) -> Examples:

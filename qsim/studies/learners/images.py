@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from qsim.studies.learners.training import Examples
 from qsim.studies.learners.wide_resnet import WideResNet
 from qsim.text.files import FileError, reading
 
@@ -27,43 +28,38 @@ RESIDUAL = {
 
 
 @dataclass(frozen=True)
-class Images:
-    """Training and test images.
+class Images(Examples):
+    """Training and test images: images × channels × height × width, with zero mean and unit variance.
 
     Attributes:
-        x: Training pixels, with zero mean and unit variance: images × channels × height × width.
-        y: Their labels.
-        test_x: Test pixels.
-        test_y: Their labels.
         classes: The number of classes.
         model: One of `RESIDUAL`, or anything else for the net that suits the images.
     """
 
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
     classes: int = 10
     model: str = ""
 
-    def net(self) -> nn.Module:
-        """A net for images like these: a perceptron for digits, convolutions for grey images, a WideResNet-16-4 for coloured ones."""
+    @property
+    def kind(self) -> tuple[str, str]:
+        """The net for images like these, by its name and its hidden layers: a perceptron, convolutions, or a residual net."""
         _, channels, height, _ = self.x.shape
-        if self.model in RESIDUAL:
-            _, blocks, widths = RESIDUAL[self.model]
+        if self.model in RESIDUAL or channels == 3:
+            return RESIDUAL[self.model if self.model in RESIDUAL else "wide"][0], ""
+        if height < 16:
+            return "perceptron", " (64 hidden units)"
+        return "net of two convolutions and two linear layers", " (16 and 32 channels, 128 hidden units)"
+
+    def net(self) -> nn.Module:
+        """A net for images like these, with random weights."""
+        _, channels, height, _ = self.x.shape
+        if self.model in RESIDUAL or channels == 3:
+            _, blocks, widths = RESIDUAL[self.model if self.model in RESIDUAL else "wide"]
             return WideResNet(self.classes, channels, blocks=blocks, widths=widths)
-        if channels == 3:
-            return WideResNet(self.classes)
         if height < 16:
             return nn.Sequential(nn.Flatten(), *_hidden(height * height, 64), nn.Linear(64, self.classes))
-        quarter = height // 4
-        return nn.Sequential(
-            *_convolution(channels, 16),
-            *_convolution(16, 32),
-            nn.Flatten(),
-            *_hidden(32 * quarter * quarter, 128),
-            nn.Linear(128, self.classes),
-        )
+        inputs = 32 * (height // 4) ** 2
+        convolutions = *_convolution(channels, 16), *_convolution(16, 32)
+        return nn.Sequential(*convolutions, nn.Flatten(), *_hidden(inputs, 128), nn.Linear(128, self.classes))
 
 
 @lru_cache(maxsize=2)
@@ -103,15 +99,7 @@ def described(data: str, model: str = "") -> str:
     except ValueError:
         return f"A net learns {data}"
     _, channels, height, width = found.x.shape
-    net = found.net()
-    if model in RESIDUAL:
-        kind, parts = RESIDUAL[model][0], ""
-    elif channels == 3:
-        kind, parts = "WideResNet-16-4", ""
-    elif height < 16:
-        kind, parts = "perceptron", " (64 hidden units)"
-    else:
-        kind, parts = "net of two convolutions and two linear layers", " (16 and 32 channels, 128 hidden units)"
+    (kind, parts), net = found.kind, found.net()
     size = sum(weight.numel() for weight in net.parameters())
     colours = " in colour" if channels == 3 else ""
     name = Path(data).name.partition(":")[0]

@@ -14,6 +14,7 @@ from qsim import FivePoint
 from qsim.diagnostics.gradients.batches import measured_factors
 from qsim.studies.learners.examples import OWN, PRETRAINED, examples, optimizer
 from qsim.studies.learners.training import Training, accuracy, full_precision, mean_loss, squared_gradient, train
+from qsim.studies.study import Run
 
 #: Loss scale per prediction: gradients of outputs are below it, well inside the range of formats with four exponent bits.
 _IN_RANGE = 64.0
@@ -31,28 +32,16 @@ def in_range(format: str, model: str = OWN) -> float:
     return min(_TRAINED_BEFORE if model == PRETRAINED else _IN_RANGE, 2.0 ** math.floor(math.log2(qsim.format(format).max / 4)))
 
 
-def outcome(
-    data: str,
-    points: FivePoint | None,
-    how: Training,
-    rate: float,
-    seed: int,
-    device: torch.device,
-    *,
-    model: str = OWN,
-    looks: int = 0,
-) -> dict[str, Any]:
+def outcome(run: Run, points: FivePoint | None, device: torch.device, how: Training | None = None) -> dict[str, Any]:
     """Train a net at a constant learning rate, images by plain SGD as in the papers' theorems.
 
     Args:
-        data: The name of the data; see `examples`.
+        run: The names of the data and, if it is not the data's own, of the model (see `examples`), the learning rate, and the seed of
+            weights, batches and random bits. If it has `looks`, the true gradient is measured so often in the last quarter of the steps;
+            once: at its end.
         points: The points of every layer; None: full precision.
-        how: The steps, the batch size and the loss scale.
-        rate: The learning rate.
-        seed: The seed of weights, batches and random bits.
         device: The device to train on.
-        model: The name of the net; see `examples`.
-        looks: How often the true gradient is measured in the last quarter of the steps; once: at its end. 0: it is not.
+        how: The training; by default, the run's steps and batch size.
 
     Returns:
         For the final weights, evaluated in full precision: `accuracy` and `loss` on the test data; with looks, `squared_gradient`
@@ -60,8 +49,9 @@ def outcome(
         `own_loss` on the test data.
         And `guessing`, the share of the most frequent target in the test data.
     """
-    found = examples(data, model, device)
-    torch.manual_seed(seed)
+    how, model, looks = how or Training(run.steps, run.batch), vars(run).get("model", OWN), vars(run).get("looks", 0)
+    found = examples(run.data, model, device)
+    torch.manual_seed(run.seed)
     net, judge = found.net().to(device), found.net().to(device)
     if points is not None:
         qsim.convert(net, points)
@@ -74,7 +64,7 @@ def outcome(
 
     with full_precision(device):
         every = max(1, how.steps // (4 * looks)) if looks else 0
-        train(net, found, optimizer(model, net, rate), how, seed, look, every)
+        train(net, found, optimizer(model, net, run.rate), how, run.seed, look, every)
         judge.load_state_dict(net.state_dict())
         return {
             "accuracy": accuracy(judge, found),
@@ -87,45 +77,33 @@ def outcome(
 
 
 def batch_factor(
-    data: str,
-    points: FivePoint | None,
-    like: FivePoint | None,
-    how: Training,
-    rate: float,
-    seed: int,
-    device: torch.device,
-    *,
-    model: str = OWN,
-    batches: int,
-    draws: int,
+    run: Run, points: FivePoint | None, like: FivePoint | None, how: Training, device: torch.device, *, batches: int, draws: int
 ) -> Any:
     """The factor by which the batch must grow for gradients to vary as little with some points as with others, after some training.
 
     Args:
-        data: The name of the data; see `examples`.
+        run: The data, the model, the learning rate and the seed; see `outcome`.
         points: The points.
         like: Those that they are compared with; None: full precision.
         how: The training before the measurement, in full precision, and the size of batches and the loss scale.
-        rate: Its learning rate.
-        seed: The seed of weights, batches and random bits.
         device: The device to compute on.
-        model: The name of the net; see `examples`.
         batches: The number of batches over which variances are measured.
         draws: The number of draws per batch.
 
     Returns:
         The factor, with its interval.
     """
-    found = examples(data, model, device)
-    torch.manual_seed(seed)
+    model = vars(run).get("model", OWN)
+    found = examples(run.data, model, device)
+    torch.manual_seed(run.seed)
     net = found.net().to(device)
     with full_precision(device):
-        train(net, found, optimizer(model, net, rate), how, seed)
-        order = torch.Generator().manual_seed(seed + 1)
+        train(net, found, optimizer(model, net, run.rate), how, run.seed)
+        order = torch.Generator().manual_seed(run.seed + 1)
         chosen = [torch.randint(len(found.y), (how.batch,), generator=order).to(device) for _ in range(batches)]
 
         def loss(net: nn.Module, batch: Tensor) -> Tensor:
             return F.cross_entropy(net(found.x[batch]), found.y[batch]) * how.loss_scale
 
         qsim.convert(net, FivePoint())
-        return measured_factors(net, loss, chosen, points, like, draws, seed).factor
+        return measured_factors(net, loss, chosen, points, like, draws, run.seed).factor

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.studies.learners.byte_pairs import tokenized
+from qsim.studies.learners.training import Examples
 
 LIBRARY, PACKAGES = "library", "packages"
 VOCABULARY = 256
@@ -62,22 +63,18 @@ class Text:
 
 
 @dataclass(frozen=True)
-class LabelledBytes:
-    """Bytes that a model reads, for training and for testing, and those that it is to predict.
+class LabelledBytes(Examples):
+    """Bytes that a model reads, and those that it is to predict.
 
     Attributes:
-        x: Training inputs.
-        y: Their targets.
-        test_x: Test inputs.
-        test_y: Their targets.
-        net: A function that makes a model.
+        make: A function that makes a model.
     """
 
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-    net: Callable[[], nn.Module]
+    make: Callable[[], nn.Module]
+
+    def net(self) -> nn.Module:
+        """A new model."""
+        return self.make()
 
 
 @lru_cache(maxsize=2)

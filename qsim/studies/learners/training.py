@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +11,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qsim.studies.learners.examples import Examples
-
 #: Steps before the capture, in which kernels are compiled and the optimizer creates its state.
 _EAGER = 3
+
+
+@dataclass(frozen=True)
+class Examples(ABC):
+    """Inputs and targets for training and for testing; a model returns logits whose second dimension is the class.
+
+    Attributes:
+        x: Training inputs.
+        y: Their targets.
+        test_x: Test inputs.
+        test_y: Their targets.
+    """
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+    @abstractmethod
+    def net(self) -> nn.Module:
+        """Return a new model, with random weights."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ the correlation of their gradients in time, by a formula that `docs/derivations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from qsim.studies.learners.gpt import SIZES
 from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, GPTTraining, begin, train_gpt, validation_loss
 from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text, text
 from qsim.studies.learning_rate.correlations import Correlations
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.study import Run, TrialStudy
 
 TRAINING, TOY = "training", "toy"
 #: The number of groups of weights over which the toy's correlation is computed, each separately.
@@ -53,70 +54,46 @@ class Settings:
         return found
 
 
-@dataclass(frozen=True)
-class Run:
-    """A GPT that is trained, or the toy of Proposition 1.
-
-    The toy does not use `size`, `data`, `batch`, `context`, `clip` and `validation`, and `rate` is the learning rate in units of the
-    distance between levels.
-    """
-
-    experiment: str
-    method: str
-    rate: float
-    steps: int
-    data: str
-    size: str
-    batch: int
-    context: int
-    clip: float
-    validation: int
-    weights: int
-    seed: int
-
-    @property
-    def training(self) -> GPTTraining:
-        """The training of the GPT."""
-        return GPTTraining(self.size, self.method, self.rate, self.steps, self.batch, self.context, self.clip, self.seed)
-
-
-class LearningRateStudy(WrittenStudy[Settings, Run]):
+class LearningRateStudy(TrialStudy[Settings]):
     """Train a small transformer at learning rates that double until it learns nothing."""
 
     name = "learning-rate"
     question = "Does stochastic rounding tolerate higher learning rates than mixed precision?"
     source = "Ozkara et al., Stochastic Rounding for LLM Training, Table 3, Proposition 1"
     settings = Settings
-    run = Run
 
-    def quick(self) -> Settings:
-        """Three rates, few steps."""
-        return Settings(lowest=2.0**-8, highest=2.0**-6, steps=30, validation=32, levels=(4.0, 16.0), weights=1 << 16, seeds=1)
+    #: Three rates, few steps.
+    quick_form = Settings(lowest=2.0**-8, highest=2.0**-6, steps=30, validation=32, levels=(4.0, 16.0), weights=1 << 16, seeds=1)
 
-    def full(self) -> Settings:
-        """GPT-2 small."""
-        return Settings(size="small", lowest=2.0**-12, highest=2.0**-8, steps=250, context=1024, validation=64)
+    #: GPT-2 small.
+    full_form = Settings(size="small", lowest=2.0**-12, highest=2.0**-8, steps=250, context=1024, validation=64)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every method at every rate; the toy with exact and with stochastic updates."""
-        _check(settings)
-        found = []
-        for seed in range(settings.seeds):
-            found += [trained(settings, method, rate, seed) for method in settings.methods for rate in settings.rates]
-            found += [toy(settings, method, ratio, seed) for method in (MIXED, STOCHASTIC) for ratio in settings.levels]
-        return found
+    def check(self, settings: Settings) -> None:
+        """Methods, rates and levels that can be compared."""
+        require(settings, "methods", {MIXED, STOCHASTIC} <= set(settings.methods), "contain mixed and stochastic")
+        if not 0 < settings.lowest <= settings.highest:
+            raise ValueError(f"lowest, highest: must be two rates, the lower one first; got {settings.lowest:g}, {settings.highest:g}")
+        require(settings, "levels", settings.levels and min(settings.levels) >= 2, "be at least 2, the largest update")
+
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Every method at every rate; the toy, whose rate is in units of the distance between levels, with exact and stochastic updates."""
+        trained = {name: getattr(settings, name) for name in ("steps", "data", "size", "batch", "context", "clip", "validation")}
+        for method, rate in product(settings.methods, settings.rates):
+            yield {"experiment": TRAINING, "method": method, "rate": rate, **trained, "weights": 0}
+        yield from (toy(settings, method, levels) for method, levels in product((MIXED, STOCHASTIC), settings.levels))
 
     def work(self, run: Run) -> float:
         """On small models, optimizers in plain torch take most of the time."""
         if run.experiment == TOY:
-            return run.weights / 2000
-        return run.steps * (1 if run.method == MIXED else 4)
+            return float(run.weights / 2000)
+        return float(run.steps * (1 if run.method == MIXED else 4))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train and validate; in the last half, compare gradients and updates with those of the step before."""
         if run.experiment == TOY:
             return {"correlations": toy_correlations(run, device)}
-        how, words = run.training, text(run.data, run.context, device)
+        words = text(run.data, run.context, device)
+        how = GPTTraining(run.size, run.method, run.rate, run.steps, run.batch, run.context, run.clip, run.seed)
         model, optimizer = begin(how, device)
         watch = Correlations(model, run.steps // 2)
         losses: list[Tensor] = []
@@ -135,21 +112,10 @@ class LearningRateStudy(WrittenStudy[Settings, Run]):
         }
 
 
-def trained(settings: Settings, method: str, rate: float, seed: int) -> Run:
-    """The run that trains a GPT."""
-    return run_of(Run, settings, experiment=TRAINING, method=method, rate=rate, weights=0, seed=seed)
-
-
-def _check(settings: Settings) -> None:
-    require(settings, "methods", {MIXED, STOCHASTIC} <= set(settings.methods), "contain mixed and stochastic")
-    if not 0 < settings.lowest <= settings.highest:
-        raise ValueError(f"lowest, highest: must be two rates, the lower one first; got {settings.lowest:g}, {settings.highest:g}")
-    require(settings, "levels", settings.levels and min(settings.levels) >= 2, "be at least 2, the largest update")
-
-
-def toy(settings: Settings, method: str, levels: float, seed: int) -> Run:
-    """The run of Proposition 1."""
-    return Run(TOY, method, 1 / levels, 2, "", "", 0, 0, 0.0, 0, settings.weights, seed)
+def toy(settings: Settings, method: str, levels: float) -> dict[str, Any]:
+    """The values of runs of Proposition 1's toy."""
+    unused = {"data": "", "size": "", "batch": 0, "context": 0, "clip": 0.0, "validation": 0}
+    return {"experiment": TOY, "method": method, "rate": 1 / levels, "steps": 2, **unused, "weights": settings.weights}
 
 
 def frequencies_loss(words: Text) -> float:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from qsim.plot import figures
-from qsim.studies.findings import Findings
+from qsim.studies.findings import Findings, Values
 from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, described, variant
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.learning_rate import TOY, TRAINING, Run, Settings
-from qsim.studies.report import Asked, Claim, Picture
-from qsim.studies.result import Result
+from qsim.studies.learning_rate import TOY, TRAINING, Settings
+from qsim.studies.report import Claim, Picture
 from qsim.studies.statistics import Interval, above, below, difference, exponential, mean, positive
 from qsim.text.tables import Table
 
@@ -23,13 +22,13 @@ from qsim.text.tables import Table
 _NOTHING = math.log(VOCABULARY)
 
 
-class Written(Findings[Settings, Run]):
+class Written(Findings[Settings]):
     """The results of a study, grouped by method and rate."""
 
-    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        super().__init__(study, settings, results)
-        self.rates = settings.rates
-        self.frequencies = self.over_seeds("frequencies", experiment=TRAINING)[0]
+    def begin(self) -> None:
+        """Read the rates, and the loss of the baseline."""
+        self.rates = self.settings.rates
+        self.frequencies = float(self.over_seeds("frequencies", experiment=TRAINING)[0])
 
     def title(self) -> str:
         """The question, and the model if it is another one."""
@@ -41,31 +40,31 @@ class Written(Findings[Settings, Run]):
         text = self.text("setting", learner=described([chosen.size], VOCABULARY, chosen.context, chosen.data))
         return [text, *self._tables(), self.picture("loss", self._losses), self.picture("correlation", self._correlations)]
 
-    def losses(self, method: str, rate: float) -> list[float]:
+    def losses(self, method: str, rate: float) -> Values:
         """The validation loss of each seed."""
-        return [min(loss, _NOTHING) for loss in self.over_seeds("loss", experiment=TRAINING, method=method, rate=rate)]
+        return np.minimum(self.over_seeds("loss", experiment=TRAINING, method=method, rate=rate), _NOTHING)
+
+    def grid(self, method: str) -> Values:
+        """The same at all rates: rates × seeds."""
+        return np.array([self.losses(method, rate) for rate in self.rates])
 
     def stable(self, method: str) -> float:
         """The largest rate up to which all seeds beat the unigram baseline; NaN if there is none."""
-        found = math.nan
-        for rate in self.rates:
-            if max(self.losses(method, rate)) >= self.frequencies:
-                break
-            found = rate
-        return found
+        stable = takewhile(lambda rate: max(self.losses(method, rate)) < self.frequencies, self.rates)
+        return max(stable, default=math.nan)
 
-    def best(self, method: str) -> list[float]:
+    def best(self, method: str) -> Values:
         """The base-2 logarithm of the rate with the lowest loss for each seed, by a parabola through its neighbours."""
-        return [_lowest(np.log2(self.rates), losses) for losses in np.array([self.losses(method, rate) for rate in self.rates]).T]
+        return np.array([_lowest(np.log2(self.rates), losses) for losses in self.grid(method).T])
 
-    def lowest(self, method: str) -> list[float]:
+    def lowest(self, method: str) -> Values:
         """The lowest loss over all rates for each seed."""
-        return [min(losses) for losses in zip(*(self.losses(method, rate) for rate in self.rates), strict=True)]
+        least: Values = self.grid(method).min(0)
+        return least
 
-    def correlations(self, method: str, rate: float, what: str) -> list[float]:
+    def correlations(self, method: str, rate: float, what: str) -> Values:
         """Correlations of gradients or updates with those of the step before, for each seed; NaN where training diverged."""
-        found = self.seeded(experiment=TRAINING, method=method, rate=rate)
-        return [math.nan if result[what] is None else float(result[what]) for result in found]
+        return self.over_seeds(what, experiment=TRAINING, method=method, rate=rate)
 
     def toy(self, method: str, levels: float) -> Interval:
         """The correlation of Proposition 1."""
@@ -92,9 +91,10 @@ class Written(Findings[Settings, Run]):
 
     def _losses(self) -> Figure:
         (figure,), (panel,) = figures.row(1, width=3.9, height=2.9)
-        for place, (method, look) in enumerate(zip(self.settings.methods, figures.LOOKS, strict=False)):
-            shown = [mean(self.losses(method, rate)).clipped(0.0, _NOTHING) for rate in self.rates]
-            figures.band(panel, [rate * 1.05**place for rate in self.rates], shown, look, method)
+        losses = {
+            method: [mean(self.losses(method, rate)).clipped(0.0, _NOTHING) for rate in self.rates] for method in self.settings.methods
+        }
+        figures.bands(panel, self.rates, losses, times=1.05)
         panel.axhline(self.frequencies, label="unigram baseline", **figures.REFERENCE())
         self._rate_axis(panel)
         panel.set_ylabel("validation loss in nats")
@@ -150,8 +150,7 @@ class Written(Findings[Settings, Run]):
 
     def _better_beyond(self) -> Claim:
         beyond = [rate for rate in self.rates if math.log2(rate) > max(self.best(MIXED))] or [self.rates[-1]]
-        per_seed = [np.mean([self.losses(method, rate) for rate in beyond], 0).tolist() for method in (STOCHASTIC, MIXED)]
-        ahead = difference(*per_seed)
+        ahead = difference(*(np.mean([self.losses(method, rate) for rate in beyond], 0) for method in (STOCHASTIC, MIXED)))
         return self.claim("better beyond", below(ahead), ahead=ahead, count=len(beyond))
 
     def _lower(self) -> Claim:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,8 +13,8 @@ from qsim.studies.choices import choice, require, require_among
 from qsim.studies.learners.gpt import SIZES, size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, outcome
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.llm.training import BF16, FP32, O1, O2, outcome
+from qsim.studies.study import Run, TrialStudy
 
 #: The methods, and their names in the report.
 METHODS = {
@@ -77,7 +77,7 @@ class Settings:
         return self.rate_of.get(STOCHASTIC, self.rates[len(self.rates) // 2])
 
 
-class LLMStudy(WrittenStudy[Settings, Run]):
+class LLMStudy(TrialStudy[Settings]):
     """Train a GPT in BF16 and in mixed precision.
 
     If time and memory are measured, runs must not overlap: nothing else should run on the GPU.
@@ -87,54 +87,73 @@ class LLMStudy(WrittenStudy[Settings, Run]):
     question = "Does a language model train as well in pure BF16 as in mixed precision, and how much cheaper?"
     source = "Ozkara et al., Stochastic Rounding for LLM Training, Tables 2 to 6, Figure 4"
     settings = Settings
-    run = Run
+    # Results of earlier versions do not have these.
+    added: ClassVar[dict[str, Any]] = {"timed": True, "tokens": VOCABULARY}
+
+    #: Few steps at one rate.
+    quick_form = Settings(context=32, batch=4, steps=10, rates=(2e-3,), seeds=2)
+
+    #: GPT-2 small, for a GPU, with nanoGPT's vocabulary, on which the memory and time of a real model depend.
+    #: After 150 steps such a model knows little more than the frequency of byte pairs, and differences between seeds are luck. The rates
+    #: are to contain the best one of every method.
+    full_form = Settings(size=("small",), vocabulary=50304, context=1024, batch=16, steps=500, rates=(6e-4, 1.2e-3, 2.4e-3))
 
     def timed(self, settings: Settings) -> bool:
         """Whether the cost is measured."""
         return COST in settings.measures
 
-    def quick(self) -> Settings:
-        """Few steps at one rate."""
-        return Settings(context=32, batch=4, steps=10, rates=(2e-3,), seeds=2)
+    def check(self, settings: Settings) -> None:
+        """Sizes, methods and measures that fit one another."""
+        for name in settings.size:
+            size(name)
+        several = {*settings.measures} == {COST} or len(settings.size) == 1
+        require(settings, "size", settings.size and several, "be one, unless only costs are measured")
+        require_among(settings, "measures", MEASURES)
+        require_among(settings, "methods", [*METHODS])
+        require(settings, "tokens", settings.tokens >= VOCABULARY, f"be at least {VOCABULARY}, the number of bytes")
+        require(settings, "vocabulary", settings.vocabulary >= settings.tokens, f"be at least {settings.tokens}, the number of tokens")
+        compared = COST not in settings.measures or {*settings.methods} == {*METHODS}
+        require(settings, "methods", compared, f"be all of {', '.join(METHODS)} if cost is measured")
+        if settings.tuned:
+            named = {*settings.rate_of} == {*settings.methods} and {*settings.rate_of.values()} <= {*settings.rates}
+            require(settings, "tuned", named, "name each method with one of the rates")
+        divides = settings.micro_batches >= 1 and settings.batch % settings.micro_batches == 0
+        require(settings, "micro_batches", divides, f"divide the batch of {settings.batch} sequences")
+        require(settings, "steps", settings.steps >= 2, "be at least 2, because the first is not timed")
 
-    def full(self) -> Settings:
-        """GPT-2 small, for a GPU, with nanoGPT's vocabulary, on which the memory and time of a real model depend.
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Every method at every rate; for perplexity, at the middle one also more bits for states and gradients.
 
-        After 150 steps such a model knows little more than the frequency of byte pairs, and differences between seeds are luck. The rates
-        are to contain the best one of every method.
+        The first seed tunes rates, if rates were not tuned before. Methods take turns, so that a GPU that slows down affects all of them.
         """
-        return Settings(size=("small",), vocabulary=50304, context=1024, batch=16, steps=500, rates=(6e-4, 1.2e-3, 2.4e-3))
+        judged, tuned = seed in settings.judged, settings.rate_of
+        for rate, name, method in product(settings.rates, settings.size, settings.methods):
+            if not judged or rate == tuned.get(method, rate):
+                yield made(settings, method, rate, size=name)
+        if judged:
+            for bits in MORE_BITS if BITS in settings.measures else ():
+                yield made(settings, STOCHASTIC, settings.middle, *bits)
+            yield from (equal(settings, what) for what in (TIME, MEMORY) if saves(settings, what) != 1)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every method at every rate; for perplexity, at the middle one also more bits for states and gradients."""
-        _check(settings)
-        found = []
-        # Methods take turns, so that a GPU that slows down affects all of them.
-        tuned = settings.rate_of
-        for seed in range(settings.judged.stop):
-            judged = seed in settings.judged
-            for rate, name, method in product(settings.rates, settings.size, settings.methods):
-                bits = FP32 if method in (O1, O2) else BF16
-                if not judged or rate == tuned.get(method, rate):
-                    found.append(made(settings, method, rate, seed, bits, bits, name))
-            if BITS in settings.measures and judged:
-                found += [made(settings, STOCHASTIC, settings.middle, seed, *bits) for bits in MORE_BITS]
-            found += [equal(settings, what, seed) for what in (TIME, MEMORY) if judged and saves(settings, what) != 1]
-        return found
+    def seeds(self, settings: Settings) -> range:
+        """Those that are judged, and the one that tunes rates."""
+        return range(settings.judged.stop)
 
     def work(self, run: Run) -> float:
         """Return the number of tokens, equal for all methods, so that they keep taking turns."""
-        return run.steps * run.batch * run.context
+        return float(run.steps * run.batch * run.context)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """The loss on the held-out text, tokens per second, and memory."""
         return outcome(run, device)
 
 
-def made(settings: Settings, method: str, rate: float, seed: int, states: str, gradients: str, size: str = "") -> Run:
-    """The run with these settings; without a size, of the first."""
-    own = {"method": method, "rate": rate, "seed": seed, "states": states, "gradients": gradients, "size": size or settings.size[0]}
-    return run_of(Run, settings, **own, timed=COST in settings.measures)
+def made(settings: Settings, method: str, rate: float, states: str = "", gradients: str = "", size: str = "") -> dict[str, Any]:
+    """The values of runs: with a method's own states and gradients, and the first size, unless others are named."""
+    bits = FP32 if method in (O1, O2) else BF16
+    common = {name: getattr(settings, name) for name in ("data", "vocabulary", "tokens", "context", "batch", "micro_batches", "steps")}
+    way = {"method": method, "rate": rate, "states": states or bits, "gradients": gradients or bits}
+    return {**common, **way, "size": size or settings.size[0], "timed": COST in settings.measures}
 
 
 def saves(settings: Settings, what: str) -> float:
@@ -142,28 +161,9 @@ def saves(settings: Settings, what: str) -> float:
     return settings.faster if what == TIME else settings.larger
 
 
-def equal(settings: Settings, what: str, seed: int) -> Run:
-    """The run of stochastic updates that gets more of what they save."""
-    run, more = made(settings, STOCHASTIC, settings.middle, seed, BF16, BF16), saves(settings, what)
+def equal(settings: Settings, what: str) -> dict[str, Any]:
+    """The values of runs with stochastic updates that get more of what they save."""
+    way, more = made(settings, STOCHASTIC, settings.middle), saves(settings, what)
     if what == TIME:
-        return replace(run, steps=round(run.steps * more))
-    return replace(run, batch=round(run.batch * more), micro_batches=1)
-
-
-def _check(settings: Settings) -> None:
-    for name in settings.size:
-        size(name)
-    several = {*settings.measures} == {COST} or len(settings.size) == 1
-    require(settings, "size", settings.size and several, "be one, unless only costs are measured")
-    require_among(settings, "measures", MEASURES)
-    require_among(settings, "methods", [*METHODS])
-    require(settings, "tokens", settings.tokens >= VOCABULARY, f"be at least {VOCABULARY}, the number of bytes")
-    require(settings, "vocabulary", settings.vocabulary >= settings.tokens, f"be at least {settings.tokens}, the number of tokens")
-    compared = COST not in settings.measures or {*settings.methods} == {*METHODS}
-    require(settings, "methods", compared, f"be all of {', '.join(METHODS)} if cost is measured")
-    if settings.tuned:
-        named = {*settings.rate_of} == {*settings.methods} and {*settings.rate_of.values()} <= {*settings.rates}
-        require(settings, "tuned", named, "name each method with one of the rates")
-    divides = settings.micro_batches >= 1 and settings.batch % settings.micro_batches == 0
-    require(settings, "micro_batches", divides, f"divide the batch of {settings.batch} sequences")
-    require(settings, "steps", settings.steps >= 2, "be at least 2, because the first is not timed")
+        return {**way, "steps": round(way["steps"] * more)}
+    return {**way, "batch": round(way["batch"] * more), "micro_batches": 1}

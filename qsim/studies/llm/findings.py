@@ -5,37 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from qsim.studies.findings import Findings
 from qsim.studies.learners.gpt_training import STOCHASTIC
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.llm import BITS, COST, PERPLEXITY, Settings, equal, made
-from qsim.studies.llm.training import BF16, FP32, O1, O2, Run
-from qsim.studies.report import Asked
+from qsim.studies.llm.training import O1
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, difference, exponential, mean
+from qsim.studies.statistics import Interval, difference, exponential, mean, ratio
+from qsim.studies.study import Run
 
 #: Differences up to this count as none: one percent of perplexity.
 SAME = 0.01
 
 
-class LanguageFindings(Findings[Settings, Run]):
+class LanguageFindings(Findings[Settings]):
     """The results of a study, grouped by method."""
 
-    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        super().__init__(study, settings, results)
-        self.of_perplexity, self.of_bits, self.of_cost = (what in settings.measures for what in (PERPLEXITY, BITS, COST))
-        self.unit = "byte" if settings.tokens == VOCABULARY else "token"
-        self.on_gpu = self.of_cost and all(result["peak_mib"] is not None for result in results)
-        self.several = len(settings.size) > 1
-        self.tokens = settings.steps * settings.batch * settings.context
+    def begin(self) -> None:
+        """Note what was measured, and the words for it."""
+        chosen = self.settings
+        self.of_perplexity, self.of_bits, self.of_cost = (what in chosen.measures for what in (PERPLEXITY, BITS, COST))
+        self.unit = "byte" if chosen.tokens == VOCABULARY else "token"
+        self.on_gpu = self.of_cost and all(result["peak_mib"] is not None for result in self.results)
+        self.several = len(chosen.size) > 1
+        self.tokens = chosen.steps * chosen.batch * chosen.context
 
-    def results(
-        self, method: str, rate: float, states: str = "", gradients: str = "", seeds: Sequence[int] | None = None, size: str = ""
-    ) -> list[Result[Run]]:
+    def trained(self, method: str, rate: float, states: str = "", gradients: str = "", size: str = "") -> list[Result[Run]]:
         """The results of a method at a rate, one per judged seed; with its own states and gradients, unless others are named."""
-        own = FP32 if method in (O1, O2) else BF16
-        chosen = self.settings.judged if seeds is None else seeds
-        return [self._of[made(self.settings, method, rate, seed, states or own, gradients or own, size)] for seed in chosen]
+        found = self.seeded(**made(self.settings, method, rate, states, gradients, size))
+        return [result for result in found if result.run.seed in self.settings.judged]
 
     def rates(self, method: str) -> Sequence[float]:
         """The rates at which a method was judged."""
@@ -44,12 +44,13 @@ class LanguageFindings(Findings[Settings, Run]):
 
     def tried(self, method: str, rate: float) -> list[float]:
         """The losses of a method at a rate with the seeds that all rates have."""
-        seeds = range(1) if self.settings.tuned else None
-        return [float(result["loss"]) for result in self.results(method, rate, seeds=seeds)]
+        if not self.settings.tuned:
+            return self.losses(method, rate)
+        return [float(self.seeded(**made(self.settings, method, rate))[0]["loss"])]
 
     def losses(self, method: str, rate: float, states: str = "", gradients: str = "") -> list[float]:
         """Nats per token of held-out text, one per seed."""
-        return [float(result["loss"]) for result in self.results(method, rate, states, gradients)]
+        return [float(result["loss"]) for result in self.trained(method, rate, states, gradients)]
 
     def best(self, method: str) -> float:
         """The rate at which a method does best; the paper also tunes the rate of each method."""
@@ -75,25 +76,23 @@ class LanguageFindings(Findings[Settings, Run]):
 
     def equal(self, what: str) -> Interval:
         """The ratio of perplexities with stochastic updates: with more updates or larger batches, relative to as many as O1 has."""
-        more = [float(self._of[equal(self.settings, what, seed)]["loss"]) for seed in self.settings.judged]
-        return exponential(difference(more, self.losses(STOCHASTIC, self.settings.middle)))
+        return exponential(difference(self.over_seeds("loss", **equal(self.settings, what)), self.losses(STOCHASTIC, self.settings.middle)))
 
     def cost(self, method: str, what: str, size: str = "") -> list[float]:
         """Tokens per second, or memory, of every run."""
-        return [float(result[what]) for rate in self.rates(method) for result in self.results(method, rate, size=size)]
+        return [float(result[what]) for rate in self.rates(method) for result in self.trained(method, rate, size=size)]
 
     def ratio(self, method: str, other: str, what: str, size: str = "") -> Interval:
         """The ratio of two methods' speed or memory, run by run."""
-        return exponential(mean(self._ratios(method, other, what, size)))
+        return ratio(self.cost(method, what, size), self.cost(other, what, size))
 
     def grows(self) -> Interval:
         """The speed of stochastic updates relative to O1 with the largest model, divided by that with the smallest."""
-        least, *_, most = (self._ratios(STOCHASTIC, O1, "tokens_per_second", size) for size in self.settings.size)
-        return exponential(difference(most, least))
-
-    def _ratios(self, method: str, other: str, what: str, size: str) -> list[float]:
-        own, others = (self.cost(name, what, size) for name in (method, other))
-        return [math.log(a / b) for a, b in zip(own, others, strict=True)]
+        least, *_, most = (
+            np.divide(self.cost(STOCHASTIC, "tokens_per_second", size), self.cost(O1, "tokens_per_second", size))
+            for size in self.settings.size
+        )
+        return ratio(most, least)
 
 
 def excess_percent(ratio: Interval) -> Interval:

@@ -140,7 +140,7 @@ class Written(LanguageFindings):
 
     def _over_training(self, method: str) -> tuple[list[int], list[Interval]]:
         """The steps at which models were validated, and their perplexity then relative to O1, each at its best rate, in percent."""
-        own, other = ([result["curve"] for result in self.results(name, self.best(name))] for name in (method, O1))
+        own, other = ([result["curve"] for result in self.trained(name, self.best(name))] for name in (method, O1))
         steps = [step for step, _ in own[0]]
         ahead = [difference(*([curve[at][1] for curve in curves] for curves in (own, other))) for at in range(len(steps))]
         return steps, [excess_percent(exponential(each)) for each in ahead]
@@ -151,9 +151,9 @@ class Written(LanguageFindings):
         millions = [parameters(size(name), chosen.vocabulary, chosen.context) / 1e6 for name in chosen.size]
         for panel, (what, label) in zip(axes, (("tokens_per_second", "speed"), ("peak_mib", "peak memory")), strict=True):
             panel.axhline(1, label=METHODS[O1], **figures.REFERENCE())
-            for look, method in zip(figures.LOOKS, (method for method in chosen.methods if method != O1), strict=False):
-                found = [self.ratio(method, O1, what, name) for name in chosen.size]
-                figures.band(panel, millions, found, look, METHODS[method])
+            others = [method for method in chosen.methods if method != O1]
+            ratios = {METHODS[method]: [self.ratio(method, O1, what, name) for name in chosen.size] for method in others}
+            figures.bands(panel, millions, ratios)
             panel.set_xscale("log")
             panel.set(xlabel="parameters in millions", ylabel=f"{label} relative to O1")
             figures.plain_numbers(panel.xaxis)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import time
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +14,8 @@ from torch import Tensor, nn
 import qsim
 from qsim.studies.learners.gpt import GPT, language_loss, size
 from qsim.studies.learners.gpt_training import BETAS, parameter_groups, rate_at, warmup
-from qsim.studies.learners.text import VOCABULARY, Text, text
+from qsim.studies.learners.text import Text, text
+from qsim.studies.study import Run
 
 #: Weights in FP32 with products in BF16 by autocast; weights in BF16 with updates of an FP32 copy. Other methods are all in BF16.
 O1, O2 = "o1", "o2"
@@ -26,27 +26,6 @@ _CLIP = 1.0
 #: How often a model is validated, and on how many sequences of the held-out text.
 _LOOKS, _VALIDATION = 5, 64
 _DTYPES = {BF16: torch.bfloat16, FP32: torch.float32}
-
-
-@dataclass(frozen=True)
-class Run:
-    """One GPT that is trained; `states` and `gradients` are the formats of moments and gradients."""
-
-    data: str
-    size: str
-    vocabulary: int
-    context: int
-    method: str
-    states: str
-    gradients: str
-    batch: int
-    micro_batches: int
-    steps: int
-    rate: float
-    seed: int
-    # Last, with defaults, because results of earlier versions do not have them.
-    timed: bool = True
-    tokens: int = VOCABULARY
 
 
 def outcome(run: Run, device: torch.device) -> dict[str, Any]:

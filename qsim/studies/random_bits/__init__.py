@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,14 +15,14 @@ from qsim.studies.choices import choice, require
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import images
 from qsim.studies.learners.training import Training, accuracy, full_precision, mean_loss, train
-from qsim.studies.study import WrittenStudy
+from qsim.studies.study import Run, TrialStudy
 
 #: What a run measures: the bias of the rounding itself, or a net whose backward pass or whose weight updates round.
 FULL, BIAS, BACKWARD, UPDATE = "fp32", "bias", "accuracy", "update"
 #: The number of roundings from which a bias is computed.
 SAMPLES = 1 << 20
 #: The reference: with 32 random bits, probabilities are exact.
-EXACT = Stochastic(32)
+EXACT = {"bits": 32, "correction": False}
 
 
 @dataclass(frozen=True)
@@ -41,56 +42,38 @@ class Settings:
     seeds: int = choice(5, "number of seeds")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One net that is trained, or one measurement of a rounding's bias."""
-
-    what: str
-    data: str
-    format: str
-    bits: int
-    correction: bool
-    batch: int
-    steps: int
-    rate: float
-    seed: int
-
-    @property
-    def rounding(self) -> Stochastic:
-        """The rounding of this run; with 32 random bits it is exact."""
-        return Stochastic(self.bits, correction=self.correction)
-
-
-class RandomBitsStudy(WrittenStudy[Settings, Run]):
+class RandomBitsStudy(TrialStudy[Settings]):
     """Train with few random bits, and measure the bias of the rounding itself."""
 
     name = "random-bits"
     question = "How many random bits does stochastic rounding need?"
     source = "no claim of a paper; the hardware of Liu et al., Training with Fewer Bits, Section 6.2, has six bits"
     settings = Settings
-    run = Run
 
-    def quick(self) -> Settings:
-        """Two numbers of bits, few steps."""
-        return Settings(formats=("e4m3",), bits=(1, 6), steps=60, seeds=2)
+    #: Two numbers of bits, few steps.
+    quick_form = Settings(formats=("e4m3",), bits=(1, 6), steps=60, seeds=2)
 
-    def full(self) -> Settings:
-        """More steps, for a GPU."""
-        return Settings(batch=128, steps=1500, seeds=5)
+    #: More steps, for a GPU.
+    full_form = Settings(batch=128, steps=1500, seeds=5)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every number of bits, with and without correction, for the bias and in training; all bits, and full precision."""
+    def check(self, settings: Settings) -> None:
+        """Few bits, and some formats."""
         in_range = settings.bits and all(1 <= bits < 32 for bits in settings.bits)
         require(settings, "bits", in_range, "be from 1 to 31, because 32 is the reference")
         require(settings, "formats", settings.formats, "contain at least one")
-        few = [Stochastic(bits, correction=correction) for bits in settings.bits for correction in (False, True)]
-        found = []
-        for seed in range(settings.seeds):
-            found += [_bias_of(settings, rounding, seed) for rounding in few]
-            for what, formats in ((BACKWARD, settings.formats), (UPDATE, (settings.weights,))):
-                found.append(_trained(settings, what, FULL, EXACT, seed))
-                found += [_trained(settings, what, name, rounding, seed) for name in formats for rounding in (*few, EXACT)]
-        return found
+
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Every number of bits, with and without correction, for the bias and in training; all bits, and full precision."""
+        few = [{"bits": bits, "correction": correction} for bits in settings.bits for correction in (False, True)]
+        unused = {"data": "", "batch": 0, "steps": 0, "rate": 0.0}
+        for rounding in few:
+            yield {"what": BIAS, "format": settings.formats[0], **rounding, **unused}
+        trained = {name: getattr(settings, name) for name in ("data", "batch", "steps")}
+        for what, formats, rate in ((BACKWARD, settings.formats, settings.rate), (UPDATE, (settings.weights,), settings.update_rate)):
+            own = {"what": what, **trained, "rate": rate}
+            yield {**own, "format": FULL, **EXACT}
+            for name, rounding in product(formats, (*few, EXACT)):
+                yield {**own, "format": name, **rounding}
 
     def work(self, run: Run) -> float:
         """Measuring a bias takes almost no time."""
@@ -102,21 +85,15 @@ class RandomBitsStudy(WrittenStudy[Settings, Run]):
             return {"bias": _bias(run, device)}
         if run.what == UPDATE:
             return _of_updates(run, device)
-        rounds = Quantizer(run.format, run.rounding) if run.format != FULL else None
-        points = FivePoint(act_bwd=rounds, grad=rounds) if rounds is not None else None
+        rounds = None if run.format == FULL else Quantizer(run.format, _rounding(run))
+        points = None if rounds is None else FivePoint(act_bwd=rounds, grad=rounds)
         how = Training(run.steps, run.batch, loss_scale=nets.in_range(run.format) * run.batch)
-        return nets.outcome(run.data, points, how, run.rate, run.seed, device)
+        return nets.outcome(run, points, device, how)
 
 
-def _bias_of(settings: Settings, rounding: Stochastic, seed: int) -> Run:
-    """The run that measures a rounding's bias."""
-    return Run(BIAS, "", settings.formats[0], rounding.bits or 32, rounding.correction, 0, 0, 0.0, seed)
-
-
-def _trained(settings: Settings, what: str, format: str, rounding: Stochastic, seed: int) -> Run:
-    """The run that trains a net whose backward pass or whose weight updates round."""
-    rate = settings.update_rate if what == UPDATE else settings.rate
-    return Run(what, settings.data, format, rounding.bits or 32, rounding.correction, settings.batch, settings.steps, rate, seed)
+def _rounding(run: Run) -> Stochastic:
+    """The rounding of a run; with 32 random bits it is exact."""
+    return Stochastic(run.bits, correction=run.correction)
 
 
 def _of_updates(run: Run, device: torch.device) -> dict[str, Any]:
@@ -127,7 +104,7 @@ def _of_updates(run: Run, device: torch.device) -> dict[str, Any]:
     with torch.no_grad():
         for weight in model.parameters():
             qsim.quantize_(weight, run.format)
-    optimizer = qsim.optim.SGD(model.parameters(), lr=run.rate, format=run.format, update=run.rounding, seed=run.seed)
+    optimizer = qsim.optim.SGD(model.parameters(), lr=run.rate, format=run.format, update=_rounding(run), seed=run.seed)
     with full_precision(device):
         train(model, found, optimizer, Training(run.steps, run.batch), run.seed)
         return {"accuracy": accuracy(model, found), "loss": mean_loss(model, found.test_x, found.test_y)}
@@ -137,5 +114,5 @@ def _bias(run: Run, device: torch.device) -> float:
     """The mean error over numbers anywhere between 1 and its neighbour, in units of the gap."""
     gap = qsim.format(run.format).epsilon
     place = torch.rand(SAMPLES, dtype=torch.float64, generator=torch.Generator().manual_seed(run.seed)).to(device)
-    rounded = qsim.quantize(1 + place * gap, run.format, rounding=run.rounding, seed=run.seed)
+    rounded = qsim.quantize(1 + place * gap, run.format, rounding=_rounding(run), seed=run.seed)
     return float(((rounded - 1) / gap - place).mean())

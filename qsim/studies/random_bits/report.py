@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from matplotlib.figure import Figure
 
 from qsim.plot import figures
-from qsim.studies.findings import Findings
+from qsim.studies.findings import Findings, Values
 from qsim.studies.learners.images import described, variant
-from qsim.studies.random_bits import BACKWARD, BIAS, SAMPLES, UPDATE, Run, Settings
-from qsim.studies.report import Asked, Claim, Picture, listed
-from qsim.studies.result import Result
+from qsim.studies.random_bits import BACKWARD, BIAS, SAMPLES, UPDATE, Settings
+from qsim.studies.report import Claim, Picture, listed
 from qsim.studies.statistics import Interval, above, difference, mean, positive, within
 from qsim.text.tables import Table
 
@@ -20,15 +17,15 @@ _SIX, _SHARE = 6, 0.1
 _WAYS = ((False, "truncated"), (True, "corrected"))
 
 
-class Written(Findings[Settings, Run]):
+class Written(Findings[Settings]):
     """The results of a study, grouped by the place of the rounding, its format and its bits."""
 
-    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        super().__init__(study, settings, results)
-        self.places = [*((BACKWARD, name) for name in settings.formats), (UPDATE, settings.weights)]
-        self.least = settings.bits[0]
+    def begin(self) -> None:
+        """The places that round, the fewest bits, and as many as the paper's hardware has."""
+        self.places = [*((BACKWARD, name) for name in self.settings.formats), (UPDATE, self.settings.weights)]
+        self.least = self.settings.bits[0]
         self.few = f"{self.least} truncated bit"
-        self.six = min(settings.bits, key=lambda bits: abs(bits - _SIX))
+        self.six = min(self.settings.bits, key=lambda bits: abs(bits - _SIX))
 
     def title(self) -> str:
         """The question, and the data if they are other ones."""
@@ -45,7 +42,7 @@ class Written(Findings[Settings, Run]):
         name = self.settings.formats[0]
         return mean(self.over_seeds("bias", what=BIAS, format=name, bits=bits, correction=correction))
 
-    def losses(self, what: str, name: str, bits: int, *, correction: bool) -> list[float]:
+    def losses(self, what: str, name: str, bits: int, *, correction: bool) -> Values:
         """Test loss of each seed."""
         return self.over_seeds("loss", what=what, format=name, bits=bits, correction=correction)
 
@@ -65,37 +62,30 @@ class Written(Findings[Settings, Run]):
         return above(self.added(what, name, self.least, correction=False)) is True
 
     def _losses(self, what: str, name: str) -> Table:
-        rows = []
-        for bits in self.settings.bits:
-            cells = [str(bits)]
-            for correction, _ in _WAYS:
-                cells += [
-                    f"{positive(self.losses(what, name, bits, correction=correction)):.3f}",
-                    f"{self.added(what, name, bits, correction=correction):+.3f}",
-                ]
-            rows.append(cells)
+        def cells(bits: int, correction: bool) -> tuple[str, str]:
+            loss, added = (
+                positive(self.losses(what, name, bits, correction=correction)),
+                self.added(what, name, bits, correction=correction),
+            )
+            return f"{loss:.3f}", f"{added:+.3f}"
+
+        rows = [[str(bits), *cells(bits, False), *cells(bits, True)] for bits in self.settings.bits]
         rows.append(["32", f"{positive(self.losses(what, name, 32, correction=False)):.3f}", "-", "the same", "-"])
         return Table.of(
             f"Test loss, {_where(what, name)}", ["random bits", "truncated", "truncation adds", "corrected", "correction adds"], rows
         )
 
     def _biases(self) -> Table:
-        rows = [
-            [
-                str(bits),
-                f"{-(0.5 ** (bits + 1)):.3g}",
-                f"{self.bias(bits, correction=False):.3g}",
-                f"{self.bias(bits, correction=True):.1e}",
-            ]
-            for bits in self.settings.bits
-        ]
+        rows = []
+        for bits in self.settings.bits:
+            truncated, corrected = (self.bias(bits, correction=correction) for correction in (False, True))
+            rows.append([str(bits), f"{-(0.5 ** (bits + 1)):.3g}", f"{truncated:.3g}", f"{corrected:.1e}"])
         return Table.of("Mean error in units of the gap", ["random bits", "truncated, in theory", "truncated", "corrected"], rows)
 
     def _draw_bias(self) -> Figure:
         (figure,), (axes,) = figures.row(1)
         bits = self.settings.bits
-        for look, (correction, label) in zip(figures.LOOKS, _WAYS, strict=False):
-            figures.band(axes, bits, [self.bias(count, correction=correction) for count in bits], look, label)
+        figures.bands(axes, bits, {label: [self.bias(count, correction=correction) for count in bits] for correction, label in _WAYS})
         axes.plot(bits, [-(0.5 ** (count + 1)) for count in bits], label=r"$-2^{-(r+1)}$", **figures.REFERENCE())
         axes.set_yscale("symlog", linthresh=1e-3)
         axes.set_xticks(bits)
@@ -107,9 +97,8 @@ class Written(Findings[Settings, Run]):
         bits = self.settings.bits
         drawn, axes = figures.row(len(self.places))
         for figure, panel, (what, name) in zip(drawn, axes, self.places, strict=True):
-            for place, (look, (correction, label)) in enumerate(zip(figures.LOOKS, _WAYS, strict=False)):
-                found = [self.added(what, name, count, correction=correction) for count in bits]
-                figures.band(panel, [count * 1.05**place for count in bits], found, look, label)
+            lines = {label: [self.added(what, name, count, correction=correction) for count in bits] for correction, label in _WAYS}
+            figures.bands(panel, bits, lines, times=1.05)
             panel.axhline(0, **figures.REFERENCE())
             figures.doubling_axis(panel, bits)
             panel.set(xlabel="random bits", ylabel="test loss added to that of 32 bits", title=_where(what, name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import qsim
 from qsim.studies.choices import choice, require
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, UpdateSchedule, exact_steps
-from qsim.studies.study import WrittenStudy
+from qsim.studies.study import Run, TrialStudy
 
 EXACT, STOCHASTIC = "exact", "stochastic"
 #: The distance between bfloat16's levels from 1 to 2; walks go down from 1.75, at most as far as 1.25.
@@ -40,61 +40,58 @@ class Settings:
     seeds: int = choice(2, "number of seeds")
 
 
-@dataclass(frozen=True)
-class Run:
-    """Many weights that walk the same way."""
-
-    optimizer: str
-    updates: str
-    first: float
-    floor: float
-    length: int
-    levels: int
-    method: str
-    weights: int
-    steps: int
-    seed: int
-
-    @property
-    def schedule(self) -> UpdateSchedule:
-        """The update of each step."""
-        return UpdateSchedule(self.updates, self.first, self.floor, self.length)
+#: The values of a run, in the order in which they determine its noise.
+_VALUES = ("optimizer", "updates", "first", "floor", "length", "levels", "method", "weights", "steps", "seed")
 
 
-class RandomWalkStudy(WrittenStudy[Settings, Run]):
+def schedule_of(run: Run) -> UpdateSchedule:
+    """The update of each step."""
+    return UpdateSchedule(run.updates, run.first, run.floor, run.length)
+
+
+class RandomWalkStudy(TrialStudy[Settings]):
     """Count the steps of weights to a level, with exact updates and with stochastic rounding."""
 
     name = "random-walk"
     question = "How long do small updates take under stochastic rounding?"
     source = "Ozkara et al., Stochastic Rounding for LLM Training, Section 2.2"
     settings = Settings
-    run = Run
 
-    def quick(self) -> Settings:
-        """Larger updates."""
-        return Settings(
-            constant=(0.5, 0.0625), floors=(0.0625, 0.125), harmonic_steps=64, weights=1 << 15,
-            levels=16, first=0.0656, length=500, minima=(400 / 65536, 1024 / 65536), steps=3000, adam_weights=1 << 11, seeds=1,
-        )  # fmt: skip
+    #: Larger updates.
+    quick_form = Settings(
+        constant=(0.5, 0.0625), floors=(0.0625, 0.125), harmonic_steps=64, weights=1 << 15,
+        levels=16, first=0.0656, length=500, minima=(400 / 65536, 1024 / 65536), steps=3000, adam_weights=1 << 11, seeds=1,
+    )  # fmt: skip
 
-    def full(self) -> Settings:
-        """More weights, and smaller updates."""
-        return Settings(constant=(0.5, 0.25, 0.0625, 0.015625, 2**-8), weights=1 << 20, adam_weights=1 << 17)
+    #: More weights, and smaller updates.
+    full_form = Settings(constant=(0.5, 0.25, 0.0625, 0.015625, 2**-8), weights=1 << 20, adam_weights=1 << 17)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """To the next level with SGD, and down the linear loss with Adam."""
+    def check(self, settings: Settings) -> None:
+        """Levels that are equally far apart."""
         apart = f"be in [1, {MOST_LEVELS}], where they are equally far apart"
         require(settings, "levels", 1 <= settings.levels <= MOST_LEVELS, apart)
-        found = [run for seed in range(settings.seeds) for run in _next_level(settings, seed)]
+
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """To the next level with SGD, and down the linear loss with Adam, where exact weights need one seed."""
+        common = {"optimizer": "sgd", "length": 0, "levels": 1, "method": STOCHASTIC, "weights": settings.weights}
+        # For constant updates p, a share of exp(-20) takes more than 20 / p steps.
+        for update in settings.constant:
+            yield {**common, "updates": CONSTANT, "first": update, "floor": 0.0, "steps": round(20 / update)}
+        for floor in settings.floors:
+            yield {**common, "updates": HALVED, "first": 0.5, "floor": floor, "steps": round(20 / floor)}
+        # For decaying updates, step counts vary widely: an equally exact mean needs more weights.
+        rest = {"first": 0.5, "floor": 0.0, "steps": settings.harmonic_steps, "weights": 8 * settings.weights}
+        yield {**common, "updates": HARMONIC, **rest}
         for minimum in settings.minima:
-            down = ("adam", LINEAR, settings.first, minimum, settings.length, settings.levels)
-            found.append(Run(*down, EXACT, 1, settings.steps, 0))
-            found += [Run(*down, STOCHASTIC, settings.adam_weights, settings.steps, seed) for seed in range(settings.seeds)]
-        return found
+            down = {"optimizer": "adam", "updates": LINEAR, "first": settings.first, "floor": minimum, "length": settings.length}
+            down |= {"levels": settings.levels, "steps": settings.steps}
+            if seed == 0:
+                yield {**down, "method": EXACT, "weights": 1}
+            yield {**down, "method": STOCHASTIC, "weights": settings.adam_weights}
 
     def work(self, run: Run) -> float:
         """A constant per step, plus a term per weight; weights that have arrived are no longer updated."""
-        return exact_steps(run.schedule(run.steps), run.levels) * (run.weights + 20_000) + run.steps * 20_000
+        return float(exact_steps(schedule_of(run)(run.steps), run.levels) * (run.weights + 20_000) + run.steps * 20_000)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Take steps until all weights have arrived or the limit is reached."""
@@ -104,7 +101,7 @@ class RandomWalkStudy(WrittenStudy[Settings, Run]):
         }
         curve = []
         total = squares = before = 0.0
-        for step, update in enumerate(run.schedule(run.steps).tolist(), start=1):
+        for step, update in enumerate(schedule_of(run)(run.steps).tolist(), start=1):
             arrived = walk.step(update)
             total, squares, before = total + (arrived - before) * step, squares + (arrived - before) * step**2, arrived
             if step in points:
@@ -153,19 +150,9 @@ class _Walk:
         self._weights = nn.Parameter(weights.to(torch.bfloat16 if run.method == STOCHASTIC else torch.float32))
         self._weights.grad = torch.ones_like(self._weights)
         # Each run draws its own noise, so that their deviations are independent.
-        seed = (zlib.crc32(repr(run).encode()) << 20) + self._drops
+        text = ", ".join(f"{name}={getattr(run, name)!r}" for name in _VALUES)
+        seed = (zlib.crc32(f"Run({text})".encode()) << 20) + self._drops
         update = "stochastic" if run.method == STOCHASTIC else "nearest"
         if run.optimizer == "adam":
             return qsim.optim.Adam([self._weights], eps=0.0, state="fp32", update=update, seed=seed)
         return qsim.optim.SGD([self._weights], update=update, seed=seed)
-
-
-def _next_level(settings: Settings, seed: int) -> list[Run]:
-    """The runs to the next level."""
-    # For constant updates p, a share of exp(-20) takes more than 20 / p steps.
-    count = settings.weights
-    ways = [(CONSTANT, update, 0.0, round(20 / update), count) for update in settings.constant]
-    ways += [(HALVED, 0.5, floor, round(20 / floor), count) for floor in settings.floors]
-    # For decaying updates, step counts vary widely: an equally exact mean needs more weights.
-    ways.append((HARMONIC, 0.5, 0.0, settings.harmonic_steps, 8 * count))
-    return [Run("sgd", updates, first, floor, 0, 1, STOCHASTIC, weights, steps, seed) for updates, first, floor, steps, weights in ways]

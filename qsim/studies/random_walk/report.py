@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,11 +13,12 @@ from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.findings import Findings
-from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, Run, Settings
+from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, Settings, schedule_of
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, Array, exact_steps, late, step_moments
-from qsim.studies.report import Asked, Claim, Picture
+from qsim.studies.report import Claim, Picture
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, normal
+from qsim.studies.study import Run
 from qsim.text.tables import Table
 
 #: What a mean exceeds once in a million times, in standard errors.
@@ -69,7 +71,7 @@ class WalkGroup:
     @property
     def exact(self) -> int:
         """The number of steps of exact weights."""
-        return exact_steps(self.run.schedule(self.run.steps), self.run.levels)
+        return exact_steps(schedule_of(self.run)(self.run.steps), self.run.levels)
 
     def row(self, name: str, exact: str) -> list[str]:
         """A row of a table, with the number of steps of exact weights."""
@@ -80,18 +82,18 @@ class WalkGroup:
     @cached_property
     def late(self) -> Array:
         """The probability of not having arrived after each number of steps."""
-        return late(self.run.schedule(self.run.steps), self.run.levels)
+        return late(schedule_of(self.run)(self.run.steps), self.run.levels)
 
 
-class Written(Findings[Settings, Run]):
+class Written(Findings[Settings]):
     """The results of a study, grouped by way."""
 
-    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        super().__init__(study, settings, results)
-        ways: dict[tuple[object, ...], list[Result[Run]]] = {}
-        for result in results:
+    def begin(self) -> None:
+        """Group the results by way."""
+        ways: dict[tuple[object, ...], list[Result[Run]]] = defaultdict(list)
+        for result in self.results:
             run = result.run
-            ways.setdefault((run.optimizer, run.updates, run.first, run.floor, run.method), []).append(result)
+            ways[run.optimizer, run.updates, run.first, run.floor, run.method].append(result)
         found = [WalkGroup(seeds) for seeds in ways.values()]
         self.next_level = [way for way in found if way.run.optimizer == "sgd"]
         self.stochastic = [way for way in found if way.run.optimizer == "adam" and way.run.method == STOCHASTIC]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,9 +14,9 @@ import torch
 from qsim import FivePoint
 from qsim.recipes import NAMED, Recipe
 from qsim.recipes.named import needs_format, resolve
-from qsim.studies.choices import choice, require, require_among
+from qsim.studies.choices import choice, imported, require, require_among
 from qsim.studies.learners.gpt import size
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.study import Run, TrialStudy
 
 #: The reference: products in bfloat16, and nothing else rounded.
 BF16 = "bf16"
@@ -55,68 +53,50 @@ class Settings:
     measures: tuple[str, ...] = choice(MEASURES, "training; time, in runs that must not share a GPU; or both")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One model that is trained or timed; `points` is a digest of the recipe, so that a changed one is another run."""
-
-    what: str
-    model: str
-    recipe: str
-    points: str
-    data: str
-    size: str
-    experts: int
-    active: int
-    context: int
-    batch: int
-    steps: int
-    rate: float
-    looks: int
-    draws: int
-    seed: int
-
-
-class RecipesStudy(WrittenStudy[Settings, Run]):
+class RecipesStudy(TrialStudy[Settings]):
     """Train a GPT and a mixture of experts in BF16 and in every recipe, on the same data from the same weights."""
 
     name = "recipes"
     question = "What does each recipe cost a language model?"
     source = "no claim of a paper; the recipes name theirs"
     settings = Settings
-    run = Run
+    shared = ("data", "size", "experts", "active", "context", "batch", "steps", "rate", "looks", "draws")
+
+    #: Two recipes, few steps.
+    quick_form = Settings(recipes=("fp8_hybrid", "mxfp4"), context=16, batch=4, steps=6, looks=1, draws=2, timed=2, seeds=2)
+
+    #: GPT-2 small's blocks, for a GPU.
+    full_form = Settings(size="small", experts=8, context=256, batch=16, steps=250, rate=6e-4, looks=3, draws=4, timed=20)
 
     def timed(self, settings: Settings) -> bool:
         """Whether steps are timed."""
         return TIME in settings.measures
 
-    def quick(self) -> Settings:
-        """Two recipes, few steps."""
-        return Settings(recipes=("fp8_hybrid", "mxfp4"), context=16, batch=4, steps=6, looks=1, draws=2, timed=2, seeds=2)
+    def check(self, settings: Settings) -> None:
+        """Models, recipes and steps that fit one another."""
+        size(settings.size)
+        require_among(settings, "models", MODELS)
+        require_among(settings, "measures", MEASURES)
+        require(settings, "recipes", settings.recipes and BF16 not in settings.recipes, f"be others than {BF16}, the reference")
+        require(settings, "active", 1 <= settings.active <= settings.experts, f"be from 1 to the {settings.experts} experts")
+        require(settings, "looks", 1 <= settings.looks <= settings.steps, f"be from 1 to the {settings.steps} steps")
+        for name in ("draws", "timed"):
+            require(settings, name, getattr(settings, name) >= 2, "be at least 2")
 
-    def full(self) -> Settings:
-        """GPT-2 small's blocks, for a GPU."""
-        return Settings(size="small", experts=8, context=256, batch=16, steps=250, rate=6e-4, looks=3, draws=4, timed=20)
-
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every recipe and BF16 on every model: trained with every seed, and timed once."""
-        _check(settings)
-        names = (BF16, *settings.recipes)
-        digests = {name: digest(name) for name in names}
-        ways = [(model, name) for model in settings.models for name in names]
-        found = [
-            run_of(Run, settings, what=TRAINING, model=model, recipe=name, points=digests[name], seed=seed)
-            for seed in range(settings.seeds if TRAINING in settings.measures else 0)
-            for model, name in ways
-        ]
-        if TIME in settings.measures:
-            rest = {"steps": settings.timed, "looks": 0, "draws": 0, "seed": 0}
-            found += [run_of(Run, settings, what=TIME, model=model, recipe=name, points=digests[name], **rest) for model, name in ways]
-        return found
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Every recipe and BF16 on every model, with a digest of the recipe, so that a changed one is another run; timed once."""
+        untrained = {"what": TIME, "steps": settings.timed, "looks": 0, "draws": 0}
+        for model, name in product(settings.models, (BF16, *settings.recipes)):
+            way = {"model": model, "recipe": name, "points": digest(name)}
+            if TRAINING in settings.measures:
+                yield {"what": TRAINING, **way}
+            if TIME in settings.measures and seed == 0:
+                yield {**way, **untrained}
 
     def work(self, run: Run) -> float:
         """Updates, and the gradients that are compared."""
         passes = run.steps + run.looks * (run.draws + 1)
-        return passes * (1 if run.recipe == BF16 else 3) * (2 if run.model == MIXTURE else 1)
+        return float(passes * (1 if run.recipe == BF16 else 3) * (2 if run.model == MIXTURE else 1))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """The loss on the held-out text and the errors of gradients; or the time of a step."""
@@ -135,15 +115,9 @@ def recipe_of(name: str) -> Recipe | FivePoint:
         >>> recipe_of("nvfp4.with_(last=4)").last
         4
     """
-    module, colon, function = name.partition(":")
-    if not colon:
+    if ":" not in name:
         return resolve(name)
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        made = getattr(importlib.import_module(module), function)()
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(f"recipes: {name}: {error}") from error
+    made = imported("recipes", name)()
     if not isinstance(made, Recipe | FivePoint):
         raise ValueError(f"recipes: {name} must return a recipe or a FivePoint, got {type(made).__name__}")
     return made
@@ -154,14 +128,3 @@ def digest(name: str) -> str:
     if name == BF16:
         return ""
     return hashlib.sha256(json.dumps(recipe_of(name).to_dict(), sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _check(settings: Settings) -> None:
-    size(settings.size)
-    require_among(settings, "models", MODELS)
-    require_among(settings, "measures", MEASURES)
-    require(settings, "recipes", settings.recipes and BF16 not in settings.recipes, f"be others than {BF16}, the reference")
-    require(settings, "active", 1 <= settings.active <= settings.experts, f"be from 1 to the {settings.experts} experts")
-    require(settings, "looks", 1 <= settings.looks <= settings.steps, f"be from 1 to the {settings.steps} steps")
-    for name in ("draws", "timed"):
-        require(settings, name, getattr(settings, name) >= 2, "be at least 2")

@@ -6,14 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from qsim import FivePoint, Quantizer
 from qsim.plot import figures
-from qsim.studies.findings import Findings
+from qsim.studies.findings import Findings, Values
 from qsim.studies.learners.gpt_training import described
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.recipes import BF16, LOSS_SCALE, MIXTURE, TIME, TRAINING, Run, Settings, recipe_of
+from qsim.studies.recipes import BF16, LOSS_SCALE, MIXTURE, TIME, TRAINING, Settings, recipe_of
 from qsim.studies.report import Claim, Picture, Report, listed
 from qsim.studies.statistics import CONFIDENCE, Interval, below, confidence, confidence_text, difference, mean, positive
 from qsim.text.tables import Table
@@ -22,7 +23,7 @@ from qsim.text.tables import Table
 _TOLERANCE = 0.01
 
 
-class Written(Findings[Settings, Run]):
+class Written(Findings[Settings]):
     """The results of the study, by recipe and model."""
 
     @property
@@ -42,9 +43,9 @@ class Written(Findings[Settings, Run]):
         with confidence(self._level):
             return replace(super().report(), note=note)
 
-    def losses(self, model: str, recipe: str) -> list[float]:
+    def losses(self, model: str, recipe: str) -> Values:
         """The loss of each seed; that of a model that diverged is the one of a model that knows nothing."""
-        return [min(loss, math.log(VOCABULARY)) for loss in self.over_seeds("loss", what=TRAINING, model=model, recipe=recipe)]
+        return np.minimum(self.over_seeds("loss", what=TRAINING, model=model, recipe=recipe), math.log(VOCABULARY))
 
     def gap(self, model: str, recipe: str) -> Interval:
         """The loss that a recipe adds to that of BF16, seed by seed."""
@@ -52,15 +53,15 @@ class Written(Findings[Settings, Run]):
 
     def bias(self, model: str, recipe: str, look: int = -1) -> Interval:
         """The bias of the gradient relative to its norm; estimates of a square that are below zero count as zero."""
-        return positive([math.sqrt(max(0.0, bias)) for bias, _ in self._errors(model, recipe, look)])
+        return positive(np.sqrt(np.maximum(0.0, self._errors(model, recipe)[:, look, 1])))
 
     def spread(self, model: str, recipe: str, look: int = -1) -> Interval:
         """The standard deviation of the gradient relative to its norm."""
-        return positive([math.sqrt(variance) for _, variance in self._errors(model, recipe, look)])
+        return positive(np.sqrt(self._errors(model, recipe)[:, look, 2]))
 
-    def _errors(self, model: str, recipe: str, look: int) -> list[tuple[float, float]]:
-        found = self.seeded(what=TRAINING, model=model, recipe=recipe)
-        return [tuple(result["gradients"][look][1:]) for result in found]
+    def _errors(self, model: str, recipe: str) -> Values:
+        """Steps, squared biases and variances: seeds × looks × 3."""
+        return np.array([result["gradients"] for result in self.seeded(what=TRAINING, model=model, recipe=recipe)])
 
     def title(self) -> str:
         """The question, and the size if it is another one."""
@@ -102,7 +103,7 @@ class Written(Findings[Settings, Run]):
     def _time(self, model: str, recipe: str) -> str:
         """The time of a step, with the device if not all were measured on one."""
         (own,) = self.seeded(what=TIME, model=model, recipe=recipe)
-        devices = {result.machine["device"] for result in self._of.values() if result.run.what == TIME}
+        devices = {result.machine["device"] for result in self.results if result.run.what == TIME}
         return f"{own['milliseconds']:.1f}" + (f" ({own.machine['device'].removeprefix('NVIDIA ')})" if len(devices) > 1 else "")
 
     def _ranked(self, model: str) -> Sequence[str]:

@@ -15,7 +15,8 @@ from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.gpt_training import MIXED, GPTTraining, adamw, autocast_loss, train_gpt, validation_loss
 from qsim.studies.learners.mixture import MixtureGPT
 from qsim.studies.learners.text import VOCABULARY, text
-from qsim.studies.recipes import BF16, LOSS_SCALE, MIXTURE, Run, recipe_of
+from qsim.studies.recipes import BF16, LOSS_SCALE, MIXTURE, recipe_of
+from qsim.studies.study import Run
 
 #: Held-out sequences, and the largest norm of all gradients.
 _VALIDATION, _CLIP = 64, 1.0

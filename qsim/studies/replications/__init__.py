@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from qsim.studies.choices import choice, require_increasing
-from qsim.studies.study import WrittenStudy
+from qsim.studies.study import Run, TrialStudy
 
 #: The measurements.
 RING, SUMS, ROLLOUT, DESCENT, STUDENT = "ring", "sums", "rollout", "descent", "student"
@@ -32,19 +32,7 @@ class Settings:
     seeds: int = choice(8, "number of seeds")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One measurement; fields that do not apply are zero or empty."""
-
-    what: str
-    seed: int
-    sizes: tuple[int, ...] = ()
-    rounds: str = ""
-    steps: int = 0
-    rate: float = 0.0
-
-
-class ReplicationsStudy(WrittenStudy[Settings, Run]):
+class ReplicationsStudy(TrialStudy[Settings]):
     """Repeat five published results on a CPU."""
 
     name = "replications"
@@ -54,22 +42,29 @@ class ReplicationsStudy(WrittenStudy[Settings, Run]):
         "Su et al., arXiv 2506.20752"
     )
     settings = Settings
-    run = Run
 
-    def quick(self) -> Settings:
-        """Few ranks and bits, few steps."""
-        return Settings(ranks=(8, 32), bits=(1, 2), steps=4, descents=60, rates=(64.0,), updates=10, seeds=2)
+    #: Few ranks and bits, few steps.
+    quick_form = Settings(ranks=(8, 32), bits=(1, 2), steps=4, descents=60, rates=(64.0,), updates=10, seeds=2)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every measurement with every seed."""
+    def check(self, settings: Settings) -> None:
+        """Ranks, bits and rates in order."""
         for name in ("ranks", "bits", "rates"):
             require_increasing(settings, name, 1 if name == "rates" else 2)
-        return [run for seed in range(settings.seeds) for run in _of_seed(settings, seed)]
+
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """Every measurement; values that do not apply are zero or empty."""
+        unused = {"sizes": (), "rounds": "", "steps": 0, "rate": 0.0}
+        yield {**unused, "what": RING, "sizes": settings.ranks}
+        yield from ({**unused, "what": SUMS, "sizes": (bits,)} for bits in settings.bits)
+        yield {**unused, "what": ROLLOUT, "steps": settings.steps}
+        yield from ({**unused, "what": DESCENT, "steps": settings.descents, "rate": rate} for rate in settings.rates)
+        for rounds in (FULL, PRODUCTS, ALL):
+            yield {**unused, "what": STUDENT, "rounds": rounds, "steps": settings.updates, "rate": settings.rate}
 
     def work(self, run: Run) -> float:
         """Seconds, about."""
         per_step = {ROLLOUT: 0.13, DESCENT: 0.0015, STUDENT: 0.01 if run.rounds == FULL else 0.03}
-        return 0.5 + per_step.get(run.what, 0.0) * run.steps + (4e-4 * 64 * 4 ** run.sizes[0] if run.what == SUMS else 0.0)
+        return float(0.5 + per_step.get(run.what, 0.0) * run.steps + (4e-4 * 64 * 4 ** run.sizes[0] if run.what == SUMS else 0.0))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """See the functions in `measurements`."""
@@ -85,13 +80,3 @@ class ReplicationsStudy(WrittenStudy[Settings, Run]):
             return measurements.descent(run.rate, run.steps, run.seed, device)
         products, affine = "" if run.rounds == FULL else _FORMAT, _FORMAT if run.rounds == ALL else ""
         return measurements.student(products, affine, run.steps, run.rate, run.seed, device)
-
-
-def _of_seed(settings: Settings, seed: int) -> list[Run]:
-    return [
-        Run(RING, seed, sizes=settings.ranks),
-        *(Run(SUMS, seed, sizes=(bits,)) for bits in settings.bits),
-        Run(ROLLOUT, seed, steps=settings.steps),
-        *(Run(DESCENT, seed, steps=settings.descents, rate=rate) for rate in settings.rates),
-        *(Run(STUDENT, seed, rounds=rounds, steps=settings.updates, rate=settings.rate) for rounds in (FULL, PRODUCTS, ALL)),
-    ]

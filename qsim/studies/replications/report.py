@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from qsim.plot import figures
-from qsim.studies.findings import Findings
-from qsim.studies.replications import ALL, DESCENT, FULL, PRODUCTS, RING, ROLLOUT, STUDENT, SUMS, Run, Settings
+from qsim.studies.findings import Findings, Values
+from qsim.studies.replications import ALL, DESCENT, FULL, PRODUCTS, RING, ROLLOUT, STUDENT, SUMS, Settings
 from qsim.studies.replications.measurements import LEFT, NUMBERS
 from qsim.studies.report import Claim, Picture
-from qsim.studies.statistics import Interval, above, below, difference, exponential, mean, positive, within
+from qsim.studies.statistics import Interval, above, below, difference, exponential, geometric, mean, positive, ratio, within
 from qsim.text.tables import Table
 
 #: The ratio of norms below which training is said to be less effective, and the rules' bounds, which the wording explains.
@@ -20,7 +20,7 @@ _THRESHOLD, _AROUND = math.sqrt(3), 0.1
 _RUNAWAY, _ELIMINATED, _HALF = 10.0, 0.1, 0.5
 
 
-class Written(Findings[Settings, Run]):
+class Written(Findings[Settings]):
     """The results, by measurement."""
 
     def power(self, name: str) -> Interval:
@@ -31,12 +31,12 @@ class Written(Findings[Settings, Run]):
         """The factor per mantissa bit of the length at which variance is lost."""
         bits = self.settings.bits
         lengths = np.log([self.over_seeds("length", what=SUMS, sizes=(each,)) for each in bits])
-        return exponential(mean(np.polyfit(bits, lengths, 1)[0].tolist()))
+        return exponential(mean(np.polyfit(bits, lengths, 1)[0]))
 
     def mismatch(self, name: str) -> Interval:
         """FP16's mismatch relative to BF16's, a geometric mean."""
-        both = [own[name] for own in self.seeded(what=ROLLOUT)]
-        return exponential(difference(*(np.log([own[at] for own in both]).tolist() for at in (1, 0))))
+        bf16, fp16 = np.transpose([own[name] for own in self.seeded(what=ROLLOUT)])
+        return ratio(fp16, bf16)
 
     def progress(self, low: float, high: float) -> list[float]:
         """The mean progress of steps whose ratio of norms is between bounds, for each seed, at the highest rate; NaN if there are none."""
@@ -47,9 +47,9 @@ class Written(Findings[Settings, Run]):
             found.append(float(np.mean(chosen)) if chosen else math.nan)
         return found
 
-    def losses(self, rounds: str) -> list[float]:
-        """The logarithm of the loss of each student."""
-        return np.log(self.over_seeds("loss", what=STUDENT, rounds=rounds)).tolist()  # type: ignore[no-any-return]
+    def losses(self, rounds: str) -> Values:
+        """The loss of each student."""
+        return self.over_seeds("loss", what=STUDENT, rounds=rounds)
 
     def parts(self) -> list[str | Table | Picture]:
         """The setting, a figure and the tables."""
@@ -67,14 +67,16 @@ class Written(Findings[Settings, Run]):
         return Table.of("The last tenth of a descent", ["rate", "norm of the gradient ÷ noise", "progress of a step"], rows)
 
     def _students(self) -> Table:
-        rows = [[rounds, f"{exponential(mean(self.losses(rounds))):.4g}"] for rounds in (FULL, PRODUCTS, ALL)]
+        rows = [[rounds, f"{geometric(self.losses(rounds)):.4g}"] for rounds in (FULL, PRODUCTS, ALL)]
         return Table.of("Students in MXFP8", ["rounded", "loss at the end"], rows)
 
     def _draw(self) -> list[Figure]:
         drawn, (left, right) = figures.row(2)
-        for name, label, look in (("ring", "ring", figures.LOOKS[0]), ("one_shot", "one sum in FP32", figures.LOOKS[1])):
-            found = zip(*(own[name] for own in self.seeded(what=RING)), strict=True)
-            figures.band(left, self.settings.ranks, [positive(each) for each in found], look, label)
+        errors = {
+            label: [positive(each) for each in zip(*(own[name] for own in self.seeded(what=RING)), strict=True)]
+            for name, label in (("ring", "ring"), ("one_shot", "one sum in FP32"))
+        }
+        figures.bands(left, self.settings.ranks, errors)
         left.set(xscale="log", yscale="log", xlabel="ranks", ylabel="relative error")
         for bits, look in zip(self.settings.bits, figures.LOOKS, strict=False):
             own = self.seeded(what=SUMS, sizes=(bits,))
@@ -91,7 +93,7 @@ class Written(Findings[Settings, Run]):
         mismatch, bits = self.mismatch("divergence"), self.mismatch("difference")
         slow, fast = self.progress(1, _THRESHOLD), self.progress(_THRESHOLD, 3)
         fall, stalled = difference(slow, fast), mean(self.progress(0, _THRESHOLD))
-        runaway, affine = (difference(self.losses(ALL), self.losses(rounds)) for rounds in (FULL, PRODUCTS))
+        runaway, affine = (ratio(self.losses(ALL), self.losses(rounds)) for rounds in (FULL, PRODUCTS))
         return [
             self.claim("ring", within(ring, 0.5 - _AROUND, 0.5 + _AROUND), power=ring),
             self.claim("one shot", within(once, -_AROUND, _AROUND), power=once),
@@ -100,8 +102,8 @@ class Written(Findings[Settings, Run]):
             self.claim("three bits", within(bits, 0.75 / 8, 1.25 / 8), ratio=bits),
             self.claim("less effective", below(fall), rate=rate, fall=fall),
             self.claim("stall", below(stalled, _HALF), rate=rate, progress=stalled),
-            self.claim("diverges", above(exponential(runaway), _RUNAWAY), times=exponential(runaway)),
-            self.claim("cure", above(affine), times=exponential(affine)),
+            self.claim("diverges", above(runaway, _RUNAWAY), times=runaway),
+            self.claim("cure", above(affine, 1.0), times=affine),
         ]
 
     def _of_sums(self) -> list[Claim]:

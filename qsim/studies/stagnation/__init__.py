@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from qsim.studies.choices import choice, require
 from qsim.studies.stagnation.least_squares import ALL, METHODS, NEAREST, ONE, DescendingWeights, Descent, Problems, problems
-from qsim.studies.study import WrittenStudy, run_of
+from qsim.studies.study import Run, TrialStudy
 
 #: The number of points of a curve, and the significant digits that are stored of every number.
 _POINTS, _DIGITS = 24, 6
@@ -33,59 +33,38 @@ class Settings:
     seeds: int = choice(1, "number of seeds")
 
 
-@dataclass(frozen=True)
-class Run:
-    """Some problems, solved in one way."""
-
-    method: str
-    format: str
-    gradient: str
-    rate: float
-    steps: int
-    noise: float
-    problems: int
-    samples: int
-    dimensions: int
-    seed: int
-
-    @property
-    def descent(self) -> Descent:
-        """The settings of the descent."""
-        return Descent(self.method, self.format, self.gradient, self.rate, self.seed)
-
-
-class StagnationStudy(WrittenStudy[Settings, Run]):
+class StagnationStudy(TrialStudy[Settings]):
     """Measure how close weights come to the optimum, compared with the limit of Theorem 1 for round-to-nearest."""
 
     name = "stagnation"
     question = "Which roundings keep gradient descent away from the optimum?"
     source = "Zamirai et al., Revisiting BFloat16 Training, Figure 2, Theorems 1 and 2"
     settings = Settings
-    run = Run
+    shared = ("format", "problems", "samples", "dimensions")
 
-    def quick(self) -> Settings:
-        """Two rates, few problems."""
-        return Settings(rates=(0.3, 0.1), length=40.0, sample_rate=0.02, sample_steps=400, problems=16, samples=200, seeds=1)
+    #: Two rates, few problems.
+    quick_form = Settings(rates=(0.3, 0.1), length=40.0, sample_rate=0.02, sample_steps=400, problems=16, samples=200, seeds=1)
 
-    def full(self) -> Settings:
-        """More problems, and smaller rates."""
-        return Settings(rates=(0.3, 0.1, 0.03, 0.01, 0.003), sample_steps=10000, problems=256)
+    #: More problems, and smaller rates.
+    full_form = Settings(rates=(0.3, 0.1, 0.03, 0.01, 0.003), sample_steps=10000, problems=256)
 
-    def runs(self, settings: Settings) -> Sequence[Run]:
-        """With all samples, every method at every rate, and nearest for single weights. With one, every method, with and without noise."""
+    def check(self, settings: Settings) -> None:
+        """Several rates."""
         falls = len(settings.rates) > 1 and list(settings.rates) == sorted(settings.rates, reverse=True)
         require(settings, "rates", falls, "be at least two, from large to small")
-        found = []
-        for seed in range(settings.seeds):
-            for method in METHODS:
-                found += [full_gradient(settings, method, rate, seed) for rate in settings.rates]
-                found += [single(settings, method, noise, seed) for noise in (0.0, settings.noise)]
-            found += [replace(full_gradient(settings, NEAREST, rate, seed), dimensions=1) for rate in settings.rates]
-        return found
+
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """With all samples, every method at every rate, and nearest for single weights. With one, every method, with and without noise."""
+        whole = [{"gradient": ALL, "rate": rate, "steps": round(settings.length / rate), "noise": 0.0} for rate in settings.rates]
+        single = {"gradient": ONE, "rate": settings.sample_rate, "steps": settings.sample_steps}
+        for method in METHODS:
+            yield from ({"method": method, **way} for way in whole)
+            yield from ({"method": method, **single, "noise": noise} for noise in (0.0, settings.noise))
+        yield from ({"method": NEAREST, **way, "dimensions": 1} for way in whole)
 
     def work(self, run: Run) -> float:
         """A constant per step, plus a term per number."""
-        return run.steps * (30_000 + run.problems * run.dimensions * (run.samples if run.gradient == ALL else 1))
+        return float(run.steps * (30_000 + run.problems * run.dimensions * (run.samples if run.gradient == ALL else 1)))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Descend, and record the distance from the optimum at every step."""
@@ -94,7 +73,7 @@ class StagnationStudy(WrittenStudy[Settings, Run]):
         largest = 1 / data.lipschitz(run.gradient).max().item()
         if run.rate > largest:
             raise ValueError(f"rate: the theorems hold up to 1/L, here {largest:.3g} with the gradient of {run.gradient}; got {run.rate:g}")
-        weights = DescendingWeights(data, run.descent)
+        weights = DescendingWeights(data, Descent(run.method, run.format, run.gradient, run.rate, run.seed))
         points = sorted({round(step) for step in np.linspace(1, run.steps, _POINTS)})
         lowest = torch.full((run.problems,), torch.inf, dtype=torch.float64, device=device)
         loss, since = torch.zeros_like(lowest), 0
@@ -123,15 +102,3 @@ class StagnationStudy(WrittenStudy[Settings, Run]):
 def _stored(values: torch.Tensor) -> list[float]:
     """One number per problem, short enough for results that are small."""
     return [float(f"{value:.{_DIGITS}g}") for value in values.tolist()]
-
-
-def full_gradient(settings: Settings, method: str, rate: float, seed: int) -> Run:
-    """The run with the gradient of all samples, which a model can fit perfectly."""
-    steps = round(settings.length / rate)
-    return run_of(Run, settings, method=method, gradient=ALL, rate=rate, steps=steps, noise=0.0, seed=seed)
-
-
-def single(settings: Settings, method: str, noise: float, seed: int) -> Run:
-    """The run with the gradient of one sample."""
-    rate, steps = settings.sample_rate, settings.sample_steps
-    return run_of(Run, settings, method=method, gradient=ONE, rate=rate, steps=steps, noise=noise, seed=seed)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from qsim.studies.report import Claim
-from qsim.studies.stagnation.findings import DescentFindings, geometric
+from qsim.studies.stagnation.findings import DescentFindings
 from qsim.studies.stagnation.least_squares import COMPUTE, EXACT, KAHAN, NEAREST, STOCHASTIC
-from qsim.studies.statistics import Interval, above, below, mean
+from qsim.studies.statistics import Interval, above, below, geometric, mean
 
 _NAMES = {
     EXACT: ("Section 3.1", "without rounding"),
@@ -52,19 +52,19 @@ def _past(found: DescentFindings, method: str) -> Claim:
 
 def _single_sample(found: DescentFindings) -> Claim:
     stochastic, nearest = found.single(STOCHASTIC), found.single(NEAREST)
-    ratio = mean((stochastic.final / nearest.final).tolist())
+    ratio = mean(stochastic.final / nearest.final)
     return found.claim("single sample", below(ratio, 1.0), ratio=ratio, median=np.median(stochastic.final / stochastic.printed))
 
 
 def _worse(found: DescentFindings) -> Claim:
     logs = np.log([found.whole(NEAREST, rate).final for rate in found.settings.rates])
-    power = mean(np.polyfit(np.log(found.settings.rates), logs, 1)[0].tolist())
+    power = mean(np.polyfit(np.log(found.settings.rates), logs, 1)[0])
     return found.claim("smaller rate", below(power), power=power)
 
 
 def _theorem_2(found: DescentFindings) -> Claim:
     curves = [found.whole(COMPUTE, rate) for rate in found.settings.rates] + [found.single(COMPUTE)]
-    worst = max((mean(row.tolist()) for each in curves for row in each.beside_theorem_2()), key=lambda interval: interval.value)
+    worst = max((mean(row) for each in curves for row in each.beside_theorem_2()), key=lambda interval: interval.value)
     return found.claim("theorem 2", True if worst.high <= 1 else False if worst.low > 1 else None, worst=worst)
 
 

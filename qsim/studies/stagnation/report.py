@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from qsim.plot import figures
 from qsim.studies.report import Picture
-from qsim.studies.stagnation.bounds import Array
-from qsim.studies.stagnation.findings import DescentFindings, geometric
+from qsim.studies.stagnation.findings import Array, DescentFindings
 from qsim.studies.stagnation.least_squares import COMPUTE, METHODS, NEAREST
+from qsim.studies.statistics import geometric
 from qsim.text.tables import Table
 
 

@@ -24,13 +24,13 @@ from qsim.studies.learners.training import full_precision
 from qsim.studies.plans import plan
 from qsim.studies.report import Report
 from qsim.studies.result import Result
-from qsim.studies.study import Study
+from qsim.studies.study import Run, TrialStudy
 from qsim.studies.sweeps.fingerprints import fingerprint
 from qsim.studies.sweeps.repeat import write_configuration
-from qsim.studies.sweeps.results import DESIGNS, STEPS, Run, Settings, Sweep
+from qsim.studies.sweeps.results import DESIGNS, STEPS, Settings, Sweep
 from qsim.studies.sweeps.sources import Loss, MakeOptimizer, Sources
 
-__all__ = ["Run", "Settings", "Sources", "Sweep", "SweepStudy", "sweep"]
+__all__ = ["Settings", "Sources", "Sweep", "SweepStudy", "sweep"]
 
 #: Anything that `convert` takes for a whole model; None is full precision.
 Points = PointsLike
@@ -136,7 +136,7 @@ def sweep(
     return Sweep(study, settings, prepared.results())
 
 
-class SweepStudy(Study[Settings, Run]):
+class SweepStudy(TrialStudy[Settings]):
     """Train a caller's model with all combinations of points, batch sizes and learning rates.
 
     Args:
@@ -146,7 +146,6 @@ class SweepStudy(Study[Settings, Run]):
     """
 
     name, question, source = "sweep", "What does rounding cost this model?", "a model of your own"
-    run = Run
 
     def __init__(self, sources: Sources, points: Mapping[str, Points], settings: Settings) -> None:
         self._sources, self._points, self._given = sources, dict(points), settings
@@ -156,18 +155,15 @@ class SweepStudy(Study[Settings, Run]):
         """The grid."""
         return self._given
 
-    def runs(self, settings: Settings) -> list[Run]:
-        """All combinations."""
-        grid = product(range(settings.seeds), self._points.items(), settings.batches, settings.rates, settings.designs)
-        found = [
-            Run(label, batch, rate, settings.updates(design, batch), seed, _text(points), self._digest)
-            for seed, (label, points), batch, rate, design in grid
-        ]
-        return list(dict.fromkeys(found))  # designs share the middle batch size
+    def ways(self, settings: Settings, seed: int) -> Iterator[dict[str, Any]]:
+        """All combinations; `points` and `sources` make a result of other points or another model another run."""
+        for (label, points), batch, rate, design in product(self._points.items(), settings.batches, settings.rates, settings.designs):
+            way = {"label": label, "batch": batch, "rate": rate, "steps": settings.updates(design, batch)}
+            yield {**way, "points": _text(points), "sources": self._digest}
 
     def work(self, run: Run) -> float:
         """A constant per step, plus a term per example."""
-        return run.steps * (100 + run.batch) * (1 if self._points[run.label] is None else 2)
+        return float(run.steps * (100 + run.batch) * (1 if self._points[run.label] is None else 2))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Train the model; return its losses, and the worst problem that a monitor finds in the last step."""

@@ -10,9 +10,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from qsim.plot import figures
-from qsim.studies.report import Asked, Claim, Picture, Report, listed
+from qsim.studies.report import Claim, Picture, Report, listed
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, mean
+from qsim.studies.study import Run, Study
 from qsim.text.tables import Table
 
 #: What all batch sizes have in common: the number of updates, or the number of examples.
@@ -38,19 +39,6 @@ class Settings:
         return self.steps if design == STEPS else max(1, round(self.steps * middle / batch))
 
 
-@dataclass(frozen=True)
-class Run:
-    """One model that is trained; `points` and `sources` make a result of other points or another model another run."""
-
-    label: str
-    batch: int
-    rate: float
-    steps: int
-    seed: int
-    points: str
-    sources: str
-
-
 class Sweep:
     """The results of `sweep`: losses, differences from the reference with intervals, verdicts and figures.
 
@@ -70,7 +58,7 @@ class Sweep:
         ('Sweep', 2, ('mxfp8',))
     """
 
-    def __init__(self, study: Asked, settings: Settings, results: Sequence[Result[Run]]) -> None:
+    def __init__(self, study: Study[Any, Run], settings: Settings, results: Sequence[Result[Run]]) -> None:
         self._study, self.settings, self._results = study, settings, results
         self._of = {(r.run.label, r.run.batch, r.run.steps, r.run.rate, r.run.seed): r for r in results}
         self.reference, self._first = settings.labels[0], settings.designs[0]

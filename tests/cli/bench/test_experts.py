@@ -9,7 +9,7 @@ import torch
 
 import qsim
 from qsim.cli import main
-from qsim.cli.bench import experts
+from qsim.cli.bench import _measured, experts
 from qsim.cli.bench.experts import Experts, ExpertsSize
 
 EXPERTS = ("bench", "experts", "--device", "cpu", "--seconds", "0.001")
@@ -25,7 +25,7 @@ def test_experts_are_compared_with_torchs(capsys: pytest.CaptureFixture[str], mo
         return lambda: None
 
     monkeypatch.setattr(experts, "_step", step)
-    monkeypatch.setattr(experts, "sustained", lambda steps, *rest: [0.002, 0.003])
+    monkeypatch.setattr(_measured, "sustained", lambda steps, *rest: [0.002, 0.003])
     assert main([*EXPERTS, "--sizes", "2x8x16x32", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["size"], row["how"], row["ratio"]) == ("2 × 8 × 16 → 32", "eager", pytest.approx(1.5))

@@ -13,7 +13,7 @@ import torch
 import qsim
 from qsim.cli import main
 from qsim.cli.bench import host
-from qsim.cli.bench._trace import calls_between_files
+from qsim.cli.bench._counting import calls_between_files
 from qsim.random import streams
 
 QUICK = ("--device", "cpu", "--repeats", "1")

@@ -12,7 +12,7 @@ from torch import nn
 import qsim
 from qsim import FivePoint
 from qsim.cli import main
-from qsim.cli.bench import _blocks, _models, linear, train
+from qsim.cli.bench import _blocks, _measured, _models, linear, train
 from qsim.cli.bench._models import ConvBenchSize, GPTBenchSize
 from qsim.cli.bench._timing import Call, Clock
 
@@ -43,7 +43,7 @@ def run_once(calls: list[Call], clock: Clock, seconds: float) -> list[float]:
 @pytest.fixture
 def three_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call takes a second, and the first of two takes three."""
-    for module in (linear, train):
+    for module in (_measured, train):
         monkeypatch.setattr(module, "sustained", run_once)
 
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from qsim import cli
 from qsim.cli.bench import _models
+from qsim.cli.bench._counting import peak_growth
 from qsim.cli.bench._models import SIZES, LanguageModel
-from qsim.cli.bench._steps import forward_and_backward, peak_growth, replay
+from qsim.cli.bench._timing import forward_and_backward, replay
 
 CPU = torch.device("cpu")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import types
 from typing import Any
@@ -13,13 +12,13 @@ from torch.autograd import DeviceType
 
 import qsim
 from qsim.cli import main
-from qsim.cli.bench import _launches, _optim_steps, _optim_work
-from qsim.cli.bench._optim_work import GPTS, WORK, ParameterSet, gpt, one
-from qsim.cli.bench._settings import BenchSettings
+from qsim.cli.bench import _counting, optim
+from qsim.cli.bench._options import BenchSettings
 from qsim.cli.bench._timing import Call, Clock
+from qsim.cli.bench.optim import GPTS, WORK, ParameterSet, gpt, one
 
 TINY = ("--device", "cpu", "--elements", "2^6", "--repeats", "2")
-CPU = BenchSettings(torch.device("cpu"), 64, {}, {}, (), 2)
+CPU = BenchSettings(device=torch.device("cpu"), elements=64, repeats=2)
 
 #: Update, states and bytes per weight: all are read and written, except the gradient, which is only read.
 ADAMW = [
@@ -144,7 +143,7 @@ def test_on_a_gpu_launches_are_counted_after_everything_has_been_timed(monkeypat
         def prepare(tensors: ParameterSet, settings: BenchSettings, call: Call = call, number: int = number) -> tuple[Call, int]:
             return call, 100 * number
 
-        works.append(_optim_work.OptimizerWork(name, "stochastic", "bf16", prepare))
+        works.append(optim.OptimizerWork(name, "stochastic", "bf16", prepare))
 
     def beside_copy(call: Call, moved: int, settings: BenchSettings) -> dict[str, float]:
         events.append("timed")
@@ -157,10 +156,10 @@ def test_on_a_gpu_launches_are_counted_after_everything_has_been_timed(monkeypat
         events.append("counted")
         return call()
 
-    monkeypatch.setattr(_optim_steps, "beside_copy", beside_copy)
-    monkeypatch.setattr(_optim_steps, "host_time", host_time)
-    monkeypatch.setattr(_optim_steps, "launches", launches)
-    rows = _optim_steps.steps(dataclasses.replace(CPU, device=torch.device("cuda")), [one(8), one(16)], works)
+    monkeypatch.setattr(optim, "beside_copy", beside_copy)
+    monkeypatch.setattr(optim, "host_time", host_time)
+    monkeypatch.setattr(optim, "launches", launches)
+    rows = list(optim.steps(BenchSettings(device=torch.device("cuda"), repeats=2), [one(8), one(16)], works))
     found = [(row["algorithm"], row["elements"], row["bytes"], row["launches"], row["host_microseconds"]) for row in rows]
     numbers = {"a": 1, "b": 2}
     assert found == [(name, size, 100 * n, n, pytest.approx(1000 * n)) for size in (8, 16) for name, n in numbers.items()]
@@ -173,8 +172,8 @@ def test_work_of_the_device_counts_and_what_only_describes_it_does_not() -> None
 
     kernel, copy, call = event(DeviceType.CUDA), event(DeviceType.CUDA), event(DeviceType.CPU)
     spans = [event(DeviceType.CUDA, True), event(DeviceType.CPU, True)]
-    assert _launches._work_on_device([call, kernel, *spans, call, copy]) == 2
-    assert _launches._work_on_device([call, *spans]) == 0
+    assert _counting._work_on_device([call, kernel, *spans, call, copy]) == 2
+    assert _counting._work_on_device([call, *spans]) == 0
 
 
 # on a GPU
@@ -190,9 +189,9 @@ def test_kernels_copies_and_fills_are_counted_and_annotations_are_not() -> None:
             y.copy_(x)
             x.mul_(y)
 
-    assert _launches.launches(lambda: x.add_(1)) == 1
-    assert _launches.launches(three) == 3
-    assert _launches.launches(lambda: None) is None
+    assert _counting.launches(lambda: x.add_(1)) == 1
+    assert _counting.launches(three) == 3
+    assert _counting.launches(lambda: None) is None
 
 
 @pytest.mark.gpu

@@ -2,16 +2,15 @@
 
 import json
 import types
-from dataclasses import replace
 
 import pytest
 import torch
 
 import qsim
 from qsim.cli import main
-from qsim.cli.bench import _sweep
-from qsim.cli.bench._layouts import LAYOUTS
-from qsim.cli.bench._settings import DTYPES, BenchSettings
+from qsim.cli.bench._counting import compilations
+from qsim.cli.bench._options import DTYPES, BenchSettings
+from qsim.cli.bench.quantize import LAYOUTS, SWEPT
 from qsim.formats import holds
 
 TINY = ("--device", "cpu", "--elements", "2^6", "--repeats", "2")
@@ -73,16 +72,16 @@ def test_layouts_are_measured_for_the_first_format_in_every_order(capsys: pytest
     assert [(row["work"], row["format"], row["dtypes"]) for row in rows] == [
         (layout, "e4m3", dtypes) for dtypes in ("fp32→bf16", "bf16→bf16") for layout in LAYOUTS
     ]
-    tiny = BenchSettings(torch.device("cpu"), 2**6, {}, {}, (), 1)
+    tiny, larger = (BenchSettings(device=torch.device("cpu"), elements=count) for count in (2**6, 2**18))
     for layout, lay in LAYOUTS.items():
         count = lay(tiny, torch.float32).numel()
         assert {row["bytes"] for row in rows if row["work"] == layout} == {6 * count, 4 * count}
-        assert not lay(replace(tiny, elements=2**18), torch.float32).is_contiguous()
+        assert not lay(larger, torch.float32).is_contiguous()
 
 
 def test_sweep_rounds_into_fifty_formats(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(set(_sweep.FORMATS)) == 50
-    assert all(holds(torch.float32, fmt) for fmt in _sweep.FORMATS)
+    assert len(set(SWEPT)) == 50
+    assert all(holds(torch.float32, fmt) for fmt in SWEPT)
     rows = bench(capsys, "--only", "sweep", "--roundings", "nearest,stochastic")["rows"]
     assert [(row["rounding"], row["formats"]) for row in rows] == [("nearest", 50), ("stochastic", 50)]
     assert all(row["first_seconds"] > 0 and row["seconds"] > 0 for row in rows)
@@ -102,7 +101,7 @@ def test_compilations_are_counted_and_the_hook_is_put_back(monkeypatch: pytest.M
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(runtime, "jit_post_compile_hook", hook)
-    with _sweep.compilations() as names:
+    with compilations() as names:
         for name in ("quantize_kernel", "quantize_kernel", "encode_kernel"):
             # In triton's notation.
             runtime.jit_post_compile_hook(key="", repr="", fn=types.SimpleNamespace(name=name), compile={}, already_compiled=False)

@@ -1,12 +1,11 @@
 """Tests of the parts of `qsim bench`: timing statistics, tables and command-line arguments."""
 
-import math
 from collections.abc import Callable
 
 import pytest
 
-from qsim.cli.bench._bandwidth import speeds
-from qsim.cli.bench._settings import count, count_text, dtypes, seconds
+from qsim.cli.bench._measured import speeds
+from qsim.cli.bench._options import count, count_text, dtypes, seconds
 from qsim.cli.bench._timing import WARMUP, excess, host_time, interleaved, sustained
 from qsim.text.tables import Quantity, Table
 
@@ -114,10 +113,10 @@ def test_tables_have_a_fixed_width_and_notes_in_place_of_numbers() -> None:
 
 
 def test_times_that_nothing_can_last_are_refused() -> None:
-    assert seconds(0.25, "--seconds") == 0.25
-    for value in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"--seconds: {value:g} is not a duration: write 0.3"):
-            seconds(value, "--seconds")
+    assert seconds("0.25", "--seconds") == 0.25
+    for text in ("0", "-1", "nan", "inf", "soon"):
+        with pytest.raises(ValueError, match=f"--seconds: {text} is not a duration: write 0.3"):
+            seconds(text, "--seconds")
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", 1), ("4096", 4096), ("2^22", 2**22), ("2**10", 1024), ("10^3", 1000)])
@@ -127,4 +126,4 @@ def test_counts(text: str, value: int) -> None:
 
 
 def test_one_dtype_stays_what_it_is() -> None:
-    assert dtypes("bf16, fp32:fp16") == [("bf16", "bf16"), ("fp32", "fp16")]
+    assert dtypes("bf16, fp32:fp16", "--dtypes") == [("bf16", "bf16"), ("fp32", "fp16")]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim import recipes
-from qsim.cli.bench._steps import replay
+from qsim.cli.bench._timing import replay
 from qsim.recipes import Recipe
 from qsim.scaling import Delayed, PerRow
 
