@@ -45,7 +45,7 @@ class Settings:
     designs: tuple[str, ...] = choice(DESIGNS, "what all batch sizes have in common: steps (the number of updates), images, or both")
     micro_batches: int = choice(4, "also accumulate the largest batch, in the coarsest format, over this many micro-batches; 1: do not")
     steps: int = choice(200, "number of updates; with equal images, those of the middle batch size")
-    rate: float = choice(0.1, "constant learning rate of plain SGD; of Adam for a GPT, unless it is pretrained-sgd")
+    rate: float = choice(0.1, "constant learning rate of plain SGD; of Adam for a GPT")
     looks: int = choice(10, "how often the true gradient is measured in the last quarter of the steps")
     seeds: int = choice(6, "number of seeds")
 
