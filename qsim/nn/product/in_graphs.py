@@ -52,7 +52,7 @@ class _InGraph(FivePointProduct):
     """`FivePointProduct` while its operators are traced."""
 
     @staticmethod
-    def forward(*args: Any) -> Tensor:  # type: ignore[override]
+    def forward(*args: Any) -> Tensor:
         with _compiling():
             return FivePointProduct.forward(*args)
 

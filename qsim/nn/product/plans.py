@@ -9,17 +9,18 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from qsim.functional.tracing import refuse_tracing
 from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.bilinear import LINEAR, MATMUL, Multiplication, Product
-from qsim.nn.product.checks import check_context, check_operands, check_table
+from qsim.nn.product.checks import check_operands, check_table
 from qsim.nn.product.codes import takes_codes
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.groups import Groups
 from qsim.nn.product.operands import Gradient, Operand
 from qsim.nn.product.sites import Site
-from qsim.nn.product.sums import PRODUCTS, spelled_lookup, spelled_sum
+from qsim.nn.product.sums import spelled_sum
 from qsim.nn.product.tensors import OperandShards, Tensors
 from qsim.random.streams import own_rank, rank_stream, stream
 from qsim.recipes.five_point import FivePoint
@@ -150,7 +151,7 @@ def plan_for(
         return None
     ops, device = operators(a, w, bias), a.device
     if ops is DISPATCHED:
-        check_context(points, a, w)
+        refuse_tracing("layers with points", a, w, has_points=True)
     kind = (
         ops,
         product,
@@ -249,7 +250,6 @@ def _whole_plan(points: FivePoint, kind: ProductKind, compiles: bool) -> Product
     forward, grad_a, grad_w = (_multiplication(points, kind, i, pair, *dtypes[i], own.sums[i]) for i, pair in enumerate(sites))
     drawing = (first.forward, first.backward, gradient.for_first, gradient.for_second)
     weights = (second.forward, second.backward)
-    sums = points.sums[2:] if product.is_lookup else points.sums
     plan = ProductPlan(
         points,
         product,
@@ -261,7 +261,7 @@ def _whole_plan(points: FivePoint, kind: ProductKind, compiles: bool) -> Product
         (forward, grad_a, grad_w),
         draws=any(site.draws for site in (*drawing, *weights))
         or any(site.is_stochastic for site in drawing)
-        or any(sum_ is not None and sum_.is_stochastic for sum_ in sums),
+        or any(sum_ is not None and sum_.is_stochastic for sum_ in points.sums[2 if product.is_lookup else 0 :]),
         weight_draws=not two_inputs and any(site.is_stochastic for site in weights),
         joins_gradients=product.joins_gradients and gradient.is_rounded_once and _are_torchs(grad_a, grad_w),
         adds_bias=own.adds_bias,
@@ -278,10 +278,9 @@ def _multiplication(
     # Results still to be multiplied by scales must not be rounded to 16 bits before.
     wide = torch.promote_types(result, torch.float32) if sites[0].leaves_factor or sites[1].leaves_factor else result
     is_turned = index == 2 and not product.gradient_first
-    if product.is_lookup:
-        how = spelled_lookup(points.sums[2], *one) if index == 2 else None
-    else:
-        how = spelled_sum(points.sums[index], PRODUCTS[index], *((other, one) if is_turned else (one, other)))
+    operands = (one, one) if product.is_lookup else (other, one) if is_turned else (one, other)
+    accumulator = None if product.is_lookup and index < 2 else points.sums[index]
+    how = spelled_sum(accumulator, product.names[index], *operands)
     carrier, exact = product.carrier(index, one[0].values(one[1]), other[0].values(other[1]), wide, kind.device)
     is_torchs = carrier == result and how is None and not exact
     plain = Arithmetic(result, kind.ops, exact, is_torchs, how, rank_stream(SUMS[index], number), points.chip)
