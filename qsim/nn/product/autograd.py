@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, distributed
 from torch.overrides import handle_torch_function, has_torch_function
 
-from qsim.functional.applying import applied, changeable, not_a_view
+from qsim.functional.applying import applied, changeable, not_a_view, refuses_double_backward
 from qsim.nn.product import observers
 from qsim.nn.product.autocast import autocasts, without_autocast
-from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.functorch import transformed_product
 from qsim.nn.product.plans import ProductPlan
 from qsim.random import seeds

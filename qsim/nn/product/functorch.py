@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch._C._functorch import TransformType
 
+from qsim.functional.applying import refuses_double_backward
 from qsim.nn.product.autocast import without_autocast
-from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.plans import ProductPlan
 from qsim_kernels.ops.direct import DISPATCHED
 
