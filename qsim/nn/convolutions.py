@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qsim.functional.tracing import refuse_tracing
+from qsim.nn.product.autograd import planned
 from qsim.nn.product.checks import check_bias, check_groups
 from qsim.nn.product.convolution import ConvolutionProduct
-from qsim.nn.product.outside import planned
 from qsim.nn.product.plans import plan_for
 from qsim.random.sources import Stream
 from qsim.recipes.points_of import PointsLike, points_of

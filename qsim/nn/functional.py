@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from qsim.nn.product import bilinear
+from qsim.nn.product.autograd import planned
 from qsim.nn.product.checks import check_bias, check_lookup
 from qsim.nn.product.embedding import Lookup
-from qsim.nn.product.outside import planned
 from qsim.nn.product.plans import plan_for
 from qsim.random.sources import Stream
 from qsim.recipes.points_of import PointsLike, points_of

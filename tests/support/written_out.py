@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from qsim import FivePoint, Fixed, Float, Int, Quantizer, Stochastic
 from qsim.formats import Format
+from qsim.nn.product.autograd import planned
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct, Product
 from qsim.nn.product.convolution import ConvolutionProduct
-from qsim.nn.product.outside import planned
 from qsim.nn.product.plans import ProductPlan, plan_for
 from qsim.nn.product.tensors import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD
 from qsim.random import Noise, seeds

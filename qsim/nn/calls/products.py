@@ -21,7 +21,7 @@ from qsim.nn.convolutions import convolve
 from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
 from qsim.nn.product.autocast import autocasts
-from qsim.nn.product.outside import planned
+from qsim.nn.product.autograd import planned
 from qsim.nn.product.plans import plan_for
 from qsim.nn.record import InUse
 from qsim.random.shards import is_distributed

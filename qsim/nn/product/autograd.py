@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from torch.overrides import handle_torch_function, has_torch_function
 
 from qsim.functional.applying import applied, changeable, not_a_view, refuses_double_backward
-from qsim.nn.product import observers
+from qsim.nn.product import observers, outside
 from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.functorch import transformed_product
 from qsim.nn.product.plans import ProductPlan
@@ -22,26 +22,55 @@ from qsim.random.shards import is_distributed
 from qsim.random.sources import Stream, is_exporting
 from qsim_kernels.ops.direct import DISPATCHED, operators
 
-#: The operands before callables outside of the product rounded them; `None` for others.
-Raw = tuple[Tensor | None, Tensor | None]
 #: What to do with distributed tensors instead.
-INSTEAD = "give a format or a Quantizer, or shard with FSDP2, whose layers multiply whole tensors"
+_INSTEAD = "give a format or a Quantizer, or shard with FSDP2, whose layers multiply whole tensors"
 
 
-def product(
+def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream = 0, ends: Tensor | None = None) -> Tensor:
+    """A product whose operands are rounded forward and backward.
+
+    Args:
+        a: An input.
+        w: A weight, or another input.
+        bias: Added to the result.
+        plan: The plan for such operands.
+        stream: Distinguishes weights that have the same values.
+        ends: The ends of the groups of rows, in a grouped product.
+    """
+    if plan.casts is not None:
+        of_a, of_w, of_bias = plan.casts
+        a, w, bias = a.to(of_a), w.to(of_w), None if bias is None else bias.to(of_bias)
+    if not plan.points.wraps:
+        return _product(a, w, bias, plan, stream, ends)
+    if _are_distributed(a, w, bias):
+        raise ValueError(f"{outside.first_point(plan.points)} does not take distributed tensors (DTensor): {_INSTEAD}")
+    split = plan.split
+    if split is not None and split.tensor < 2:
+        bias = None if bias is None else outside.rounded("bias", bias, plan.points.bias)
+        parts = split.parts((a, w)[split.tensor])
+        one, other = [(part, w) if split.tensor == 0 else (a, part) for part in parts]
+        result = planned(*one, bias, split.rounded, stream, ends) + planned(*other, None, split.rest, stream, ends)
+    else:
+        a, w, raw = outside.operands(a, w, plan)
+        bias = None if bias is None else outside.rounded("bias", bias, plan.points.bias)
+        result = _product(a, w, bias, plan, stream, ends, raw)
+    return outside.rounded("output", result, plan.points.output)
+
+
+def _product(
     a: Tensor,
     w: Tensor,
     bias: Tensor | None,
     plan: ProductPlan,
     stream: Stream,
     ends: Tensor | None,
-    raw: Raw = (None, None),
+    raw: outside.Raw = (None, None),
 ) -> Tensor:
     """The product of whole tensors or of distributed ones, of plain code or under the transforms of `torch.func`."""
     is_direct = plan.ops is not DISPATCHED
-    if not is_direct and are_distributed(a, w, bias):
+    if not is_direct and _are_distributed(a, w, bias):
         if plan.split is not None:
-            raise ValueError(f"grad: Outliers would get the shard of a distributed tensor: {INSTEAD}")
+            raise ValueError(f"grad: Outliers would get the shard of a distributed tensor: {_INSTEAD}")
         from qsim.nn.sharded.product import sharded_product
 
         return sharded_product(a, w, bias, plan, stream)
@@ -54,7 +83,7 @@ def product(
     return _apply(a, w, bias, seed, weight_seed, ends, *raw, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
 
 
-def are_distributed(a: Tensor, w: Tensor, bias: Tensor | None) -> bool:
+def _are_distributed(a: Tensor, w: Tensor, bias: Tensor | None) -> bool:
     """Whether one of the operands is a distributed tensor, which exist only in distributed runs."""
     if not distributed.is_available() or not distributed.is_initialized():
         return False
@@ -69,9 +98,9 @@ def product_with_seeds(
     weight_seed: Tensor | None,
     plan: ProductPlan,
     ends: Tensor | None = None,
-    raw: Raw = (None, None),
+    raw: outside.Raw = (None, None),
 ) -> Tensor:
-    """`product` with given seeds, each needed only for stochastic rounding.
+    """`planned` with given seeds, each needed only for stochastic rounding.
 
     Torch's function modes see it as one function of its operands, like torch's own functions.
     """

@@ -1,4 +1,4 @@
-"""Products of layers with what is rounded around them: operands by callables with gradients of their own, the bias and the result."""
+"""Rounding in autograd outside of a product: operands by callables with gradients of their own, the bias and the result."""
 
 from __future__ import annotations
 
@@ -7,50 +7,19 @@ from torch import Tensor
 from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.product import observers
-from qsim.nn.product.autograd import INSTEAD, Raw, are_distributed, product
 from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import Site
 from qsim.random import seeds, streams
 from qsim.random.noise import Noise
-from qsim.random.sources import Stream
 from qsim.recipes.five_point import FivePoint
 
+#: The operands before callables outside of the product rounded them; `None` for others.
+Raw = tuple[Tensor | None, Tensor | None]
 #: Streams of the points outside of products.
 _STREAMS = {name: streams.stream("five points", name) for name in ("output", "bias")} | {"forward": streams.stream("quantize", "forward")}
 
 
-def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream = 0, ends: Tensor | None = None) -> Tensor:
-    """A product whose operands are rounded forward and backward.
-
-    Args:
-        a: An input.
-        w: A weight, or another input.
-        bias: Added to the result.
-        plan: The plan for such operands.
-        stream: Distinguishes weights that have the same values.
-        ends: The ends of the groups of rows, in a grouped product.
-    """
-    if plan.casts is not None:
-        of_a, of_w, of_bias = plan.casts
-        a, w, bias = a.to(of_a), w.to(of_w), None if bias is None else bias.to(of_bias)
-    if not plan.points.wraps:
-        return product(a, w, bias, plan, stream, ends)
-    if are_distributed(a, w, bias):
-        raise ValueError(f"{_first_point(plan.points)} does not take distributed tensors (DTensor): {INSTEAD}")
-    split = plan.split
-    if split is not None and split.tensor < 2:
-        bias = None if bias is None else rounded("bias", bias, plan.points.bias)
-        parts = split.parts((a, w)[split.tensor])
-        one, other = [(part, w) if split.tensor == 0 else (a, part) for part in parts]
-        result = planned(*one, bias, split.rounded, stream, ends) + planned(*other, None, split.rest, stream, ends)
-    else:
-        a, w, raw = _operands(a, w, plan)
-        bias = None if bias is None else rounded("bias", bias, plan.points.bias)
-        result = product(a, w, bias, plan, stream, ends, raw)
-    return rounded("output", result, plan.points.output)
-
-
-def _operands(a: Tensor, w: Tensor, plan: ProductPlan) -> tuple[Tensor, Tensor, Raw]:
+def operands(a: Tensor, w: Tensor, plan: ProductPlan) -> tuple[Tensor, Tensor, Raw]:
     """The operands of a product, rounded where that is before it, and as they were."""
     observer = observers.current()
     raw: list[Tensor | None] = [None, None]
@@ -64,7 +33,7 @@ def _operands(a: Tensor, w: Tensor, plan: ProductPlan) -> tuple[Tensor, Tensor, 
     return found[0], found[1], (raw[0], raw[1])
 
 
-def _first_point(points: FivePoint) -> str:
+def first_point(points: FivePoint) -> str:
     """The first point that is called outside of a product, and what it is, for errors."""
     for name in ("act", "weight"):
         point = getattr(points, name)
