@@ -88,7 +88,8 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
         if facts is not None:
             own, note = fitted(layer, points[facts["points"]])
             set_layer_points(layer.module, own, _stream(facts["stream"], draws), facts.get("recipe"), facts.get("note", note))
-    complete(model, enters=description.get("rounds_calls", bool(calls)))
+    if layers or calls:
+        complete(model, enters=description.get("rounds_calls", bool(calls)))
 
 
 def _stream(saved: int | Mapping[str, Any], draws: dict[int, Drawn]) -> int | Drawn:
