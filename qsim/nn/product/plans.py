@@ -240,7 +240,7 @@ def _whole_plan(kind: ProductKind) -> ProductPlan:
         (forward, grad_a, grad_w),
         draws=any(site.draws for site in (*drawing, *weights))
         or any(site.is_stochastic for site in drawing)
-        or any(sum_ is not None and sum_.is_stochastic for sum_ in points.sums[2 if product.is_lookup else 0 :]),
+        or any(sum_ is not None and sum_.is_stochastic for sum_ in kind.sums),
         weight_draws=not two_inputs and any(site.is_stochastic for site in weights),
         joins_gradients=product.joins_gradients and gradient.is_rounded_once and _are_torchs(grad_a, grad_w),
         adds_bias=own.adds_bias,
@@ -253,16 +253,15 @@ def _multiplication(
     kind: ProductKind, index: int, sites: Pair, dtypes: tuple[torch.dtype, torch.dtype], result: torch.dtype, number: int
 ) -> Multiplication:
     """One of the three products, of operands in some dtypes that pass two sites."""
-    points, product, (one, other) = kind.points, kind.product, zip(sites, dtypes, strict=True)
+    product, (one, other) = kind.product, zip(sites, dtypes, strict=True)
     # Results still to be multiplied by scales must not be rounded to 16 bits before.
     wide = torch.promote_types(result, torch.float32) if sites[0].leaves_factor or sites[1].leaves_factor else result
     is_turned = index == 2 and not product.gradient_first
     operands = (one, one) if product.is_lookup else (other, one) if is_turned else (one, other)
-    accumulator = None if product.is_lookup and index < 2 else points.sums[index]
-    how = spelled_sum(accumulator, product.names[index], *operands)
+    how = spelled_sum(kind.sums[index], product.names[index], *operands)
     carrier, exact = product.carrier(index, one[0].values(one[1]), other[0].values(other[1]), wide, kind.device)
     is_torchs = carrier == result and how is None and not exact
-    plain = Arithmetic(result, kind.ops, exact, is_torchs, how, rank_stream(SUMS[index], number), points.chip)
+    plain = Arithmetic(result, kind.ops, exact, is_torchs, how, rank_stream(SUMS[index], number), kind.points.chip)
     return Multiplication(_METHODS[index], product, carrier, plain, is_turned)
 
 

@@ -18,7 +18,7 @@ from qsim.nn.product.sites import SharedOperand, Site
 from qsim.nn.product.sums import chain_of
 from qsim.random.places import WHOLE, Place
 from qsim.random.streams import rank_stream, stream
-from qsim.recipes.five_point import FivePoint
+from qsim.recipes.five_point import FivePoint, Three
 from qsim_kernels.ops.direct import Operators
 
 #: Streams of the points, so that no two share random bits; those of weights are shared by all ranks.
@@ -93,6 +93,11 @@ class ProductKind(NamedTuple):
         """This process's shards, or whole tensors."""
         ranks = self.rank, self.rank, self.rank
         return self.shards or OperandShards(ranks, ranks)
+
+    @property
+    def sums(self) -> Three:
+        """The accumulators of the three products; a lookup is none, and only its gradient is summed."""
+        return (None, None, self.points.sums[2]) if self.product.is_lookup else self.points.sums
 
     @property
     def first(self) -> Operand:
