@@ -28,6 +28,7 @@ from qsim.functional.quantizer import Quantizer, short
 from qsim.nn import Quantize
 from qsim.nn.calls.settings import call_points, own_matrices
 from qsim.nn.modules import FivePointModule
+from qsim.nn.record import known
 from qsim.recipes.five_point import FivePoint
 from qsim.text.records import Writer, write_lines
 from qsim.text.warning import warn
@@ -389,8 +390,8 @@ def _watched(model: nn.Module) -> list[Watched]:
 
 def _points(module: nn.Module, call: str | None) -> FivePoint | None:
     """The points of a layer, or of products outside of layers."""
-    calls = call_points(module)
-    return module.points if isinstance(module, FivePointModule) and call is None else None if calls is None else calls.points
+    rounding = known(module).layer if call is None else known(module).calls
+    return None if rounding is None else rounding.points
 
 
 def _rounds(layer: nn.Module) -> bool:

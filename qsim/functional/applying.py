@@ -1,15 +1,19 @@
-"""Applying autograd functions: without what torch's `apply` needs time for, and with results that may be changed in place."""
+"""Autograd functions: applied without torch's slow `apply`, with results that may be changed in place, and differentiable only once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from qsim_kernels.ops.direct import DISPATCHED, Operators
+
+Gradients = TypeVar("Gradients")
 
 
 def applied(function: type[Function], ops: Operators) -> Callable[..., Any]:
@@ -31,3 +35,23 @@ def not_a_view(x: Tensor) -> Tensor:
 def changeable(x: Tensor) -> Tensor:
     """Return a result of an autograd function as a tensor that compiled code may change in place; see `not_a_view`."""
     return torch.ops.aten._unsafe_view.default(x, x.shape) if torch.compiler.is_compiling() else x
+
+
+def refuses_double_backward(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """Raise an error for a backward pass that autograd would record.
+
+    torch's `once_differentiable` raises only if the upstream gradient has a history. After a plain sum it has none; then the result would
+    be a constant, and a gradient penalty on it would silently have no effect. `torch.func` transforms always record; there torch's rule has
+    to do.
+    """
+    recorded_only_with_history = once_differentiable(backward)
+
+    @wraps(backward)
+    def refusing(ctx: Any, *gradients: Any) -> Gradients:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
+        if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+            raise RuntimeError("rounding at points cannot be differentiated twice: omit create_graph=True, or revert the layers")
+        return recorded_only_with_history(ctx, *gradients)
+
+    return refusing

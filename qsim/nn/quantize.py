@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from qsim.formats.dtypes import FLOATS
-from qsim.functional.applying import applied, changeable, not_a_view
+from qsim.functional.applying import applied, changeable, not_a_view, refuses_double_backward
 from qsim.functional.quantizer import Point, Quantizer, check_call, short
 from qsim.nn.histories import RemembersAmaxes, keep_histories, with_history
 from qsim.nn.product import observers, outside
 from qsim.nn.product.carriers import can_hold
-from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.sites import Site
 from qsim.random import seeds, streams
 from qsim_kernels.ops.direct import operators

@@ -104,6 +104,12 @@ def known(module: object) -> Record:
     return found
 
 
+def points_of_module(module: object) -> FivePoint | None:
+    """The points of a layer, or of the products that a module computes itself; `None` if it rounds nothing."""
+    rounding = known(module).layer or known(module).calls
+    return None if rounding is None else rounding.points
+
+
 def record_of(module: nn.Module) -> Record:
     """The record of a module, to change."""
     found: Record = vars(module).setdefault(_NAME, Record())

@@ -141,6 +141,12 @@ def test_a_config_describes_its_own_model_only() -> None:
     assert "quantization_config" not in qsim.revert(model).config.to_dict()
 
 
+def test_a_model_that_was_saved_without_a_conversion_is_loaded_without_one(tmp_path: Path) -> None:
+    qsim.save(exported.tiny_llama(), tmp_path / "plain")
+    loaded = qsim.load(exported.tiny_llama(), tmp_path / "plain")
+    assert "quantization_config" not in loaded.config.to_dict()
+
+
 def test_an_exported_model_has_the_files_that_servers_read(tmp_path: Path) -> None:
     model = exported.tiny_llama().bfloat16()
     qsim.convert(model, qsim.recipes.fp8_hybrid(scaling.PerRow()), exclude=["lm_head"])

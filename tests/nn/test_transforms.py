@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "delayed": (lambda: gradient(recipes.fp8_hybrid(Delayed(4)).points), "layers with delayed scales do not support"),
     "sums": (
-        lambda: gradient(FivePoint(act="e4m3", weight="e4m3", accumulate="h100_bf16", act_bwd=None, weight_bwd=None)),
+        lambda: gradient(FivePoint("e4m3", "e4m3", "e5m2", accumulate="h100_bf16")),
         "layers with an accumulator do not support",
     ),
     "scales": (

@@ -94,12 +94,6 @@ def _borrow(module: nn.Module) -> _BorrowedLayer | _BorrowedCalls:
     return _BorrowedCalls(module, given)
 
 
-def points_of_module(module: nn.Module) -> FivePoint | None:
-    """The points of a layer, or of the products that a module computes itself; None if it rounds nothing."""
-    calls = call_points(module)
-    return module.points if isinstance(module, FivePointModule) else None if calls is None else calls.points
-
-
 @contextmanager
 def borrowed(model: nn.Module, modules: Sequence[nn.Module], seed: int) -> Iterator[Borrowed]:
     """Borrow a model; it and torch's generators are restored afterwards, also after errors.

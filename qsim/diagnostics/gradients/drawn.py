@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.diagnostics.gradients.borrowed import Borrowed, points_of_module
+from qsim.diagnostics.gradients.borrowed import Borrowed
 from qsim.diagnostics.gradients.points import in_use
 from qsim.diagnostics.gradients.statistics import Moments, total_moments, weight_moments
 from qsim.nn.calls.modules import RoundsCalls
 from qsim.nn.converting.layers import layers as layers_of
 from qsim.nn.modules import FivePointModule
+from qsim.nn.record import points_of_module
 from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
-from qsim.diagnostics.gradients.borrowed import borrowed, points_of_module
+from qsim.diagnostics.gradients.borrowed import borrowed
 from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, check_arguments, listed_batches, weights_of
 from qsim.diagnostics.gradients.error import GradientError
 from qsim.diagnostics.gradients.points import NAMES, alone, quantizer_of
 from qsim.diagnostics.gradients.statistics import Moments, rounding_variance, sampling, squared_bias
 from qsim.diagnostics.gradients.text import in_percent
+from qsim.nn.record import points_of_module
 from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
 from qsim.text.records import Records, Values

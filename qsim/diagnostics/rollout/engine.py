@@ -18,9 +18,8 @@ from qsim.checkpoints.reading import is_exported
 from qsim.checkpoints.saving import load
 from qsim.formats import E4M3, FP32
 from qsim.functional.quantizer import Point, Quantizer, short
-from qsim.nn.calls.settings import call_points
 from qsim.nn.converting.convert import convert, revert
-from qsim.nn.modules import FivePointModule
+from qsim.nn.record import points_of_module
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.named import NAMED
 from qsim.recipes.recipe import Recipe
@@ -173,13 +172,8 @@ def _with_checkpoint(engine: ServingEngine, model: nn.Module, folder: Path) -> S
 
 def points_in(model: nn.Module) -> dict[str, FivePoint]:
     """The points of all modules that have some."""
-    found = {}
-    for name, module in model.named_modules():
-        calls = call_points(module)
-        own = module.points if isinstance(module, FivePointModule) else None if calls is None else calls.points
-        if own is not None and not own.is_identity:
-            found[name] = own
-    return found
+    found = {name: points_of_module(module) for name, module in model.named_modules()}
+    return {name: own for name, own in found.items() if own is not None and not own.is_identity}
 
 
 def _forward(points: FivePoint) -> FivePoint:

@@ -13,10 +13,9 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
 from qsim.diagnostics.traces.trace import Operation
 from qsim.nn.calls.running import as_if_running
-from qsim.nn.calls.settings import call_points
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
-from qsim.nn.record import ProductRounding, record_of
+from qsim.nn.record import ProductRounding, points_of_module, record_of
 from qsim.nn.restoring import Snapshot
 from qsim.recipes.five_point import FivePoint
 
@@ -165,8 +164,7 @@ class OperationCall:
 
 def points_of_calls(module: nn.Module) -> FivePoint:
     """The points of a module's products: of attention its own, of others those of their calls."""
-    calls = call_points(module)
-    return module.points if isinstance(module, FivePointModule) else FivePoint() if calls is None else calls.points
+    return points_of_module(module) or FivePoint()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from qsim.nn.converting.classes import kind, with_ancestor_replaced
 from qsim.nn.converting.layers import ATTENTION, Layer, parts, target
 from qsim.nn.histories import keep_histories
 from qsim.nn.modules import FivePointModule
-from qsim.nn.record import ProductRounding, record_of
+from qsim.nn.record import ProductRounding, points_of_module, record_of
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
 
@@ -92,6 +92,5 @@ def _is_own(module: nn.Module) -> bool:
 
 
 def _rounds(module: nn.Module) -> bool:
-    calls = call_points(module)
-    points = module.points if isinstance(module, FivePointModule) else None if calls is None else calls.points
+    points = points_of_module(module)
     return points is not None and not points.is_identity

@@ -28,7 +28,7 @@ from qsim.nn.histories import keep_histories, keep_modules
 from qsim.nn.modules import FivePointModule
 from qsim.nn.record import ProductRounding, forget_empty, known, record_of
 from qsim.random.seeds import fresh_seed
-from qsim.random.streams import Drawn
+from qsim.random.streams import Drawn, Source
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.points_of import is_recipe, points_of
 from qsim.recipes.recipe import Recipe
@@ -124,13 +124,9 @@ def convert(
         _clear(layer.module)
     for layer, found, note in fitting:
         if not layer.obstacle:
-            _convert(layer, found, source._replace(name=layer.names[0]), recipe, note)
+            set_layer_points(layer.module, found, source._replace(name=layer.names[0]), recipe, note)
     _set_call_points([*(pair for pair in choice.layers if pair[0].obstacle), *choice.calling], calls, source)
-    if calls != "none":
-        enter_calls(model)
-    for module in model.modules():
-        _keep_from_bypassing(module)
-    note_in_configs(model)
+    complete(model, enters=calls != "none")
     if before is not None:
         print(changes(before, conversion(model)))
     if example is not None:
@@ -138,6 +134,15 @@ def convert(
     if layout is not None and dry_run is not None:
         serving.report(layout, dry_run, model, example, verbose=verbose)
     return model
+
+
+def complete(model: nn.Module, *, enters: bool) -> None:
+    """Let a model compute by the points of its layers and modules: the last step of a conversion."""
+    if enters:
+        enter_calls(model)
+    for module in model.modules():
+        _keep_from_bypassing(module)
+    note_in_configs(model)
 
 
 def _fitted(chosen: Chosen) -> list[tuple[Layer, FivePoint, str]]:
@@ -224,8 +229,8 @@ def _leave_class(module: nn.Module) -> None:
         record.layer, record.classes, record.recipe, record.note = None, None, None, ""
 
 
-def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None, note: str) -> None:
-    module: Any = layer.module
+def set_layer_points(module: Any, points: FivePoint, source: Source, recipe: str | None, note: str) -> None:
+    """Give a layer points, and with them another class."""
     record = record_of(module)
     if not isinstance(module, FivePointModule):
         original, with_points = kind(module), target(module)

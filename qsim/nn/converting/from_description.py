@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
-from qsim.nn.converting.calls import enter_calls
 from qsim.nn.converting.checks import check_layer
 from qsim.nn.converting.classes import kind
-from qsim.nn.converting.convert import convert, revert
+from qsim.nn.converting.convert import complete, revert, set_layer_points
 from qsim.nn.converting.defaults import fitted
 from qsim.nn.converting.description import VERSION, quantize_modules
 from qsim.nn.converting.layers import layers as known_layers, target
@@ -85,23 +83,13 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
         source = _stream(facts["stream"], draws)
         assert isinstance(source, Drawn)  # calls have no given streams
         record_of(model.get_submodule(name)).calls = ProductRounding(points[facts["points"]], source, facts["of_activations"])
-    if layers:
-        # The seed that convert draws is replaced below: the caller's generator is not advanced.
-        with torch.random.fork_rng(devices=[]):
-            convert(
-                model,
-                lambda name, _: points[layers[name]["points"]] if name in layers else None,
-                embeddings=True,
-                adapters=True,
-                calls="none",
-            )
-    if description.get("rounds_calls", bool(calls)):
-        enter_calls(model)
-    for name, facts in layers.items():
-        layer: Any = model.get_submodule(name)
-        layer.stream_source = _stream(facts["stream"], draws)
-        record = record_of(layer)
-        record.recipe, record.note = facts.get("recipe"), facts.get("note", record.note)
+    for layer in known_layers(model):
+        facts = layers.get(layer.names[0])
+        if facts is not None:
+            own, note = fitted(layer, points[facts["points"]])
+            set_layer_points(layer.module, own, _stream(facts["stream"], draws), facts.get("recipe"), facts.get("note", note))
+    if layers or calls:
+        complete(model, enters=description.get("rounds_calls", bool(calls)))
 
 
 def _stream(saved: int | Mapping[str, Any], draws: dict[int, Drawn]) -> int | Drawn:

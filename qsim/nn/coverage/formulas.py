@@ -79,7 +79,7 @@ def convolution_backward(g: Tensor, a: Tensor, w: Tensor, *rest: Any) -> int:
     return needed * _convolution(a.shape, w.shape, g.shape, transposed)
 
 
-def _convolution_gradient(g: Tensor, other: Tensor, shape: Shape, second: bool, *numbers: Any) -> int:
+def _convolution_gradient(g: Tensor, other: Tensor, shape: Shape, second: bool, exact: bool, *numbers: Any) -> int:
     """One gradient, by qsim's operator."""
     a, w = (other.shape, shape) if second else (shape, other.shape)
     return _convolution(a, w, g.shape, numbers[3])
@@ -89,5 +89,5 @@ def _convolution_gradient(g: Tensor, other: Tensor, shape: Shape, second: bool, 
 OWN: dict[str, Formula] = {
     **dict.fromkeys(("qsim::float32_matmul", "qsim::accumulate", "qsim::accumulate_scaled", "qsim::matmul_rescaled"), matmul),
     **dict.fromkeys(("qsim::grouped_matmul", "qsim::grouped_accumulate"), grouped),
-    "qsim::float32_convolution_gradient": _convolution_gradient,
+    "qsim::convolution_gradient": _convolution_gradient,
 }

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, distributed
 from torch.overrides import handle_torch_function, has_torch_function
 
-from qsim.functional.applying import applied, changeable, not_a_view
+from qsim.functional.applying import applied, changeable, not_a_view, refuses_double_backward
 from qsim.nn.product import observers, outside
 from qsim.nn.product.autocast import autocasts, without_autocast
-from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.functorch import transformed_product
-from qsim.nn.product.plans import ProductPlan, Split
+from qsim.nn.product.plans import ProductPlan
 from qsim.random import seeds
 from qsim.random.shards import is_distributed
 from qsim.random.sources import Stream, is_exporting
@@ -48,20 +47,14 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream
     split = plan.split
     if split is not None and split.tensor < 2:
         bias = None if bias is None else outside.rounded("bias", bias, plan.points.bias)
-        result = _split_product((a, w), bias, split, stream, ends)
+        parts = split.parts((a, w)[split.tensor])
+        one, other = [(part, w) if split.tensor == 0 else (a, part) for part in parts]
+        result = planned(*one, bias, split.rounded, stream, ends) + planned(*other, None, split.rest, stream, ends)
     else:
-        a, w, bias, raw = outside.operands(a, w, bias, plan)
+        a, w, raw = outside.operands(a, w, plan)
+        bias = None if bias is None else outside.rounded("bias", bias, plan.points.bias)
         result = _product(a, w, bias, plan, stream, ends, raw)
     return outside.rounded("output", result, plan.points.output)
-
-
-def _split_product(operands: tuple[Tensor, Tensor], bias: Tensor | None, split: Split, stream: Stream, ends: Tensor | None) -> Tensor:
-    """The product of what is rounded of an operand, and that of its outliers."""
-    rounded, rest = split.parts(operands[split.tensor])
-    a, w = operands
-    if split.tensor == 0:
-        return planned(rounded, w, bias, split.rounded, stream, ends) + planned(rest, w, None, split.rest, stream, ends)
-    return planned(a, rounded, bias, split.rounded, stream, ends) + planned(a, rest, None, split.rest, stream, ends)
 
 
 def _product(

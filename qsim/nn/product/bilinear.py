@@ -32,6 +32,8 @@ class Product:
         merges_rows: Whether all dimensions but the last of the first operand and the result count as one if the second is a matrix.
         joins_gradients: Whether both operands' gradients may come from one operator, as in torch.
         is_lookup: Whether it copies rows of the second operand instead of multiplying.
+        constant: A constant for compilers that specifies the operation; `None` if it may depend on sizes, or there is none.
+        names: The names of the three products, for errors.
     """
 
     equation: ClassVar[str]
@@ -40,11 +42,12 @@ class Product:
     merges_rows: ClassVar[bool] = False
     joins_gradients: ClassVar[bool] = False
     is_lookup: ClassVar[bool] = False
-
-    @property
-    def constant(self) -> Any:
-        """A constant for compilers that specifies this operation; `None` if it may depend on sizes, or there is none."""
-        return None
+    constant: ClassVar[Any] = None
+    names: ClassVar[tuple[str, str, str]] = (
+        "the forward product",
+        "the product for the input's gradient",
+        "the product for the weight's gradient",
+    )
 
     def carrier(self, index: int, one: Values, other: Values, result: torch.dtype, device: torch.device) -> ProductCarrier:
         """The carrier of the operands of one of the three products, of which each is given by a format that holds its values."""
@@ -117,11 +120,7 @@ class LinearProduct(Product):
     equation: ClassVar[str] = "...mk,nk->mn"
     sums_rows: ClassVar[bool] = True
     merges_rows: ClassVar[bool] = True
-
-    @property
-    def constant(self) -> Any:
-        """The name."""
-        return ("linear",)
+    constant: ClassVar[Any] = ("linear",)
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if how.is_torchs:
@@ -154,11 +153,7 @@ class MatmulProduct(Product):
     equation: ClassVar[str] = "...mk,kn->mn"
     gradient_first: ClassVar[bool] = False
     merges_rows: ClassVar[bool] = True
-
-    @property
-    def constant(self) -> Any:
-        """The name."""
-        return ("matmul",)
+    constant: ClassVar[Any] = ("matmul",)
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         return _batched(a, w, how)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from qsim.formats.dtypes import FLOATS
 from qsim.functional.quantizer import Quantizer
-from qsim.functional.tracing import refuse_tracing
 from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.bilinear import Product
 from qsim.nn.product.carriers import can_hold
@@ -18,14 +16,6 @@ from qsim.recipes.five_point import FivePoint
 from qsim.scaling.tiling import PerSlice
 
 _HELP = "Give this layer other points, or exclude it"
-_INSTEAD = "use backward() or torch.autograd.grad, or take the points away with qsim.revert(model)"
-
-
-def check_context(points: FivePoint, a: Tensor, w: Tensor) -> None:
-    """Raise an error where autograd functions do not work."""
-    if torch._C._are_functorch_transforms_active():
-        _check_transforms(points)
-    refuse_tracing("layers with points", a, w, has_points=True)
 
 
 def check_operands(points: FivePoint, product: Product, a: Tensor, w: Tensor, bias: Tensor | None, *, two_inputs: bool) -> None:
@@ -94,7 +84,10 @@ def check_groups(name: str, points: FivePoint, transposed: bool) -> None:
 
 
 def check_lookup(points: FivePoint) -> None:
-    """Raise an error for transforms, which nothing would undo."""
+    """Raise an error for transforms, which nothing would undo, and for an accumulator of gradients with scales, which it cannot add."""
+    grad = points.used["grad"]
+    if points.sums[2] is not None and isinstance(grad, Quantizer) and grad.scale is not None:
+        raise ValueError(f"embedding: an accumulator adds gradients without scales, got {grad.scale!r} at grad")
     _refuse_transforms("embedding: a transform cancels only in a product, and a lookup is none", points, ("weight", "grad"))
 
 
@@ -103,21 +96,3 @@ def _refuse_transforms(reason: str, points: FivePoint, names: Sequence[str]) -> 
         quantizer = points.used[name]
         if isinstance(quantizer, Quantizer) and quantizer.transform is not None:
             raise ValueError(f"{reason}: {name} has {quantizer.transform!r}. {_HELP}")
-
-
-def _check_transforms(points: FivePoint) -> None:
-    """Raise an error for points that do not support the transforms of `torch.func`."""
-    scales = [point.scale for point in points.used.values() if isinstance(point, Quantizer)]
-    reasons = {
-        "random bits": points.is_stochastic or points.weight_is_stochastic,
-        "an accumulator": points.accumulate is not None,
-        "delayed scales": any(scale is not None and scale.is_recorded for scale in scales),
-    }
-    for reason, is_there in reasons.items():
-        if is_there:
-            refuse_transforms(f"layers with {reason}")
-
-
-def refuse_transforms(what: str) -> NoReturn:
-    """Raise the error for something that does not support the transforms of `torch.func`."""
-    raise RuntimeError(f"{what} do not support the transforms of torch.func (grad, vmap, …): {_INSTEAD}")

@@ -95,8 +95,7 @@ class ConvolutionProduct(Product):
 
     def _gradient(self, g: Tensor, other: Tensor, shape: torch.Size, how: Arithmetic, *, second: bool) -> Tensor:
         """The gradient of one operand, from the other one."""
-        gradient = float32.convolution_gradient if how.exact else convolution_gradient
-        return _finished(gradient(g, other, list(shape), second, *self._numbers()), how)
+        return _finished(convolution_gradient(g, other, shape, second, how.exact, *self._numbers()), how)
 
     def _numbers(self) -> tuple[list[int], list[int], list[int], bool, list[int], int]:
         return list(self.stride), list(self.padding), list(self.dilation), self.transposed, list(self.output_padding), self.groups

@@ -6,15 +6,16 @@ the stand-in for that operand has the memory format of the other tensors; otherw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-#: Arguments of convolutions after their tensors.
-NUMBERS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
-SCHEMA = f"(Tensor g, Tensor other, SymInt[] shape, bool second, {NUMBERS}) -> Tensor"
+from qsim.nn.product import float32
+
+_SCHEMA = f"(Tensor g, Tensor other, SymInt[] shape, bool second, bool exact, {float32.NUMBERS}) -> Tensor"
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -65,26 +66,27 @@ def _empty(g: Tensor, shape: Sequence[int], order: torch.memory_format) -> Tenso
     return torch.empty(list(shape), dtype=g.dtype, device=g.device, memory_format=order)
 
 
-def as_promised(own: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """A gradient, and its fake implementation with the same memory format."""
-
-    def real(g: Tensor, other: Tensor, *arguments: Any) -> Tensor:
-        return own(g, other, *arguments).contiguous(memory_format=memory_format(g, other))
-
-    def fake(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, *numbers: Any) -> Tensor:
-        return _empty(g, shape, memory_format(g, other))
-
-    return real, fake
+def _promised(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, exact: bool, *numbers: Any) -> Tensor:
+    """`gradient` in the memory format that compilers are promised."""
+    with float32.unshortened(g, is_matmul=False) if exact else nullcontext():
+        return gradient(g, other, shape, second, *numbers).contiguous(memory_format=memory_format(g, other))
 
 
-_real, _fake = as_promised(gradient)
-torch.library.custom_op(
-    "qsim::convolution_gradient", _real, mutates_args=(), schema=SCHEMA, tags=(torch.Tag.flexible_layout,)
-).register_fake(_fake)
+_operator = torch.library.custom_op(
+    "qsim::convolution_gradient", _promised, mutates_args=(), schema=_SCHEMA, tags=(torch.Tag.flexible_layout,)
+)
 
 
-def convolution_gradient(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, *numbers: Any) -> Tensor:
-    """`gradient` as one operator for compilers; it chooses the stand-in at run time, when memory formats are known."""
-    chosen = torch.ops.qsim.convolution_gradient.default if torch.compiler.is_compiling() else gradient
-    found: Tensor = chosen(g, other, list(shape), second, *numbers)
-    return found
+@_operator.register_fake
+def _(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, exact: bool, *numbers: Any) -> Tensor:
+    return _empty(g, shape, memory_format(g, other))
+
+
+def convolution_gradient(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, exact: bool, *numbers: Any) -> Tensor:
+    """`gradient`, for compilers as one operator, which chooses the stand-in at run time, when memory formats are known.
+
+    It is exact if the operands are float32 whose precision must not be reduced.
+    """
+    if not exact and not torch.compiler.is_compiling():
+        return gradient(g, other, shape, second, *numbers)
+    return torch.ops.qsim.convolution_gradient.default(g, other, list(shape), second, exact, *numbers)  # type: ignore[no-any-return]

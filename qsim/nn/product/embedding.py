@@ -29,6 +29,7 @@ class Lookup(Product):
     skips_negative: bool = False
 
     is_lookup: ClassVar[bool] = True
+    names: ClassVar[tuple[str, str, str]] = ("the lookup", "no product", "the sum for the table's gradient")
 
     @property
     def constant(self) -> Any:

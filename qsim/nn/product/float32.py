@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, backends
 
-from qsim.nn.product.convolution_gradients import NUMBERS, SCHEMA, as_promised, gradient
-
+#: Arguments of convolutions after their tensors.
+NUMBERS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
 _turn = RLock()
 
 
@@ -30,12 +30,14 @@ def _convolution(a: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any) -> Te
 
 
 @contextmanager
+def unshortened(first: Tensor, *, is_matmul: bool) -> Iterator[None]:
+    """Make torch multiply float32 in full precision, where a tensor is."""
+    with _turn, _unshortened_cublas() if first.is_cuda and is_matmul else _unshortened(first, is_matmul):
+        yield
+
+
+@contextmanager
 def _unshortened(first: Tensor, is_matmul: bool) -> Iterator[None]:
-    """Make torch multiply float32 in full precision."""
-    if first.is_cuda and is_matmul:
-        with _unshortened_cublas():
-            yield
-        return
     backend: Any = backends.cudnn if first.is_cuda else backends.mkldnn  # attributes exist only at run time
     setting = backend.matmul if is_matmul else backend.conv
     before = setting.fp32_precision
@@ -71,7 +73,7 @@ def _operator(name: str, schema: str, plain: Callable[..., Tensor], fake: Callab
     """Make an operator from torch's own function."""
 
     def exact(*args: Any) -> Tensor:
-        with _turn, _unshortened(args[0], plain is _matmul):
+        with unshortened(args[0], is_matmul=plain is _matmul):
             return plain(*args)
 
     torch.library.custom_op(f"qsim::{name}", exact, mutates_args=(), schema=schema, tags=tags).register_fake(fake)
@@ -86,4 +88,3 @@ matmul = _operator("float32_matmul", "(Tensor a, Tensor b) -> Tensor", _matmul, 
 convolution = _operator(
     "float32_convolution", f"(Tensor a, Tensor w, Tensor? bias, {NUMBERS}) -> Tensor", _convolution, _convolution, _FREE
 )
-convolution_gradient = _operator("float32_convolution_gradient", SCHEMA, *as_promised(gradient), _FREE)

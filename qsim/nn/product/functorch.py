@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch._C._functorch import TransformType
 
+from qsim.functional.applying import refuses_double_backward
 from qsim.nn.product.autocast import without_autocast
-from qsim.nn.product.checks import refuse_transforms
-from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.plans import ProductPlan
 from qsim_kernels.ops.direct import DISPATCHED
 
@@ -22,15 +21,26 @@ def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: Product
             "compiled code cannot apply the transforms of torch.func (grad, vmap, …) to layers with points: call torch.compiler.disable on "
             "the function that applies them, or use backward()"
         )
-    if plan.product.is_lookup:
-        refuse_transforms("embeddings with points")
-    if plan.split is not None:
-        refuse_transforms("layers with Outliers at grad")
-    if any(site.draws_signs for site in plan.sites):
-        refuse_transforms("layers whose operands share random signs")
+    _check_plan(plan)
     _check_levels(plan)
     with without_autocast(a.device):
         return _ProductUnderTransform.apply(a, w, bias, plan)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _check_plan(plan: ProductPlan) -> None:
+    """Raise an error for products that draw or remember something, or that these transforms cannot follow."""
+    points, scales = plan.points, [site.quantizer.scale for site in plan.sites if site.quantizer is not None]
+    reasons = {
+        "layers with random bits": points.is_stochastic or points.weight_is_stochastic,
+        "layers with an accumulator": points.accumulate is not None,
+        "layers with delayed scales": any(scale is not None and scale.is_recorded for scale in scales),
+        "embeddings with points": plan.product.is_lookup,
+        "layers with Outliers at grad": plan.split is not None,
+        "layers whose operands share random signs": any(site.draws_signs for site in plan.sites),
+    }
+    for reason, is_there in reasons.items():
+        if is_there:
+            _refuse(reason)
 
 
 def _check_levels(plan: ProductPlan) -> None:
@@ -39,7 +49,14 @@ def _check_levels(plan: ProductPlan) -> None:
     if levels.count(TransformType.Grad) > 1:
         raise RuntimeError("rounding at points cannot be differentiated twice: give one of grad, vjp and jacrev")
     if TransformType.Vmap in levels and any(site.leaves_factor for site in plan.sites):
-        refuse_transforms("under vmap, layers with scales of whole tensors or rows")
+        _refuse("under vmap, layers with scales of whole tensors or rows")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise RuntimeError(
+        f"{what} do not support the transforms of torch.func (grad, vmap, …): use backward() or torch.autograd.grad, or take the points "
+        "away with qsim.revert(model)"
+    )
 
 
 class _ProductUnderTransform(torch.autograd.Function):

@@ -27,7 +27,7 @@ def with_function(plan: ProductPlan) -> ProductPlan:
 
     def product(a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None) -> Tensor:
         with without_autocast(w.device):
-            return _InGraph.apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
+            return _InGraph.apply(a, w, bias, seed, weight_seed, None, None, None, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
 
     return replace(plan, in_graph=torch.compiler.allow_in_graph(product))
 
@@ -48,24 +48,15 @@ def _compiling() -> Iterator[None]:
         torch.compiler._is_compiling_flag = before
 
 
-class _InGraph(torch.autograd.Function):
+class _InGraph(FivePointProduct):
     """`FivePointProduct` while its operators are traced."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        a: Tensor,
-        w: Tensor,
-        bias: Tensor | None,
-        seed: Tensor | None,
-        weight_seed: Tensor | None,
-        plan: ProductPlan,
-        recording: bool,
-    ) -> Tensor:
+    def forward(*args: Any) -> Tensor:
         with _compiling():
-            return FivePointProduct.forward(ctx, a, w, bias, seed, weight_seed, None, None, None, plan, recording)
+            return FivePointProduct.forward(*args)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(*args: Any) -> tuple[Tensor | None, ...]:
         with _compiling():
-            return (*FivePointProduct.backward(ctx, g)[:3], None, None, None, None)
+            return FivePointProduct.backward(*args)

@@ -19,8 +19,8 @@ Raw = tuple[Tensor | None, Tensor | None]
 _STREAMS = {name: streams.stream("five points", name) for name in ("output", "bias")} | {"forward": streams.stream("quantize", "forward")}
 
 
-def operands(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> tuple[Tensor, Tensor, Tensor | None, Raw]:
-    """The operands and the bias of a product, rounded where that is before it, and the operands as they were."""
+def operands(a: Tensor, w: Tensor, plan: ProductPlan) -> tuple[Tensor, Tensor, Raw]:
+    """The operands of a product, rounded where that is before it, and as they were."""
     observer = observers.current()
     raw: list[Tensor | None] = [None, None]
     found = [a, w]
@@ -30,7 +30,7 @@ def operands(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> tu
             raw[i], found[i] = found[i].detach(), site.with_gradient(site.call, found[i])
             if observer is not None:
                 observer.rounds(site, found[i].detach(), None, found[i].detach())
-    return found[0], found[1], None if bias is None else rounded("bias", bias, plan.points.bias), (raw[0], raw[1])
+    return found[0], found[1], (raw[0], raw[1])
 
 
 def first_point(points: FivePoint) -> str:

@@ -9,18 +9,19 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from qsim.functional.tracing import refuse_tracing
 from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.bilinear import LINEAR, MATMUL, Multiplication, Product
-from qsim.nn.product.checks import check_context, check_operands, check_table
+from qsim.nn.product.checks import check_operands, check_table
 from qsim.nn.product.codes import takes_codes
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.groups import Groups
 from qsim.nn.product.operands import Gradient, Operand
 from qsim.nn.product.sites import Site
-from qsim.nn.product.sums import PRODUCTS, spelled_lookup, spelled_sum
-from qsim.nn.product.tensors import OperandShards, Tensors
+from qsim.nn.product.sums import spelled_sum
+from qsim.nn.product.tensors import OperandShards, ProductKind
 from qsim.random.streams import own_rank, rank_stream, stream
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.handles import with_handle
@@ -113,23 +114,6 @@ def _pairs(first: Operand, second: Operand, gradient: Gradient) -> tuple[Pair, P
     return (first.forward, second.forward), (gradient.for_first, second.backward), (gradient.for_second, first.backward)
 
 
-class ProductKind(NamedTuple):
-    """All that a plan depends on, apart from the points, and its key."""
-
-    ops: Operators
-    product: Product
-    two_inputs: bool
-    of_a: torch.dtype
-    of_w: torch.dtype
-    dims: int
-    device: torch.device
-    device_of_w: torch.device
-    of_bias: tuple[torch.device, torch.dtype] | None
-    autocast: torch.dtype | None
-    rank: int
-    shards: OperandShards | None
-
-
 def plan_for(
     points: object,
     product: Product,
@@ -150,7 +134,7 @@ def plan_for(
         return None
     ops, device = operators(a, w, bias), a.device
     if ops is DISPATCHED:
-        check_context(points, a, w)
+        refuse_tracing("layers with points", a, w, has_points=True)
     kind = (
         ops,
         product,
@@ -172,7 +156,7 @@ def plan_for(
     plan: ProductPlan | None = points.plans.get(kind)
     if plan is None:
         check_operands(points, product, a, w, bias, two_inputs=two_inputs)
-        plan = _plan(points, ProductKind(*kind), compiles=False)
+        plan = _plan(ProductKind(points, False, *kind))
         if shards is None or shards.shared[1] is None:  # scales of a whole tensor are those of its shape
             points.plans[kind] = plan
     return plan
@@ -191,7 +175,7 @@ def _plan_in_graph(points: FivePoint, ops: Operators, product: Product, *rest: A
     """A plan for a graph: a constant, where compilers can take it for one, so that they trace nothing of how plans are made."""
     constant = product.constant if points.handle and rest[-1] is None else None
     if constant is None:
-        return _plan(points, ProductKind(ops, product, *rest), compiles=True)
+        return _plan(ProductKind(points, True, ops, product, *rest))
     return getattr(points, _attribute_of_plan(points.handle, constant, *rest))  # type: ignore[no-any-return]
 
 
@@ -207,7 +191,7 @@ def _attribute_of_plan(handle: str, constant: tuple[Any, ...], *rest: Any) -> st
 
         name = points.plans[key] = f"_plan_{len(points.plans)}"
         kind, *numbers = constant
-        plan = _plan(points, ProductKind(DISPATCHED, _MADE[kind](*numbers), *rest), compiles=True)
+        plan = _plan(ProductKind(points, True, DISPATCHED, _MADE[kind](*numbers), *rest))
         object.__setattr__(points, name, with_function(plan))
     return name
 
@@ -216,21 +200,19 @@ def _attribute_of_plan(handle: str, constant: tuple[Any, ...], *rest: Any) -> st
 _attribute_of_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _plan(points: FivePoint, kind: ProductKind, *, compiles: bool) -> ProductPlan:
+def _plan(kind: ProductKind) -> ProductPlan:
     # Where both operands are inputs, one product takes the sum of an input's parts.
-    split = next((split for split in points.splits if split.tensor == 2 or not kind.two_inputs), None)
+    split = next((split for split in kind.points.splits if split.tensor == 2 or not kind.two_inputs), None)
     if split is None:
-        return _whole_plan(points, kind, compiles)
-    rounded, rest = (
-        _plan(own, kind._replace(rank=own_rank() if own.is_stochastic else 0), compiles=compiles) for own in (split.rounded, split.rest)
-    )
+        return _whole_plan(kind)
+    rounded, rest = (_plan(kind._replace(points=own, rank=own_rank() if own.is_stochastic else 0)) for own in (split.rounded, split.rest))
     if split.tensor == 2:  # both products get the operands of the same forward pass
         rest = replace(rest, first=rounded.first, second=rounded.second)
-    return replace(rounded, points=points, split=Split(split.tensor, split.parts, rounded, rest))
+    return replace(rounded, points=kind.points, split=Split(split.tensor, split.parts, rounded, rest))
 
 
-def _whole_plan(points: FivePoint, kind: ProductKind, compiles: bool) -> ProductPlan:
-    _, product, two_inputs, of_a, of_w, dims, device, _, _, lower, rank, shards = kind
+def _whole_plan(kind: ProductKind) -> ProductPlan:
+    points, _, ops, product, two_inputs, of_a, of_w, dims, device, _, _, lower, *_ = kind
     result, casts = torch.promote_types(of_a, of_w), None
     if lower is not None and not product.is_lookup:
         # Autocast casts operands that no point rounds forward. Those that a point rounds are rounded once, in their own dtype.
@@ -241,27 +223,24 @@ def _whole_plan(points: FivePoint, kind: ProductKind, compiles: bool) -> Product
     elif product.is_lookup:
         check_table(of_w, points)
         result = of_w
-    own = shards or OperandShards((rank, rank, rank), (rank, rank, rank))
-    tensors = Tensors(points, product, own, product.merges_rows and dims == 2, two_inputs, keeps_codes=not compiles)
-    first, second, gradient = tensors.first, tensors.second, tensors.gradient
+    first, second, gradient, own = kind.first, kind.second, kind.gradient, kind.own_shards
     sites = _pairs(first, second, gradient)
     dtypes = ((of_a, of_w), result), ((result, of_w), of_a), ((result, of_a), of_w)
-    forward, grad_a, grad_w = (_multiplication(points, kind, i, pair, *dtypes[i], own.sums[i]) for i, pair in enumerate(sites))
+    forward, grad_a, grad_w = (_multiplication(kind, i, pair, *dtypes[i], own.sums[i]) for i, pair in enumerate(sites))
     drawing = (first.forward, first.backward, gradient.for_first, gradient.for_second)
     weights = (second.forward, second.backward)
-    sums = points.sums[2:] if product.is_lookup else points.sums
     plan = ProductPlan(
         points,
         product,
         two_inputs,
-        kind.ops,
+        ops,
         first,
         second,
         gradient,
         (forward, grad_a, grad_w),
         draws=any(site.draws for site in (*drawing, *weights))
         or any(site.is_stochastic for site in drawing)
-        or any(sum_ is not None and sum_.is_stochastic for sum_ in sums),
+        or any(sum_ is not None and sum_.is_stochastic for sum_ in kind.sums),
         weight_draws=not two_inputs and any(site.is_stochastic for site in weights),
         joins_gradients=product.joins_gradients and gradient.is_rounded_once and _are_torchs(grad_a, grad_w),
         adds_bias=own.adds_bias,
@@ -271,20 +250,18 @@ def _whole_plan(points: FivePoint, kind: ProductKind, compiles: bool) -> Product
 
 
 def _multiplication(
-    points: FivePoint, kind: ProductKind, index: int, sites: Pair, dtypes: tuple[torch.dtype, torch.dtype], result: torch.dtype, number: int
+    kind: ProductKind, index: int, sites: Pair, dtypes: tuple[torch.dtype, torch.dtype], result: torch.dtype, number: int
 ) -> Multiplication:
     """One of the three products, of operands in some dtypes that pass two sites."""
     product, (one, other) = kind.product, zip(sites, dtypes, strict=True)
     # Results still to be multiplied by scales must not be rounded to 16 bits before.
     wide = torch.promote_types(result, torch.float32) if sites[0].leaves_factor or sites[1].leaves_factor else result
     is_turned = index == 2 and not product.gradient_first
-    if product.is_lookup:
-        how = spelled_lookup(points.sums[2], *one) if index == 2 else None
-    else:
-        how = spelled_sum(points.sums[index], PRODUCTS[index], *((other, one) if is_turned else (one, other)))
+    operands = (one, one) if product.is_lookup else (other, one) if is_turned else (one, other)
+    how = spelled_sum(kind.sums[index], product.names[index], *operands)
     carrier, exact = product.carrier(index, one[0].values(one[1]), other[0].values(other[1]), wide, kind.device)
     is_torchs = carrier == result and how is None and not exact
-    plain = Arithmetic(result, kind.ops, exact, is_torchs, how, rank_stream(SUMS[index], number), points.chip)
+    plain = Arithmetic(result, kind.ops, exact, is_torchs, how, rank_stream(SUMS[index], number), kind.points.chip)
     return Multiplication(_METHODS[index], product, carrier, plain, is_turned)
 
 

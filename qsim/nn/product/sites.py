@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -327,8 +326,7 @@ class Site:
         scale = self.quantizer.scale
         if not isinstance(scale, (PerBlock, PerTile)) or self.chain:
             return self.quantizer.format, dtype
-        find = _values if torch.compiler.is_compiling() else _known_values
-        return find(self.quantizer.format, scale.format, dtype), dtype
+        return _values(self.quantizer.format, scale.format, dtype), dtype
 
 
 def _values(element: Format, scale: Format, dtype: torch.dtype) -> Format | None:
@@ -340,6 +338,3 @@ def _values(element: Format, scale: Format, dtype: torch.dtype) -> Format | None
     if bits > _SINGLE and dtype == torch.float64:
         return None
     return Float(8, min(bits, _SINGLE) - 1, specials="ieee")
-
-
-_known_values = lru_cache(maxsize=1024)(_values)

@@ -16,10 +16,6 @@ from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.ops.accumulate import computed_on_chip
 
 _OWN = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
-#: The site and the dtype of an operand.
-Rounded = tuple[Site, torch.dtype]
-#: The names of the three products.
-PRODUCTS = ("the forward product", "the product for the input's gradient", "the product for the weight's gradient")
 
 
 def spelled_sum(
@@ -34,13 +30,6 @@ def spelled_sum(
         right: Those of the right one.
     """
     return None if accumulator is None else _sum_text(accumulator.text, product, *_facts(*left), *_facts(*right))
-
-
-def spelled_lookup(accumulator: Accumulator | None, site: Site, dtype: torch.dtype) -> str | None:
-    """The sum of a lookup's gradient, which is rounded at a site, spelled as for the operator; `None` for torch's own."""
-    if accumulator is not None and site.quantizer is not None and site.quantizer.scale is not None:
-        raise ValueError(f"embedding: an accumulator adds gradients without scales, got {site.quantizer.scale!r} at {site.name}")
-    return spelled_sum(accumulator, "the sum for the table's gradient", (site, dtype), (site, dtype))
 
 
 def multiplied_by(points: FivePoint, weight: Tensor) -> str:

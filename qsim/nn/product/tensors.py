@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
 
 from qsim.functional.callables import CallablePoint
 from qsim.functional.hadamard import Hadamard
@@ -15,7 +18,8 @@ from qsim.nn.product.sites import SharedOperand, Site
 from qsim.nn.product.sums import chain_of
 from qsim.random.places import WHOLE, Place
 from qsim.random.streams import rank_stream, stream
-from qsim.recipes.five_point import FivePoint
+from qsim.recipes.five_point import FivePoint, Three
+from qsim_kernels.ops.direct import Operators
 
 #: Streams of the points, so that no two share random bits; those of weights are shared by all ranks.
 ACT, ACT_BWD, GRAD, GRAD_W = (stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
@@ -49,25 +53,51 @@ class OperandShards:
     shared: tuple[SharedOperand | None, SharedOperand | None, SharedOperand | None] = (None, None, None)
 
 
-@dataclass(frozen=True)
-class Tensors:
-    """The tensors of a product.
+class ProductKind(NamedTuple):
+    """All that a plan depends on: with the three tensors of a product, as far as they are known before their values.
 
     Attributes:
         points: The points.
+        compiles: Whether the plan is for compiled code, which keeps no codes for the backward pass.
+        ops: The operators of the forward pass.
         product: The operation.
-        shards: This process's shards of them.
-        merges: Whether all dimensions but the last of the input and the gradient count as one.
         two_inputs: Whether the second operand is an input, rounded like the first, instead of a weight.
-        keeps_codes: Whether inputs may be kept for the backward pass as codes.
+        of_a: The dtype of the first operand.
+        of_w: The dtype of the second.
+        dims: The number of dimensions of the second.
+        device: Where the first is.
+        device_of_w: Where the second is.
+        of_bias: Where the bias is, and its dtype.
+        autocast: The dtype to which autocast casts; `None` where it is off.
+        rank: The process, where inputs and gradients are rounded stochastically.
+        shards: This process's shards of distributed tensors.
     """
 
     points: FivePoint
+    compiles: bool
+    ops: Operators
     product: Product
-    shards: OperandShards
-    merges: bool
     two_inputs: bool
-    keeps_codes: bool
+    of_a: torch.dtype
+    of_w: torch.dtype
+    dims: int
+    device: torch.device
+    device_of_w: torch.device
+    of_bias: tuple[torch.device, torch.dtype] | None
+    autocast: torch.dtype | None
+    rank: int
+    shards: OperandShards | None
+
+    @property
+    def own_shards(self) -> OperandShards:
+        """This process's shards, or whole tensors."""
+        ranks = self.rank, self.rank, self.rank
+        return self.shards or OperandShards(ranks, ranks)
+
+    @property
+    def sums(self) -> Three:
+        """The accumulators of the three products; a lookup is none, and only its gradient is summed."""
+        return (None, None, self.points.sums[2]) if self.product.is_lookup else self.points.sums
 
     @property
     def first(self) -> Operand:
@@ -75,21 +105,21 @@ class Tensors:
         if self.product.is_lookup:
             indices = Site("act", None, 0)
             return Operand(indices, indices, is_reused=False)
-        rank = self.shards.ranks[0]
+        rank = self.own_shards.ranks[0]
         return self._operand("act", "act", rank_stream(ACT, rank), rank_stream(ACT_BWD, rank))
 
     @property
     def second(self) -> Operand:
         """The weight, the table of a lookup, or the other input."""
         if self.two_inputs:
-            rank = self.shards.ranks[1]
+            rank = self.own_shards.ranks[1]
             return self._operand("act", "weight", rank_stream(ACT, rank) ^ SECOND, rank_stream(ACT_BWD, rank) ^ SECOND)
         return self._operand("weight", "weight", WEIGHT, WEIGHT_BWD)
 
     @property
     def gradient(self) -> Gradient:
         """The gradient of the result, which both products share unless it has a second point, or scales and transforms of directions."""
-        points, rank = self.points, self.shards.ranks[2]
+        points, rank = self.points, self.own_shards.ranks[2]
         first = self._site("grad", "grad", points.used["grad"], rank_stream(GRAD, rank))
         if self.product.is_lookup:
             return Gradient(first, first, is_rounded_once=True, is_summed=False)
@@ -111,13 +141,14 @@ class Tensors:
         backward = self._site(f"{role}_bwd", f"{name}_bwd", later, number)
         clips = isinstance(point, Quantizer) and point.clip_gradient
         is_requantized = after == "requantized" or (self.points.backward_of == "rounded" and after not in (None, "same"))
-        coding = kept_coding(forward, backward) if self.keeps_codes and name == "act" and not is_requantized else None
+        coding = None if self.compiles or name != "act" or is_requantized else kept_coding(forward, backward)
         return Operand(forward, backward, is_reused, clips, coding, is_requantized=is_requantized)
 
     def _site(self, role: str, name: str, point: Quantizer | CallablePoint | None, number: int) -> Site:
         """The site of a tensor in a role, at a point."""
         index, tensor = _ROLES[role]
-        is_lookup, is_weight = self.product.is_lookup, name.startswith("weight")
+        shards, is_lookup = self.own_shards, self.product.is_lookup
+        merges = is_lookup or (self.product.merges_rows and self.dims == 2 and tensor != 1)
         lies: Along = _ROWS if is_lookup else along(self.product.equation)[role]
         quantizer = point if isinstance(point, Quantizer) else None
         call = point if isinstance(point, CallablePoint) else None
@@ -128,10 +159,10 @@ class Tensors:
             lies,
             call,
             is_outside=call is not None and name in ("act", "weight") and not call.is_straight,
-            place=self.shards.place if is_weight else WHOLE,
-            merges=is_lookup or (self.merges and tensor != 1),
+            place=shards.place if name.startswith("weight") else WHOLE,
+            merges=merges,
             transform=None if is_lookup else self._transform(index),
-            shared=self.shards.shared[tensor],
+            shared=shards.shared[tensor],
             multiplies=not is_lookup,
             chain=0 if is_lookup else chain_of(quantizer, lies, self.points.sums[index]),
             shared_stream=SIGNS[index],

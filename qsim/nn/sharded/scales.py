@@ -16,12 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from qsim.nn.product.along import Along
-from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import Site
 from qsim.random.shards import sizes
 from qsim.scaling import PerBlock, PerTile
-from qsim_kernels.ops.direct import DISPATCHED
+
+Placements = tuple[Placement, ...]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class MeshShare:
 
     shape: tuple[int, ...]
     mesh: DeviceMesh
-    placements: tuple[Placement, ...]
+    placements: Placements
     channels: tuple[int, ...] = ()
 
     def along(self, direction: Along, merges: bool) -> MeshShare:
@@ -100,7 +100,7 @@ def _dim_of(placement: Placement) -> int | None:
     return getattr(placement, "dim", None) if placement.is_shard() else None
 
 
-def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], plan: ProductPlan) -> tuple[MeshShare, MeshShare, MeshShare]:
+def shares_of(a: DTensor, w: DTensor, shape: torch.Size, out: Placements, plan: ProductPlan) -> tuple[MeshShare, MeshShare, MeshShare]:
     """This process's shards of the operands and the result of a product.
 
     Raises:
@@ -108,7 +108,7 @@ def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], plan: Pr
     """
     mesh = w.device_mesh
     first, second = MeshShare(tuple(a.shape), mesh, tuple(a.placements)), MeshShare(tuple(w.shape), mesh, tuple(w.placements))
-    result = MeshShare(tuple(result_shape(a, w, plan)), mesh, of_result)
+    result = MeshShare(tuple(shape), mesh, out)
     first.check(plan.first.forward)
     second.check(plan.second.forward)
     if torch.is_grad_enabled():
@@ -117,11 +117,5 @@ def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], plan: Pr
         result.check(plan.gradient.for_second)
         first.check(plan.first.backward)
     if plan.product.is_lookup:  # if rows are sharded, each process rounds a gradient of the whole's shape, with zeros where others look up
-        result = replace(result, placements=tuple(Shard(0) if how.is_partial() else how for how in of_result))
+        result = replace(result, placements=tuple(Shard(0) if how.is_partial() else how for how in out))
     return first, second, result
-
-
-def result_shape(a: DTensor, w: DTensor, plan: ProductPlan) -> torch.Size:
-    """The shape of the whole result, which torch knows without computing it."""
-    first, second = (torch.empty(x.shape, dtype=x.dtype, device="meta") for x in (a, w))
-    return plan.product.forward(first, second, None, Arithmetic(second.dtype, DISPATCHED)).shape

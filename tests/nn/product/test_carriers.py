@@ -181,8 +181,8 @@ def test_operators_of_exact_products_pass_opcheck(device: torch.device, transpos
     torch.library.opcheck(torch.ops.qsim.float32_convolution.default, (a, w, torch.ones(4, device=device), *numbers))
     for second in (False, True):
         other, shape = (a, w.shape) if second else (w, a.shape)
-        for name in ("float32_convolution_gradient", "convolution_gradient"):
-            torch.library.opcheck(getattr(torch.ops.qsim, name).default, (a, other, list(shape), second, *numbers))
+        for exact in (True, False):
+            torch.library.opcheck(torch.ops.qsim.convolution_gradient.default, (a, other, list(shape), second, exact, *numbers))
 
 
 def test_multiply_sums_in_float32(device: torch.device) -> None:

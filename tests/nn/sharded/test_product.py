@@ -25,7 +25,7 @@ def _linear(
     """The result and the gradients of a layer of distributed tensors, and of a layer of whole ones."""
     from torch.distributed.tensor import distribute_tensor
 
-    from qsim.nn.sharded.shares import seed_of_shares
+    from qsim.nn.sharded.product import seed_of_shares
 
     given = [t.to(device) for t in (x, w, bias) if t is not None]
     placed = [*places, "0" if places[1] == "0" else "all"]

@@ -12,8 +12,8 @@ from torch import Tensor
 from qsim import rounding as roundings
 from qsim.compat.qtorch.number import BlockFloatingPoint, FixedPoint, FloatingPoint, Number
 from qsim.formats.base import check_flag, check_integer
+from qsim.functional.applying import refuses_double_backward
 from qsim.functional.arguments import check_input
-from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.random import seeds, streams
 from qsim.rounding import Rounding
 
