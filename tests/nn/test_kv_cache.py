@@ -87,14 +87,15 @@ def test_zeros_do_not_decide_the_scale_of_later_tokens() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "sliding", "latent"])
 def test_one_token_at_a_time_gives_the_logits_of_all_at_once(kind: str) -> None:
-    model = _model(kind)
+    # In float64: products of one token and of all differ in their last bits, which decide a rounding in float32 too often.
+    model = _model(kind).double()
     tokens = torch.arange(12).view(2, 6)
     point = Quantizer("e3m2", scale="row")
     with torch.no_grad():
         exact, whole = model(tokens).logits, model(tokens, past_key_values=_cache(model, point)).logits
         cache = _cache(model, point)
         single = torch.cat([model(token.unsqueeze(1), past_key_values=cache).logits for token in tokens.T], 1)
-    torch.testing.assert_close(single, whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(single, whole, atol=1e-6, rtol=1e-6)
     assert float((whole - exact).abs().max()) > 1e-4
     # Keys are rounded after the rotary embedding: those in the cache are numbers of the format.
     keys = cache.layers[0].keys
