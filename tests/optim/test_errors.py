@@ -70,12 +70,7 @@ def weight(dtype: torch.dtype = BF16) -> nn.Parameter:
         (ADAM, {**IN_FORMAT, "format": "e4m3", "betas": (0.98, 0.9)}, ValueError, ["beta1=0.98 becomes 1", "0.9375"]),
         (ADAM, {**IN_FORMAT, "format": "e4m3", "betas": (0.5, 0.5)}, ValueError, ["eps=1e-08 becomes 0", "Float(4, 3", "0.001953125"]),
         (ADAM, {**IN_FORMAT, "state": "fp32"}, ValueError, ["arithmetic='format'", "weights' format", "state='fp32'"]),
-        (
-            ADAM,
-            {**IN_FORMAT, "state_rounding": "stochastic"},
-            ValueError,
-            ["rounds to nearest", "state_rounding='stochastic'"],
-        ),
+        (ADAM, {**IN_FORMAT, "state_rounding": "stochastic"}, ValueError, ["rounds to nearest", "state_rounding='stochastic'"]),
     ],
     ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
 )
