@@ -208,10 +208,12 @@ def test_many_matrices_have_their_own_scales(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.sampled(12)
-@pytest.mark.parametrize("name", ["stochastic", "cdna3_fp8", "mxfp8", "nvfp4"])
-def test_several_tiles(name: str) -> None:
-    """A tile per program, of the size that suits the device, and results beyond the last whole one."""
+@pytest.mark.parametrize(("name", "is_whole"), [("cdna3_fp8", True), ("stochastic", False), ("mxfp8", False), ("nvfp4", False)])
+def test_several_tiles(name: str, is_whole: bool) -> None:
+    """A tile per program, of the size that suits the device, with and without results beyond the last whole one."""
     rows, columns, tile = (3, 5, kernels.ResultTile(2, 4, 1)) if TILE else (130, 150, None)
+    if is_whole:
+        rows, columns = (4, 8) if TILE else (128, 128)
     length = 70 if name in SCALED else 19
     given = None
     if name in SCALED:

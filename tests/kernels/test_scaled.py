@@ -15,7 +15,7 @@ from qsim.transforms import Hadamard
 from qsim_kernels.numbers.grid import Grid, Overflow, Rule, read
 from qsim_kernels.numbers.scales import ElementRounding, Restore, read_scales
 from qsim_kernels.ops.scaled import Implementation
-from support.scaled_settings import LARGE, REFERENCE, SMALL, check, equal, setting
+from support.scaled_settings import LARGE, REFERENCE, SMALL, ScaledSetting, check, equal, setting
 from support.side_by_side import DEVICE, dealt
 
 from qsim_kernels.triton.device import tile_scales  # isort: skip
@@ -33,6 +33,11 @@ SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], [
 @pytest.mark.parametrize("number", range(32 if DEVICE.type == "cpu" else 600))
 def test_kernels_do_what_the_reference_does(number: int) -> None:
     check(KERNELS, DEVICE, setting(number, SMALL if DEVICE.type == "cpu" else LARGE))
+
+
+def test_tiles_that_do_not_fit_into_regions_are_read_several_times() -> None:
+    spelt = spelling("e2m1", "nearest", "saturate")
+    check(KERNELS, DEVICE, ScaledSetting(PerTile(3, 5, "e4m3"), torch.randn(7, 11), (), spelt, 0, torch.float32, Restore.NOTHING))
 
 
 @pytest.mark.sampled(3)
