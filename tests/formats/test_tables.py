@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import product
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import qsim
 from qsim.formats import NF4, Format, Log, Posit, Supernormal, Table, Takum
 from qsim.random import Noise, random_bits
 from support import oracle
+from support.covering import dealt
 from support.table_oracle import ExactTable, around, assert_equal, round_in_table
 
 #: Appendix E of the paper on QLoRA.
@@ -127,12 +129,12 @@ def test_errors_of_supernormal_floats(arguments: tuple[int, int, float], message
 def test_every_decision_follows_from_its_random_bits(fmt: Format, dtype: torch.dtype) -> None:
     table = exact(fmt)
     x = torch.cat([numbers(fmt, dtype)] * (1 + 200 // len(table.values)))
-    for bits, correction in ((1, True), (3, False), (9, True), (32, False), (32, True)):
-        for overflow in oracle.OVERFLOWS:
-            words = random_bits(len(x), bits, seed=5, stream=3, offset=11).tolist()
-            found = qsim.quantize(x, fmt, qsim.Stochastic(bits, correction), overflow=overflow, seed=Noise(5, 3, 11))  # type: ignore[arg-type]
-            pairs = zip(x.tolist(), words, strict=True)
-            assert_equal(found, [round_in_table(number, table, "stochastic", overflow, R, bits, correction) for number, R in pairs])
+    settings = [*product((1, 3, 9, 32), (False, True), oracle.OVERFLOWS)]
+    for bits, correction, overflow in dealt(settings, len(table.values) + dtype.itemsize // 4, 4):
+        words = random_bits(len(x), bits, seed=5, stream=3, offset=11).tolist()
+        found = qsim.quantize(x, fmt, qsim.Stochastic(bits, correction), overflow=overflow, seed=Noise(5, 3, 11))  # type: ignore[arg-type]
+        pairs = zip(x.tolist(), words, strict=True)
+        assert_equal(found, [round_in_table(number, table, "stochastic", overflow, R, bits, correction) for number, R in pairs])
 
 
 @pytest.mark.parametrize("name", ["ternary", "many", "asymmetric"])
