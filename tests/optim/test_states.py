@@ -66,7 +66,7 @@ def test_copies_go_on_alike(make: Any, copied: Any) -> None:
 
 @pytest.mark.parametrize("name", [*MAKERS, "Quantized, copies"])
 def test_a_loaded_state_is_a_copy(name: str) -> None:
-    """Of what torch's own optimizers keep, `Quantized` copies no more than torch does."""
+    """`Quantized` copies no more than torch does of what torch's own optimizers keep."""
     params = parameters(BF16)
     optimizer = EVERY[name](params)
     run(optimizer, range(2))
