@@ -105,10 +105,7 @@ def test_names_are_the_table_of_units() -> None:
             lambda: Rounded("fp16", overflow="wrap"),
             "overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'",
         ),  # type: ignore[arg-type]
-        (
-            lambda: Rounded("fp16", 16, product="fp16"),
-            "product= is for chunk=1: within a chunk a matrix unit adds exact products",
-        ),
+        (lambda: Rounded("fp16", 16, product="fp16"), "product= is for chunk=1: within a chunk a matrix unit adds exact products"),
         (lambda: Rounded("e8m0"), "a sum begins at zero, which e8m0 lacks"),
         (
             lambda: Rounded("fp32", rounding="stochastic"),
@@ -119,10 +116,7 @@ def test_names_are_the_table_of_units() -> None:
         (lambda: Aligned(4, 13, out="e4m3"), "Aligned: out must be a signed floating-point format with subnormals and infinities"),
         (lambda: Aligned(4, 13, rounding="up"), "Aligned: rounding must be 'toward_zero' or 'nearest', got 'up'"),  # type: ignore[arg-type]
         (lambda: Aligned(4, 13, operands="e4m3"), "Aligned: operands must be a tuple of formats, got 'e4m3'"),
-        (
-            lambda: Aligned(4, 13, operands=("int8",)),
-            "operands must be signed floating-point formats that float32 holds, got int8",
-        ),
+        (lambda: Aligned(4, 13, operands=("int8",)), "operands must be signed floating-point formats that float32 holds, got int8"),
         (lambda: Promoted("h100_fp8", 100), "Promoted: every must be a multiple of 32, the products that Aligned(32, 13, "),
         (lambda: Promoted("h100_fp8_promoted", 256), "inner sums must be Rounded(…), Aligned(…) or one of h100_fp8, "),
         (lambda: Promoted(Promoted("h100_fp8", 64), 128), "inner sums must be Rounded(…), Aligned(…) or one of h100_fp8, "),  # type: ignore[arg-type]

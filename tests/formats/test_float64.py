@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import re
@@ -98,29 +97,6 @@ def test_an_optimizer_is_the_plain_one() -> None:
     single = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
     with pytest.raises(ValueError, match=r"weight of parameter 0: torch.float32 cannot hold every value of Float\(11, 52.*float64 can"):
         qsim.optim.Quantized(single, weight="float64")
-
-
-def nearest(x: Fraction, values: list[float]) -> set[float]:
-    """The values at the smallest distance from a number."""
-    least = min(abs(Fraction(value) - x) for value in values)
-    return {value for value in values if abs(Fraction(value) - x) == least}
-
-
-@pytest.mark.parametrize("fmt", ["bf16", "fp16", "e4m3", "e2m1", "int8", "nf4", "e8m0"])
-def test_float64_is_rounded_once(fmt: str) -> None:
-    """Next to the middle of two values, where float32 would be the middle itself."""
-    values = sorted(qsim.decode(torch.arange(1 << qsim.format(fmt).bits).to(_code(fmt)), fmt, dtype=torch.float64).unique().tolist())
-    values = [value for value in values if math.isfinite(value)]
-    pairs = list(itertools.pairwise(values))
-    for low, high in random.Random(1).sample(pairs, min(40, len(pairs))):
-        middle = (Fraction(low) + Fraction(high)) / 2
-        for x, due in ((math.nextafter(float(middle), -math.inf), low), (math.nextafter(float(middle), math.inf), high)):
-            assert nearest(Fraction(x), [low, high]) == {due}
-            assert qsim.quantize(tensor([x]), fmt).item() == due, (fmt, x)
-
-
-def _code(fmt: str) -> torch.dtype:
-    return torch.uint8 if qsim.format(fmt).bits <= 8 else torch.int16
 
 
 @pytest.mark.parametrize("fmt", [Posit(10), Takum(10), Log(4, 5)], ids=repr)

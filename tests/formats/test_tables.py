@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import product
 
 import pytest
 import torch
@@ -14,10 +15,9 @@ from torch import Tensor
 
 import qsim
 from qsim.formats import NF4, Format, Log, Posit, Supernormal, Table, Takum
-from qsim_kernels.meanings import torch as meaning
-from qsim_kernels.numbers.carrier import rounding_bits, used_bits, variant_of
-from qsim_kernels.torch.rounding import with_table
+from qsim.random import Noise, random_bits
 from support import oracle
+from support.covering import dealt
 from support.table_oracle import ExactTable, around, assert_equal, round_in_table
 
 #: Appendix E of the paper on QLoRA.
@@ -123,85 +123,29 @@ def test_errors_of_supernormal_floats(arguments: tuple[int, int, float], message
         Supernormal(2, 1, "5")  # type: ignore[arg-type]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_random_integer_decides_as_the_definition_says(name: str, dtype: torch.dtype) -> None:
-    fmt = TABLES[name]
-    x, table = numbers(fmt, dtype), exact(fmt)
-    for bits, correction in ((1, True), (3, False)):
-        for overflow in oracle.OVERFLOWS:
-            for R in range(1 << bits):  # noqa: N806 (the contract's letter)
-                found = with_random_integer(x, fmt, overflow, R << 32 - bits, bits, correction)
-                expected = [round_in_table(number, table, "stochastic", overflow, R, bits, correction) for number in x.tolist()]
-                assert_equal(found, expected, (bits, correction, overflow, R))
-
-
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("correction", [False, True])
-def test_all_32_bits_count(name: str, correction: bool) -> None:
-    """At the integer that decides, and its neighbours: for each number, the positions between neighbours in exact arithmetic."""
-    fmt, bits = TABLES[name], 32
+@pytest.mark.parametrize("fmt", [*TABLES.values(), Posit(8), Takum(8), Log(4, 3)], ids=[*TABLES, "posit8", "takum8", "log"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_decision_follows_from_its_random_bits(fmt: Format, dtype: torch.dtype) -> None:
     table = exact(fmt)
-    x = numbers(fmt, torch.float32)
-    x = x[x.isfinite() & (x.abs() < 2)]
-    for number in x.tolist():
-        words = deciding(number, table, correction)
-        found = with_random_integer(torch.full((len(words),), number), fmt, "saturate", torch.tensor(words), bits, correction)
-        expected = [round_in_table(number, table, "stochastic", "saturate", word, bits, correction) for word in words]
-        assert_equal(found, expected, number)
+    x = torch.cat([numbers(fmt, dtype)] * (1 + 200 // len(table.values)))
+    settings = [*product((1, 3, 9, 32), (False, True), oracle.OVERFLOWS)]
+    for bits, correction, overflow in dealt(settings, len(table.values) + dtype.itemsize // 4, 4):
+        words = random_bits(len(x), bits, seed=5, stream=3, offset=11).tolist()
+        found = qsim.quantize(x, fmt, qsim.Stochastic(bits, correction), overflow=overflow, seed=Noise(5, 3, 11))  # type: ignore[arg-type]
+        pairs = zip(x.tolist(), words, strict=True)
+        assert_equal(found, [round_in_table(number, table, "stochastic", overflow, R, bits, correction) for number, R in pairs])
 
 
-def deciding(number: float, table: ExactTable, correction: bool) -> list[int]:
-    """Random integers of 32 bits around the one from which on a number goes to the neighbour farther from zero."""
-    value = min(max(Fraction(number), table.values[0]), table.values[-1])
-    below = max(v for v in table.values if v <= value)
-    above = min((v for v in table.values if v > value), default=below)
-    if below in (above, value):
-        return [0, 2**32 - 1]
-    near, far = (below, above) if value >= 0 else (above, below)
-    least = 2**32 - math.floor((value - near) / (far - near) * 2**32 + (Fraction(1, 2) if correction else 0))
-    return [word for word in (0, least - 1, least, least + 1, 2**32 - 1) if 0 <= word < 2**32]
-
-
-def with_random_integer(x: Tensor, fmt: Format, overflow: str, word: int | Tensor, bits: int, correction: bool) -> Tensor:
-    """Round with given words of 32 random bits."""
-    rule = qsim.Stochastic(bits, correction).rule(overflow)
-    how = rounding_bits(fmt.grid, rule, wide=x.dtype == torch.float64)
-    functions, variant = meaning.rounding(how.carrier), variant_of(how, rule)
-    carried = x.to(torch.float64) if how.carrier.mantissa == 52 else x
-    patterns = carried.view(torch.int64 if how.carrier.mantissa == 52 else torch.int32)
-    words = word if isinstance(word, Tensor) else torch.full(x.shape, word)
-    drawn = functions.random_bits(words, used_bits(how.carrier, bits, correction))
-    found: Tensor = functions.round_bits(patterns, drawn, with_table(how, rule, x.device), variant)
-    return found.view(carried.dtype).to(x.dtype)
-
-
-@pytest.mark.parametrize("fmt", [NF4, TABLES["binary"], Posit(8), Takum(8), Log(4, 3)], ids=str)
-def test_stochastic_rounding_has_no_bias(fmt: Format) -> None:
-    """The mean of 2**17 draws is within six of its standard deviations: a correct one fails once in 10**9 times per number."""
-    count = 1 << 17
-    for index, number in enumerate((0.03, 0.29, -0.61, 0.9)):
-        found = qsim.quantize(torch.full((count,), number), fmt, "stochastic", seed=index).double()
-        low, high = found.min(), found.max()
-        assert low < number < high
-        assert ((found == low) | (found == high)).all()
-        share = (torch.tensor(number).double() - low) / (high - low)
-        bound = 6 * (share * (1 - share) / count).sqrt() + 2.0**-32
-        assert ((found == high).double().mean() - share).abs() <= bound
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("fmt", [NF4, Posit(8), Takum(8), Log(4, 3), TABLES["without zero"]], ids=str)
-def test_values_stay_whatever_the_rounding(fmt: Format) -> None:
-    values = torch.tensor(fmt.values())
-    for rounding in qsim.rounding.NAMED:
-        for overflow in oracle.OVERFLOWS:
-            if overflow == "saturate_symmetric" and fmt.min != -fmt.max:
-                continue
-            random = {"seed": 3} if rounding == "stochastic" else {}
-            assert torch.equal(qsim.quantize(values, fmt, rounding, overflow=overflow, **random), values)  # type: ignore[call-overload]
+@pytest.mark.parametrize("name", ["ternary", "many", "asymmetric"])
+def test_all_32_bits_count(name: str) -> None:
+    """The number at the share of the way from zero for which its random bits just suffice goes up, and the one before it does not."""
+    high = min(value for value in TABLES[name].values() if value > 0)
+    due = (2**32 - random_bits(256, 32, seed=9)).double()
+    for less, expected in ((0, high), (1, 0)):
+        x = high * (due - less) / 2.0**32
+        for sign in (1, -1) if -high in TABLES[name].values() else (1,):
+            assert (qsim.quantize(sign * x, TABLES[name], "stochastic", seed=9) == sign * expected).all()
 
 
 def test_formats_are_values() -> None:

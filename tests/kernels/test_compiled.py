@@ -89,18 +89,6 @@ def test_noise_of_any_place(seed: int, stream: int, offset: int, count: int, how
     check(torch.linspace(-3, 3, count), torch.float32, E4M3, how, "saturate", seed, stream, offset)
 
 
-@pytest.mark.parametrize("how", [rounding.NEAREST, qsim.Stochastic()], ids=repr)
-def test_strides_and_memory_that_is_shared(how: rounding.Rounding) -> None:
-    x = torch.randn(6, 8, 5)
-    for view in (x, x.transpose(0, 2), x[::2, 1:, :3], x[:1].expand(6, 8, 5), x[0, 0, 0], x[:0]):
-        assert same_bits(qsim.quantize(view, E4M3, how, seed=1 if how.is_stochastic else None), quantized(view.contiguous(), how))
-        assert same_bits(qsim.encode(view, E4M3, how, seed=1 if how.is_stochastic else None), encoded(view.contiguous(), how))
-    place = x.clone()
-    qsim.quantize_(place[:, 1:3], E4M3, how, seed=1 if how.is_stochastic else None)
-    assert same_bits(place[:, 1:3], quantized(x[:, 1:3].contiguous(), how))
-    assert same_bits(place[:, 3:], x[:, 3:])
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if fmt.bits <= 12], ids=repr)
 def test_codes(fmt: Format) -> None:

@@ -8,9 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import qsim
-from support.comparing import same_bits
-
 stored = pytest.importorskip("qsim_kernels.numba.arguments", reason="needs numba")
 
 DENSE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -51,13 +48,3 @@ def test_others_stay_as_they_are(images: Tensor, layout: str) -> None:
 def test_tensors_that_lie_differently_stay_as_they_are(images: Tensor) -> None:
     other = DENSE["channels last"](images)
     assert stored.in_memory_order(images, other) == (images, other)
-
-
-@pytest.mark.parametrize("layout", DENSE | OTHERS)
-def test_values_and_codes_do_not_depend_on_the_layout(images: Tensor, layout: str) -> None:
-    x = (DENSE | OTHERS)[layout](images)
-    in_order = x.contiguous()
-    assert same_bits(qsim.quantize(x, "e4m3"), qsim.quantize(in_order, "e4m3"))
-    codes = qsim.encode(x, "e4m3")
-    assert torch.equal(codes, qsim.encode(in_order, "e4m3"))
-    assert same_bits(qsim.decode(codes, "e4m3"), qsim.decode(codes.contiguous(), "e4m3"))

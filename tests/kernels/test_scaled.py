@@ -10,13 +10,16 @@ import torch
 
 import qsim
 from qsim.functional.arguments import spelling
-from qsim.scaling import PerAxis, PerBlock, PerTensor, PerTile, Scaling
+from qsim.scaling import NAMED, PerAxis, PerBlock, PerTensor, PerTile, Scaling
 from qsim.transforms import Hadamard
+from qsim_kernels.numbers.grid import Grid, Overflow, Rule, read
+from qsim_kernels.numbers.scales import ElementRounding, Restore, read_scales
 from qsim_kernels.ops.scaled import Implementation
-from support.scaled_settings import LARGE, REFERENCE, SMALL, check, equal, setting
+from support.scaled_settings import LARGE, REFERENCE, SMALL, ScaledSetting, check, equal, setting
 from support.side_by_side import DEVICE, dealt
 
 from qsim_kernels.triton.device import tile_scales  # isort: skip
+from qsim_kernels.triton.device.saturation import Clamp, clamp_of_tiles  # isort: skip
 
 # The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -30,6 +33,11 @@ SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], [
 @pytest.mark.parametrize("number", range(32 if DEVICE.type == "cpu" else 600))
 def test_kernels_do_what_the_reference_does(number: int) -> None:
     check(KERNELS, DEVICE, setting(number, SMALL if DEVICE.type == "cpu" else LARGE))
+
+
+def test_tiles_that_do_not_fit_into_regions_are_read_several_times() -> None:
+    spelt = spelling("e2m1", "nearest", "saturate")
+    check(KERNELS, DEVICE, ScaledSetting(PerTile(3, 5, "e4m3"), torch.randn(7, 11), (), spelt, 0, torch.float32, Restore.NOTHING))
 
 
 @pytest.mark.sampled(3)
@@ -140,3 +148,26 @@ def test_products_times_scales(shape: tuple[int, ...], dtype: torch.dtype) -> No
             expected = REFERENCE.rescaled(product, factors, bias, dtype)
             there = [factor.to(DEVICE) for factor in factors], None if bias is None else bias.to(DEVICE)
             assert equal(product, expected, KERNELS.rescaled(product.to(DEVICE), *there, dtype))
+
+
+@pytest.mark.parametrize(
+    ("format", "dtype", "target", "due"),
+    [
+        ("mxfp8", torch.bfloat16, torch.bfloat16, Clamp.NEVER),
+        ("mxfp6", torch.float16, torch.float16, Clamp.NEVER),
+        ("mxfp4", torch.float32, torch.bfloat16, Clamp.NEVER),
+        ("mxfp4", torch.bfloat16, torch.float16, Clamp.ALWAYS),
+        ("mxint8", torch.bfloat16, torch.bfloat16, Clamp.ALWAYS),
+        ("fp8_1x128", torch.float16, torch.float16, Clamp.ALWAYS),
+        ("fp8_1x128", torch.float16, torch.bfloat16, Clamp.ALWAYS),
+        ("nvfp4", torch.bfloat16, torch.bfloat16, Clamp.BY_TENSOR),
+    ],
+)
+def test_kernels_clamp_only_where_a_product_can_overflow(format: str, dtype: torch.dtype, target: torch.dtype, due: Clamp) -> None:
+    block = NAMED[format]
+    spelt, how = spelling(block.element, "nearest", "saturate"), block.along(-1).spelling(block.element)
+    elements = ElementRounding(read(Grid, spelt.grid), read(Rule, spelt.rule), Restore.ALL)
+    assert clamp_of_tiles(read_scales(*how), elements, block.outer is not None, dtype, target) == due
+    outward = elements.rule._replace(overflow=Overflow.NONFINITE)
+    for without in (elements._replace(restore=Restore.NOTHING), elements._replace(rule=outward)):
+        assert clamp_of_tiles(read_scales(*how), without, block.outer is not None, dtype, target) == Clamp.NEVER

@@ -12,7 +12,7 @@ from qsim import Stochastic, rounding as roundings
 from qsim.formats import BF16, E2M1, E4M3, E4M3FNUZ, E5M2, E8M0, FP16, FP32, P3109, Fixed, Float, Format, Int, PowerOfTwo, holds
 from support import inputs
 from support.catalogue import VARIETY
-from support.comparing import first_difference, raw, same_bits
+from support.comparing import first_difference
 from support.side_by_side import DEVICE, both_decoded, both_encoded, both_quantized, dealt, difficult, rule
 
 ROUNDINGS: tuple[str | roundings.Rounding, ...] = (
@@ -146,41 +146,3 @@ def test_decode_ignores_the_bits_above_a_code(fmt: Format) -> None:
     # Every pattern of the codes' dtype; for 32 bits the upper ones, from the code's first 8 bits on.
     codes = torch.arange(2 ** min(16, inputs.code_dtype(fmt).itemsize * 8), device=DEVICE)
     check_decode(codes << (fmt.bits - 8 if fmt.bits > 16 else 0), fmt)
-
-
-@pytest.mark.parametrize("overflow", OVERFLOWS)
-def test_zero_where_there_is_none(overflow: str) -> None:
-    # Both zeros count as 0 and become the smallest power of two; negative numbers become NaN unless they saturate.
-    x = torch.tensor([0.0, -0.0, -(2.0**-149), -1.0, -torch.inf, 2.0**-149], device=DEVICE)
-    fmt = PowerOfTwo(5)
-    least = fmt.smallest
-    for rounding in ROUNDINGS:
-        infinite = torch.nan if overflow == "nonfinite" else least
-        # As in IEEE 754, a directed rounding back into the range stays there, for finite values.
-        below = least if rounding in ("toward_zero", "up") else infinite
-        expected = torch.tensor([least, least, below, below, infinite, least], device=DEVICE)
-        a, b = both_quantized(x, fmt, rule(rounding, overflow))
-        assert torch.equal(a.nan_to_num(-1), expected.nan_to_num(-1)), rounding
-        assert same_bits(a, b), rounding
-
-
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("dtype", inputs.DTYPES)
-def test_every_nan_comes_out_the_same(dtype: torch.dtype) -> None:
-    x = inputs.nans(dtype).repeat(3).to(DEVICE)
-    positive = torch.iinfo(raw(x).dtype).max
-    settings = [*itertools.product(ROUNDINGS, OVERFLOWS)]
-    for number, fmt in enumerate((E4M3, Float(4, 0), E5M2, Int(8), Float(4, 3, subnormals=False), Fixed(8, 4, symmetric=True))):
-        for rounding, overflow in dealt(settings, number + turn(E4M3, dtype), 4):
-            a, b = both_quantized(x, fmt, rule(rounding, overflow), offset=1)
-            assert (raw(a) == positive).all(), (fmt, rounding)
-            assert (raw(b) == positive).all(), (fmt, rounding)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rounding", ["nearest", "nearest_up", "stochastic"])
-@pytest.mark.parametrize("fmt", [E4M3, Float(3, 0), Int(5)], ids=repr)
-def test_all_numbers_of_16_bits(fmt: Format, rounding: str, dtype: torch.dtype) -> None:
-    x = inputs.every_pattern(dtype).to(DEVICE)
-    a, b = both_quantized(x, fmt, rule(rounding, "nonfinite"))
-    assert not first_difference(x, a, b), first_difference(x, a, b)

@@ -48,7 +48,7 @@ def test_fsdp_is_as_one_process(two: Ranks, kind: str) -> None:
     assert [seen["elements"]["row"] for seen in ranks] == [3, 0]
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "E4M3", "SGD"])
+@pytest.mark.parametrize("kind", ["AdamW", "E4M3", "SGD", "Quantized, copies"])
 def test_tensor_parallelism_is_as_one_process(two: Ranks, kind: str) -> None:
     ranks = two(_shared_out, "tp", kind)
     check(ranks, kind)
@@ -74,7 +74,12 @@ def test_meshes_of_which_one_dimension_is_one_are_as_one_process(two: Ranks, lay
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "kind"), [("hsdp", "AdamW"), ("hsdp", "SGD, Kahan"), ("fsdp over tp", "AdamW"), ("fsdp over tp", "E4M3")]
+    ("layout", "kind"),
+    [
+        ("hsdp", "AdamW"),
+        ("hsdp", "SGD, Kahan"),
+        *[("fsdp over tp", kind) for kind in ("AdamW", "E4M3", "Quantized AdamW", "Quantized, copies")],
+    ],
 )
 def test_meshes_of_two_dimensions_are_as_one_process(four: Ranks, layout: str, kind: str) -> None:
     ranks = four(_shared_out, layout, kind)
@@ -140,8 +145,8 @@ def _replicas(device: torch.device, kind: str, steps: int, seed: int | None) -> 
     net.row.requires_grad_(False)
     replica = nn.parallel.DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = MAKERS[kind](p for p in net.parameters() if p.requires_grad)
-    for group in optimizer.param_groups:
-        group["seed"] = seed and seed + distributed.get_rank()
+    for group in optimizer.param_groups if seed is not None else ():
+        group["seed"] = seed + distributed.get_rank()
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -152,7 +157,7 @@ def _replicas(device: torch.device, kind: str, steps: int, seed: int | None) -> 
     return {"results": results(net, optimizer), "losses": torch.stack(losses)}
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "Kahan", "SGD"])
+@pytest.mark.parametrize("kind", ["AdamW", "Kahan", "SGD", "Quantized AdamW", "Quantized, copies"])
 def test_replicas_do_not_drift(two: Ranks, kind: str) -> None:
     first, second = two(_replicas, kind, 100, None)
     assert not torch.equal(first["losses"], second["losses"]), "each has data of its own"

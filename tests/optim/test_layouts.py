@@ -13,7 +13,7 @@ import qsim
 from support.comparing import same_bits
 from support.distributed_models import alike
 from support.optimizers import all_of, give_gradients, parameters, run
-from support.own_optimizers import BF16, SEED, every_maker
+from support.own_optimizers import BF16, SEED, every_maker, every_optimizer
 
 
 @pytest.mark.parametrize("update", ["kahan", "stochastic"])
@@ -48,13 +48,13 @@ def test_a_format_of_states_that_is_chosen_later(make: Any) -> None:
     assert any(x.dtype == BF16 for x in before)
 
 
-@every_maker
+@every_optimizer
 def test_memory_formats_do_not_matter(make: Any) -> None:
     weights = torch.randn(4, 3, 5, 6).bfloat16()
     found = []
     for memory_format in (torch.contiguous_format, torch.channels_last):
         p = nn.Parameter(weights.clone().contiguous(memory_format=memory_format))
-        optimizer = make([p], seed=SEED, update="stochastic")
+        optimizer = make([p], seed=SEED)
         for step in range(3):
             p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step)).bfloat16().contiguous(memory_format=memory_format)
             optimizer.step()

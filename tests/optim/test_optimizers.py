@@ -14,7 +14,7 @@ from qsim.formats import FP32
 from support.comparing import same_bits
 from support.distributed_models import alike
 from support.optimizers import give_gradients, parameters, run
-from support.own_optimizers import BF16, MAKERS, SEED, every_maker
+from support.own_optimizers import BF16, MAKERS, SEED, every_maker, every_optimizer
 
 # Comparison with torch's own.
 
@@ -132,12 +132,16 @@ def test_groups_with_updates_of_their_own() -> None:
         assert alike(list(params[chosen]), list(alone[chosen]))
 
 
-@every_maker
+@every_optimizer
 def test_a_group_that_comes_later(make: Any) -> None:
     params, together = parameters(BF16), parameters(BF16)
     optimizer = make(params[:2], seed=SEED)
-    optimizer.add_param_group({"params": params[2:], "lr": 2.0**-5})
+    optimizer.add_param_group({"params": (p for p in params[2:])})
     assert alike(run(optimizer, range(3)), run(make(together, seed=SEED), range(3)))
+
+
+@every_maker
+def test_a_later_group_has_its_own_update(make: Any) -> None:
     later = make(parameters(BF16)[:1], update="nearest")
     run(later, range(1))
     added = nn.Parameter(torch.ones(3))

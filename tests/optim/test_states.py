@@ -1,4 +1,4 @@
-"""State of `qsim.optim`'s optimizers: saved and loaded bit for bit, loaded from torch's, copied, pickled; others raise errors."""
+"""State of optimizers: saved and loaded bit for bit, loaded from torch's, copied, pickled; others raise errors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,8 @@ import qsim
 from support.comparing import same_bits
 from support.distributed_models import alike
 from support.optimizers import give_gradients, parameters, run
-from support.own_optimizers import BF16, MAKERS, SEED, every_maker, full, weights_of
+from support.own_optimizers import BF16, EVERY, MAKERS, SEED, every_run, full, weights_of
 from support.refusing import refused
-
-#: Everything that creates states: Kahan's compensation, products of the betas, moments in another dtype.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "stochastic": {"state_rounding": "stochastic"},
-    "kahan": {"update": "kahan", "format": "e4m3", "state": "fp32"},
-    "six bits": {"update": qsim.Stochastic(6), "state": "e5m2"},
-}
 
 
 def through_a_file(state: Any) -> Any:
@@ -37,30 +30,55 @@ def again(params: list[nn.Parameter]) -> list[nn.Parameter]:
     return [nn.Parameter(p.detach().clone()) for p in params]
 
 
-@pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
-@every_maker
-def test_a_run_goes_on_as_if_never_stopped(make: Any, options: dict[str, Any], device: torch.device) -> None:
-    params = parameters(BF16, device)
-    optimizer = make(params, **options)
-    run(optimizer, range(3))
-    saved, weights = through_a_file(optimizer.state_dict()), again(params)
-    run(optimizer, range(3, 6))
-    # The resuming process has another seed, and its optimizer was created with other options.
-    torch.manual_seed(12345)
-    resumed = make(weights)
-    resumed.load_state_dict(saved)
-    for p, q in zip(params, weights, strict=True):
-        assert {name: x.dtype for name, x in optimizer.state[p].items()} == {name: x.dtype for name, x in resumed.state[q].items()}
-    run(resumed, range(3, 6))
-    assert alike(full(resumed), full(optimizer))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@every_run
+def test_a_run_goes_on_as_if_never_stopped(make: Any, dtype: torch.dtype, device: torch.device) -> None:
+    for before in (0, 3):
+        params = parameters(dtype, device)
+        optimizer = make(params)
+        run(optimizer, range(before))
+        saved, weights = through_a_file(optimizer.state_dict()), again(params)
+        run(optimizer, range(before, 6))
+        # The resuming process has another seed, and its generator has been used.
+        torch.manual_seed(12345)
+        resumed = make(weights)
+        torch.rand(3)
+        resumed.load_state_dict(saved)
+        run(resumed, range(before, 6))
+        assert alike(full(resumed), full(optimizer))
 
 
-def test_saved_before_the_first_step() -> None:
-    params, others = parameters(BF16), parameters(BF16)
-    optimizer = MAKERS["AdamW"](params)
-    other = MAKERS["AdamW"](others)
-    other.load_state_dict(through_a_file(optimizer.state_dict()))
-    assert alike(run(other, range(2)), run(optimizer, range(2)))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+@every_run
+def test_copies_go_on_alike(make: Any, copied: Any) -> None:
+    for steps in (0, 3):
+        optimizer = make(parameters(BF16))
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        run(optimizer, range(steps))
+        other = copied(optimizer)
+        assert repr(other) == repr(optimizer)
+        assert not {id(p) for p in weights_of(optimizer)} & {id(p) for p in weights_of(other)}
+        assert alike(run(other, range(3, 6)), run(optimizer, range(3, 6)))
+        assert alike(full(other), full(optimizer))
+
+
+@pytest.mark.parametrize("name", [*MAKERS, "Quantized, copies"])
+def test_a_loaded_state_is_a_copy(name: str) -> None:
+    """`Quantized` copies no more than torch does of what torch's own optimizers keep."""
+    params = parameters(BF16)
+    optimizer = EVERY[name](params)
+    run(optimizer, range(2))
+    saved = optimizer.state_dict()
+    kept = copy.deepcopy(saved)
+    other = EVERY[name](again(params))
+    other.load_state_dict(saved)
+    run(other, range(2, 4))
+    assert saved["param_groups"] == kept["param_groups"]
+    for key, state in kept["state"].items():
+        own = [role for role in state if name in MAKERS or role == "quantized_accumulator"]
+        assert alike([saved["state"][key][role] for role in own], [state[role] for role in own])
 
 
 @pytest.mark.parametrize(
@@ -119,41 +137,6 @@ def test_moments_of_torch_become_the_format_that_is_asked_for() -> None:
     for p, q in zip(params, weights_of(mine), strict=True):
         assert same_bits(mine.state[q]["exp_avg_sq"], torchs.state[p]["exp_avg_sq"].float())
     run(mine, range(2, 3))
-
-
-def test_a_loaded_state_is_a_copy() -> None:
-    params = parameters(BF16)
-    optimizer = MAKERS["AdamW"](params)
-    run(optimizer, range(2))
-    saved = optimizer.state_dict()
-    other = MAKERS["AdamW"](again(params))
-    other.load_state_dict(saved)
-    before = full(optimizer)
-    run(other, range(2, 4))
-    assert alike(full(optimizer)[1:4], before[1:4])
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
-@every_maker
-def test_copies(make: Any, copied: Any) -> None:
-    for steps in (0, 3):
-        optimizer = make(parameters(BF16), update="kahan")
-        run(optimizer, range(steps))
-        other = copied(optimizer)
-        assert not {id(p) for p in weights_of(optimizer)} & {id(p) for p in weights_of(other)}
-        assert alike(run(other, range(3, 6)), run(optimizer, range(3, 6)))
-        assert alike(full(other), full(optimizer))
-
-
-def test_state_survives_another_name() -> None:
-    """Parameters are identified by their positions in the groups."""
-    params = parameters(BF16)
-    optimizer = qsim.optim.AdamW([(f"old.{i}", p) for i, p in enumerate(params)], seed=SEED)
-    run(optimizer, range(2))
-    weights = again(params)
-    resumed = qsim.optim.AdamW([(f"new.{i}", p) for i, p in enumerate(weights)])
-    resumed.load_state_dict(optimizer.state_dict())
-    assert alike(run(resumed, range(2, 4)), run(optimizer, range(2, 4)))
 
 
 # Mismatched states.

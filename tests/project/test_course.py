@@ -49,13 +49,21 @@ def test_there_are_four() -> None:
     assert [notebook.stem[0] for notebook in NOTEBOOKS] == ["1", "2", "3", "4"]
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
-def test_notebooks_are_valid_and_hold_no_outputs(notebook: Path) -> None:
-    whole = json.loads(notebook.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("notebook", [*NOTEBOOKS, FOLDER / "qsim.ipynb"], ids=lambda notebook: notebook.stem)
+def test_notebooks_are_valid_hold_no_outputs_and_fit_a_page(notebook: Path) -> None:
+    whole, found = json.loads(notebook.read_text(encoding="utf-8")), cells(notebook)
+    # The rules of nbformat 4.5.
+    assert set(whole) == {"cells", "metadata", "nbformat", "nbformat_minor"}
     assert (whole["nbformat"], whole["nbformat_minor"]) == (4, 5)
-    assert len({cell["id"] for cell in cells(notebook)}) == len(cells(notebook))
-    assert [line for cell in cells(notebook) if cell["cell_type"] == "code" for line in source(cell).splitlines() if len(line) > 85] == []
-    assert all((cell["outputs"], cell["execution_count"]) == ([], None) for cell in cells(notebook) if cell["cell_type"] == "code")
+    assert whole["metadata"]["kernelspec"] == {"display_name": "Python 3", "language": "python", "name": "python3"}
+    assert len({cell["id"] for cell in found}) == len(found)
+    for cell in found:
+        assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", cell["id"])
+        assert cell["source"], cell["id"]
+        assert all(line.endswith("\n") for line in cell["source"][:-1])
+        more = {"execution_count": None, "outputs": []} if cell["cell_type"] == "code" else {}
+        assert {name: value for name, value in cell.items() if name not in ("cell_type", "id", "metadata", "source")} == more
+        assert cell["cell_type"] == "markdown" or not [line for line in source(cell).splitlines() if len(line) > 85]
 
 
 @pytest.mark.sampled(12)

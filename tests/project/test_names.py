@@ -45,11 +45,3 @@ def test_names_that_may_be_shared_are() -> None:
 def test_names_of_studies_are_shared_by_studies_only() -> None:
     found = classes(ROOT)
     assert [place for name, why in SHARED.items() if why == STUDY for place in found[name] if not place.startswith("qsim/studies/")] == []
-
-
-def test_shared_names_are_found(tmp_path: Path) -> None:
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "qsim" / "inner").mkdir(parents=True)
-    (tmp_path / "qsim" / "inner" / "a.py").write_text("class One: ...\n")
-    (tmp_path / "kernels" / "b.py").write_text("def f():\n    class _One: ...\n")
-    assert classes(tmp_path) == {"One": ["kernels/b.py:2", "qsim/inner/a.py:1"]}

@@ -12,22 +12,11 @@ from torch import Tensor
 
 import qsim
 from qsim.formats import E2M1, E4M3, E5M2, Fixed, Format, Int
-from qsim.functional.arguments import spelling
-from qsim.scaling import NAMED, Given, PerAxis, PerBlock, PerTensor, PerTile, Scaling
+from qsim.scaling import Given, PerAxis, PerBlock, PerTensor, PerTile, Scaling
 from qsim.transforms import Hadamard
-from qsim_kernels.numbers.grid import Grid, Overflow, Rule, read
-from qsim_kernels.numbers.scales import ElementRounding, Restore, read_scales
-from qsim_kernels.ops.scaled import Implementation
-from qsim_kernels.triton.device.saturation import Clamp, clamp_of_tiles
 from support import covering
 from support.comparing import first_difference, same_bits
 from support.scaled_cases import DIFFERENT
-from support.side_by_side import DEVICE, dealt
-
-# The interpreter computes with NumPy, which warns about NaN and infinity.
-pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-
-REFERENCE, KERNELS = Implementation("qsim_kernels.torch.scaling"), Implementation("qsim_kernels.triton.scaled.launch")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ELEMENTS: list[Format] = [E2M1, E4M3, E5M2, Int(8), Fixed(8, 6), Fixed(8, 8)]
@@ -50,9 +39,6 @@ SCALINGS: list[Scaling] = [
     PerTile(2, 2),
     PerTile(2, 4, "e4m3", outer=PerTensor()),
 ]
-
-
-KERNEL_SCALINGS: list[Scaling] = [*SCALINGS, NAMED["mxfp4"].along(-1), NAMED["nvfp4"].along(0)]
 
 
 def extreme(dtype: torch.dtype) -> Tensor:
@@ -160,85 +146,6 @@ def test_the_code_of_an_infinity_stays_one() -> None:
 def test_an_unknown_overflow_is_refused_by_decode() -> None:
     with pytest.raises(ValueError, match="overflow must be 'saturate', 'saturate_symmetric', 'nonfinite' or 'format', got 'wrap'"):
         qsim.decode(torch.tensor([1], dtype=torch.uint8), "e2m1", overflow="wrap")  # type: ignore[arg-type]
-
-
-def both(
-    x: Tensor, element: Any, scaling: Scaling, dtype: torch.dtype, restore: Restore, overflow: str, turn: Any = ()
-) -> tuple[Tensor, Tensor]:
-    """The reference's and the kernels' results for a tensor."""
-    spelt, found = spelling(element, "nearest", overflow), []
-    for ops, here in ((REFERENCE, x), (KERNELS, x.to(DEVICE))):
-        tiles = scaling.tiles(x.shape)
-        under = None
-        if scaling.outer is not None:
-            outer = scaling.outer
-            amaxes = ops.amaxes(here, outer.tiles(x.shape), turn, True)
-            under = ops.scales(amaxes, None, *outer.spelling(spelt.format, scaling.format)).view(())
-        rounding = (None, spelt.grid, spelt.rule, 0, 0, dtype, int(restore))
-        if isinstance(scaling, (PerBlock, PerTile)):
-            values, _ = ops.quantize_tiles(here, under, tiles, turn, *scaling.spelling(spelt.format), *rounding)
-        else:
-            amaxes = ops.amaxes(here, tiles, turn, False)
-            scales = ops.scales(amaxes, under, *scaling.spelling(spelt.format))
-            values = ops.quantize_scaled(here, scales, under, tiles, turn, *rounding)
-        found.append(values.cpu())
-    return found[0], found[1]
-
-
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("scaling", KERNEL_SCALINGS, ids=repr)
-def test_kernels_do_what_the_reference_does(scaling: Scaling, dtype: torch.dtype) -> None:
-    settings = [(Fixed(8, 6), dtype, Restore.ALL), (E4M3, torch.float16, Restore.ALL), (Fixed(8, 8), torch.bfloat16, Restore.SCALE)]
-    for element, target, restore in dealt(settings, KERNEL_SCALINGS.index(scaling) + DTYPES.index(dtype), 3):
-        one, other = both(extreme(dtype), element, scaling, target, restore, "saturate")
-        assert not first_difference(extreme(dtype), one, other), (element, target, restore)
-        assert one.isfinite().all()
-
-
-def test_kernels_overflow_where_they_are_asked_to() -> None:
-    x = extreme(torch.float16)
-    one, other = both(x, E4M3, PerBlock(4, -1, "e8m0", "ceil"), torch.float16, Restore.ALL, "nonfinite")
-    assert not first_difference(x, one, other)
-    assert one.isinf().any()
-
-
-@pytest.mark.parametrize(
-    ("format", "dtype", "target", "due"),
-    [
-        ("mxfp8", torch.bfloat16, torch.bfloat16, Clamp.NEVER),
-        ("mxfp6", torch.float16, torch.float16, Clamp.NEVER),
-        ("mxfp4", torch.float32, torch.bfloat16, Clamp.NEVER),
-        ("mxfp4", torch.bfloat16, torch.float16, Clamp.ALWAYS),
-        ("mxint8", torch.bfloat16, torch.bfloat16, Clamp.ALWAYS),
-        ("fp8_1x128", torch.float16, torch.float16, Clamp.ALWAYS),
-        ("fp8_1x128", torch.float16, torch.bfloat16, Clamp.ALWAYS),
-        ("nvfp4", torch.bfloat16, torch.bfloat16, Clamp.BY_TENSOR),
-    ],
-)
-def test_kernels_clamp_only_where_a_product_can_overflow(format: str, dtype: torch.dtype, target: torch.dtype, due: Clamp) -> None:
-    block = NAMED[format]
-    spelt, how = spelling(block.element, "nearest", "saturate"), block.along(-1).spelling(block.element)
-    elements = ElementRounding(read(Grid, spelt.grid), read(Rule, spelt.rule), Restore.ALL)
-    assert clamp_of_tiles(read_scales(*how), elements, block.outer is not None, dtype, target) == due
-    outward = elements.rule._replace(overflow=Overflow.NONFINITE)
-    for without in (elements._replace(restore=Restore.NOTHING), elements._replace(rule=outward)):
-        assert clamp_of_tiles(read_scales(*how), without, block.outer is not None, dtype, target) == Clamp.NEVER
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["mxfp8", "mxint8", "nvfp4"])
-def test_transformed(name: str, dtype: torch.dtype) -> None:
-    block, x = NAMED[name], extreme(dtype).repeat(1, 4)
-    scaling = block.along(-1)
-    for size in (4, 64):
-        turn = Hadamard(size, random_signs=False).turn(x.shape)
-        one, other = both(x, block.element, scaling, dtype, Restore.ALL, "saturate", turn)
-        assert one.isfinite().all()
-        assert not first_difference(x, one, other)
-    if dtype != torch.float16:
-        assert (x.abs() * 4 > torch.finfo(dtype).max).any()  # so that sums of four would overflow
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

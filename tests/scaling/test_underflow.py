@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.functional.arguments import spelling
 from qsim.scaling import PerAxis, PerBlock, PerTensor, PerTile, Scaling
-from qsim_kernels import lowered
-from qsim_kernels.ops.scaled import Implementation
 from support.comparing import same_bits
 from support.oracle import DETERMINISTIC
-from support.scaled_settings import REFERENCE
 
 SCALINGS: tuple[Scaling, ...] = (
     PerTensor("e8m0", rule="floor"),
@@ -47,23 +43,3 @@ def test_up_and_down_take_every_number_to_its_own_side(device: torch.device) -> 
     block = qsim.Block("e2m1", 4, scale="e8m0", rule="floor")
     assert qsim.quantize(x, block, rounding="up").tolist() == [2.0**126, 2.0**123, -0.0, 0.0]
     assert qsim.quantize(x, block, rounding="down").tolist() == [2.0**126, 0.0, -(2.0**123), 0.0]
-
-
-def check_operators(ops: Any, device: torch.device) -> None:
-    x = tiny_beside_huge(torch.float32)
-    for rounding, scale in product(("up", "down", "odd", "nearest"), SCALINGS):
-        spelt = spelling("e2m1", rounding, "saturate")
-        rest = scale.tiles(x.shape), (), *scale.spelling(spelt.format), None, spelt.grid, spelt.rule, 0, 0, torch.float32, 2
-        expected, _ = REFERENCE.quantize_tiles(x, None, *rest)
-        found, _ = ops.quantize_tiles(x.to(device), None, *rest)
-        assert same_bits(found.cpu(), expected), (rounding, scale)
-
-
-def test_compilers_get_the_same(device: torch.device) -> None:
-    check_operators(lowered.scaling, device)
-
-
-@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-def test_triton_computes_the_same() -> None:
-    pytest.importorskip("triton")
-    check_operators(Implementation("qsim_kernels.triton.scaled.launch"), torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -28,7 +28,6 @@ from qsim.silicon import BlockCircuit, Circuit, Dot, Philox, cost, emit_circuits
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import AnyCircuit, routine
 from qsim.silicon.synthesis import fpga
-from qsim_kernels.torch import ElementNoise, random_bits
 from support import emitted, explorer, mutations
 from support.chromium import Chromium
 from support.sums_emitted import DOTS, SCALED_UNITS, by_matmul, by_program, compiled_sums, drawn_codes, script_of_sums, times
@@ -65,7 +64,7 @@ def check_c(folder: Path, random: int, formats: Sequence[str], compilers: Sequen
         offset = 0
         for x in inputs(random):
             values = x.to(torch.int32).view(torch.float32)
-            noise = random_bits(ElementNoise(SEED, STREAM, offset, len(x), x.device), 32)
+            noise = qsim.random.random_bits(len(x), 32, seed=SEED, stream=STREAM, offset=offset)
             found = [emitted.compiled_results(circuits, x, noise, folder / compiler) for compiler in compilers]
             for k, circuit in enumerate(circuits):
                 expected = quantized(circuit, values, offset)
@@ -81,7 +80,7 @@ def check_c(folder: Path, random: int, formats: Sequence[str], compilers: Sequen
 def check_systemverilog(folder: Path, simulators: Sequence[str]) -> None:
     """Modules of all roundings, for all bfloat16 inputs."""
     x = torch.arange(1 << 16)
-    random = random_bits(ElementNoise(SEED, STREAM, 0, len(x), x.device), 32)
+    random = qsim.random.random_bits(len(x), 32, seed=SEED, stream=STREAM)
     for fmt in SIMULATED:
         circuits = [Circuit(fmt, op, rule, source="bf16") for op in ("round", "encode") for rule in qsim.rounding.NAMED]
         circuits += [Circuit(fmt, "round", rule, "nonfinite", source="bf16") for rule in qsim.rounding.NAMED]

@@ -15,7 +15,6 @@ from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
 from qsim.silicon.inputs import corners, weighted
 from qsim_kernels.meanings import simplification, systemverilog
-from qsim_kernels.torch import ElementNoise, random_bits
 from support import emitted
 
 FORMATS = ["e4m3", "e2m1", "e8m0", "int8", "Float(3, 2, specials='fn')"]
@@ -52,7 +51,7 @@ def test_c_gives_golden_results(compiler: str, tmp_path: Path) -> None:
 def test_c_rounds_as_quantize_does_with_its_random_bits(tmp_path: Path) -> None:
     x, _ = drawn_inputs(1500)
     values = x.to(torch.int32).view(torch.float32)
-    random = random_bits(ElementNoise(5, 7, 0, len(x), x.device), 32)
+    random = qsim.random.random_bits(len(x), 32, seed=5, stream=7)
     circuits = [Circuit(fmt, "round", "stochastic") for fmt in ("e4m3", "bf16", "e8m0")]
     for circuit, y in zip(circuits, emitted.c_results(circuits, x, random, tmp_path, "gcc", ["-std=c99"]), strict=True):
         rounded = qsim.quantize(values, circuit.format, "stochastic", seed=qsim.random.Noise(5, 7))

@@ -9,12 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from qsim.optim import SGD, AdamW, StochasticAdamW
+from qsim import Quantizer, Stochastic
+from qsim.optim import SGD, AdamW, Quantized, StochasticAdamW
 from support.comparing import same_bits
 from support.distributed_models import TensorParallelBlock, coarse, mesh_of, parallelized, shared_as, whole
 
 # The seed of the first rank only: see `ranks`.
 SEED = 1
+#: All that `Quantized` rounds, in place or with copies of the weights.
+NOISY: dict[str, Any] = {
+    "weight": Quantizer("e4m3", "stochastic"),
+    "grad": Quantizer("e5m2", Stochastic(bits=6)),
+    "state": Quantizer("e5m2", "stochastic"),
+}
+COPIES: dict[str, Any] = {**NOISY, "accumulator": Quantizer("bf16", "stochastic")}
 
 
 def _in_groups(params: Iterable[Tensor]) -> AdamW:
@@ -33,6 +41,9 @@ MAKERS: dict[str, Callable[[Iterable[Tensor]], torch.optim.Optimizer]] = {
     "float32 states": lambda params: StochasticAdamW(params, 2.0**-7),
     "SGD": lambda params: SGD(params, 2.0**-7, momentum=0.75, weight_decay=2.0**-7, nesterov=True),
     "SGD, Kahan": lambda params: SGD(params, torch.tensor(2.0**-7), momentum=0.75, update="kahan", state_rounding="stochastic"),
+    "Quantized AdamW": lambda params: Quantized(torch.optim.AdamW(params, 2.0**-5), **NOISY),
+    "Quantized Adagrad": lambda params: Quantized(torch.optim.Adagrad(params, 2.0**-3), **NOISY),
+    "Quantized, copies": lambda params: Quantized(torch.optim.SGD(params, 2.0**-3, momentum=0.75), **COPIES),
 }
 
 
@@ -78,10 +89,13 @@ def steps(net: nn.Module, optimizer: torch.optim.Optimizer, which: range) -> dic
 
 def results(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Weights and states by their names, unsharded, and the groups' seeds."""
-    found = {f"seed {number}": torch.tensor(group["seed"]) for number, group in enumerate(optimizer.param_groups)}
+    saved = optimizer.state_dict()
+    seeds = [group.get("seed", group.get("quantized_seed")) for group in saved["param_groups"]]
+    found = {f"seed {number}": torch.tensor(seed) for number, seed in enumerate(seeds)}
+    numbers = {p: number for number, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     for name, p in net.named_parameters():
         found[name] = whole(p)
-        found |= {f"{name} {role}": whole(value) for role, value in optimizer.state[p].items()}
+        found |= {f"{name} {role}": whole(value) for role, value in saved["state"].get(numbers.get(p), {}).items()}
     return found
 
 

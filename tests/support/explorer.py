@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim_kernels.torch import ElementNoise, random_bits
 from support.chromium import Chromium
 from support.emitted import run, tool
 
@@ -64,8 +63,7 @@ def script(folder: Path) -> Path:
 
 def noise(count: int) -> Tensor:
     """The random words of the elements of a tensor, as `qsim.quantize` draws them."""
-    words: Tensor = random_bits(ElementNoise(SEED, STREAM, 0, count, torch.device("cpu")), 32)
-    return words
+    return qsim.random.random_bits(count, 32, seed=SEED, stream=STREAM)
 
 
 def quantized(how: How, x: Tensor) -> Tensor:

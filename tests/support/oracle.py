@@ -210,9 +210,3 @@ def encode_exact(value: float, fmt: Format) -> int | None:
         return unsigned
     assert isinstance(fmt, Float)
     return unsigned + (2 ** (fmt.exponent + fmt.mantissa) if negative else 0)
-
-
-def all_values(fmt: Format) -> list[float]:
-    """Every finite value of a format, sorted, zero once, from its codes."""
-    decoded = (decode_exact(code, fmt) for code in range(2**fmt.bits))
-    return sorted({value + 0.0 for value in decoded if value is not None and math.isfinite(value)})

@@ -75,10 +75,10 @@ class ScaledSetting:
 
 
 def values(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Numbers of all sizes, with outliers, zeros, and sometimes a non-finite one."""
+    """Numbers of all sizes up to the largest, with outliers next to which others underflow, zeros, and sometimes a non-finite one."""
     generator = torch.Generator().manual_seed(draw.randrange(2**31))
-    x = torch.randn(shape, generator=generator, dtype=torch.float64) * 10.0 ** draw.choice([-40, -3, 0, 3, 36])
-    x.view(-1)[::7] *= 100
+    x = torch.randn(shape, generator=generator, dtype=torch.float64) * 10.0 ** draw.choice([-40, -3, 0, 3, 36, 39])
+    x.view(-1)[::7] *= draw.choice([1e2, 1e2, 1e34])
     if draw.random() < 0.3:
         x[: len(x) // 2] = 0
     x = x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)

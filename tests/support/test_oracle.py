@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import math
-from fractions import Fraction
+from pathlib import Path
 
 import gfloat
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
 
 from qsim.formats import E2M1, E4M3, E8M0, Fixed, Float, Format
 from support import inputs, oracle, oracle_arrays
@@ -95,15 +95,6 @@ def test_stochastic_arrays_agree_with_fractions(fmt: Format, bits: int, correcti
             assert same(slow, float(fast[i])), (value, fmt, random[i], overflow)
 
 
-@given(st.integers(0, 2**53), st.integers(-300, 300), st.integers(1, 8), st.integers(0, 23), st.sampled_from(oracle.DETERMINISTIC))
-def test_neighbours_enclose(significand: int, scale: int, exponent: int, mantissa: int, rounding: str) -> None:
-    fmt, x = Float(exponent, mantissa), math.ldexp(significand, scale - 53)
-    low, high = oracle.neighbours(fmt, Fraction(x))
-    assert high == low + 1
-    assert oracle.magnitude(fmt, low) <= Fraction(x) < oracle.magnitude(fmt, high)
-    assert oracle.round_exact(x, fmt, rounding, "saturate") in {float(oracle.magnitude(fmt, min(c, oracle.top(fmt)))) for c in (low, high)}
-
-
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("fmt", GFLOAT, ids=repr)
 def test_fractions_agree_with_gfloat(fmt: Format) -> None:
@@ -185,3 +176,18 @@ def test_memory_is_poisoned() -> None:
         assert torch.empty(1000, dtype=dtype).isnan().all()
         assert torch.empty_like(torch.ones(10, 10, dtype=dtype)).isnan().all()
     assert (torch.empty(1000, dtype=torch.uint8) == 255).all()
+
+
+ORACLES = ("oracle", "oracle_arrays", "philox_oracle", "sum_oracle", "block_oracle", "written_out_updates")
+#: What describes a format, an accumulator or a scale, without computing anything.
+DESCRIPTIONS = {"qsim.formats", "qsim.accumulators", "qsim.rounding", "qsim.scaling"}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_oracles_import_only_descriptions_from_the_library(name: str) -> None:
+    tree = ast.parse((Path(__file__).parent / f"{name}.py").read_text())
+    imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert {module for module in imported if module.startswith("qsim")} <= DESCRIPTIONS
+    others = {module.removeprefix("support.") for module in imported if module.startswith("support.")}
+    assert others <= {*ORACLES, "comparing", "scales"}

@@ -196,18 +196,10 @@ class Scalar(nn.Module):
     ("call", "error", "message"),
     [
         (lambda: FSDPWire("e4m3", "ring"), TypeError, "FSDPWire: how must be a qsim.distributed.AllReduce, got 'ring'"),  # type: ignore[arg-type]
-        (
-            lambda: FSDPWire(Quantizer("e4m3", scale=scaling.PerBlock(8, dim=0))),
-            ValueError,
-            "a rank has rows of a weight: give 'tensor'",
-        ),
+        (lambda: FSDPWire(Quantizer("e4m3", scale=scaling.PerBlock(8, dim=0))), ValueError, "a rank has rows of a weight: give 'tensor'"),
         (lambda: FSDPWire(Quantizer("e4m3", scale="delayed")), ValueError, r"or Given\(value\), got scale=Delayed"),
         (lambda: FSDPWire("e4m3").attach(Scalar()), TypeError, "attach needs a model that fully_shard has sharded, got Scalar"),
-        (
-            lambda: FSDPWire("e4m3").load_state_dict({"groups": {"0": {}}}),
-            ValueError,
-            "the state has the sharded modules '0', and",
-        ),
+        (lambda: FSDPWire("e4m3").load_state_dict({"groups": {"0": {}}}), ValueError, "the state has the sharded modules '0', and"),
         (lambda: simulate_reduce_scatter([torch.ones(3)] * 2, AllReduce()), ValueError, "2 ranks get equal chunks, and a tensor of 3"),
         (lambda: simulate_reduce_scatter([], AllReduce()), ValueError, "simulate_reduce_scatter: there must be a tensor for each rank"),
         (lambda: simulate_reduce_scatter([torch.ones(2)], "ring"), TypeError, "simulate_reduce_scatter: how must be a"),  # type: ignore[arg-type]

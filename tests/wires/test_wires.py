@@ -210,11 +210,7 @@ FED = AllReduce(error_feedback=True)
             ValueError,
             "residual must be flat, of float32 and of 2 elements",
         ),
-        (
-            lambda: all_reduce(ONE[0], AllReduce()),
-            RuntimeError,
-            "all_reduce: torch.distributed is not initialized; simulate_all",
-        ),
+        (lambda: all_reduce(ONE[0], AllReduce()), RuntimeError, "all_reduce: torch.distributed is not initialized; simulate_all"),
         (lambda: WireState("ring"), TypeError, "WireState: how must be a qsim.distributed.AllReduce, got 'ring'"),
     ],
 )

@@ -1,30 +1,25 @@
-"""`qsim.optim.Quantized` in distributed runs: replicas stay identical, and shards are rounded like the whole."""
+"""`qsim.optim.Quantized` with tensors that are sharded in any dimension, summands, and optimizers that work on their shards.
+
+`tests/optim/test_distributed.py` and `test_resumed.py` cover it in models.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-from qsim import Quantizer, Stochastic
 from qsim.optim import Quantized
 from support.comparing import same_bits
-from support.distributed_models import alike, coarse, mesh_of, model, shared_as, spread, whole
+from support.distributed_models import alike, coarse, mesh_of, shared_as, spread, whole
+from support.distributed_optimizers import COPIES, NOISY
 from support.optimizers import MAKERS
 from support.ranks import NEEDS_GLOO, Ranks, ranks_of
 
 pytestmark = NEEDS_GLOO
 two, four = ranks_of(2), ranks_of(4)
-
-NOISY: dict[str, Any] = {
-    "weight": Quantizer("e4m3", "stochastic"),
-    "grad": Quantizer("e5m2", Stochastic(bits=6)),
-    "state": Quantizer("bf16", "stochastic"),
-}
-COPIES: dict[str, Any] = {**NOISY, "accumulator": Quantizer("bf16", "stochastic")}
 
 
 def results(optimizer: Quantized) -> list[Tensor]:
@@ -32,32 +27,6 @@ def results(optimizer: Quantized) -> list[Tensor]:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     saved = optimizer.state_dict()["state"]
     return [whole(p) for p in params] + [whole(saved[i][name]) for i in range(len(params)) for name in sorted(saved[i])]
-
-
-# Data parallelism.
-
-
-def _ddp(device: torch.device, name: str, options: dict[str, Any], steps: int) -> dict[str, Any]:
-    rank = distributed.get_rank()
-    net = model(device)
-    replica = nn.parallel.DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
-    optimizer = Quantized(MAKERS[name](net.parameters()), **options)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        replica(torch.randn(4, 16, device=device)).square().mean().backward()
-        optimizer.step()
-    return {"results": results(optimizer), "seed": optimizer.seed, "rank": rank}
-
-
-@pytest.mark.parametrize(("name", "options"), [("AdamW", NOISY), ("SGD", COPIES), ("Lion", COPIES)])
-def test_replicas_do_not_drift(two: Ranks, name: str, options: dict[str, Any]) -> None:
-    first, second = two(_ddp, name, options, 100)
-    assert (first["rank"], second["rank"]) == (0, 1)
-    assert first["seed"] == second["seed"]
-    assert alike(first["results"], second["results"])
-
-
-# Shards.
 
 
 def gradient(p: Tensor, step: int, number: int) -> Tensor:
@@ -71,25 +40,6 @@ def steps(optimizer: Quantized, which: range) -> list[Tensor]:
             p.grad = gradient(p, step, number)
         optimizer.step()
     return results(optimizer)
-
-
-def _fsdp(device: torch.device, name: str, options: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    from torch.distributed.fsdp import fully_shard
-
-    net, reference = model(device), model(device)
-    fully_shard(net, mesh=mesh_of(device))
-    optimizer = Quantized(MAKERS[name](net.parameters()), **options)
-    sharded = steps(optimizer, range(5))
-    alone = Quantized(MAKERS[name](reference.parameters()), **options, seed=optimizer.seed)
-    return sharded, steps(alone, range(5))
-
-
-@pytest.mark.parametrize(("name", "options"), [("AdamW", NOISY), ("AdamW", COPIES), ("SGD", COPIES), ("Adagrad", NOISY)])
-def test_fsdp_is_as_one_process(two: Ranks, name: str, options: dict[str, Any]) -> None:
-    (first, alone), (second, other) = two(_fsdp, name, options)
-    assert alike(first, alone)
-    assert alike(second, other)
-    assert alike(alone, other), "one seed, though no rank was given any"
 
 
 def _placed(device: torch.device, sizes: tuple[int, ...], names: str, options: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -106,13 +56,6 @@ def _placed(device: torch.device, sizes: tuple[int, ...], names: str, options: d
 @pytest.mark.parametrize("names", ["r", "0", "1", "2"])
 def test_tensor_parallelism_is_as_one_process(two: Ranks, names: str) -> None:
     for sharded, alone in two(_placed, (2,), names, COPIES):
-        assert alike(sharded, alone)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("names", ["r0", "01", "s0", "s1", "10"])
-def test_meshes_of_two_dimensions_are_as_one_process(four: Ranks, names: str) -> None:
-    for sharded, alone in four(_placed, (2, 2), names, COPIES):
         assert alike(sharded, alone)
 
 
@@ -174,41 +117,3 @@ def test_plain_states_of_shares_are_rounded_as_the_whole(two: Ranks, dim: int) -
     for p, alone, total, rest in two(_local, dim):
         assert same_bits(p, alone)
         assert same_bits(total, rest)
-
-
-# Checkpoints.
-
-
-def _resumed(device: torch.device, folder: str, name: str, options: dict[str, Any]) -> list[list[Tensor]]:
-    """The end of a run that continues, and of runs resumed from its checkpoint by as many processes and by each process alone."""
-    from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-    from torch.distributed.fsdp import fully_shard
-
-    def made(sharded: bool) -> tuple[nn.Module, Quantized]:
-        net = model(device)
-        if sharded:
-            fully_shard(net, mesh=mesh_of(device))
-        return net, Quantized(MAKERS[name](net.parameters()), **options)
-
-    net, optimizer = made(True)
-    steps(optimizer, range(3))
-    checkpoint.save(dict(zip(("model", "optimizer"), get_state_dict(net, optimizer), strict=True)), checkpoint_id=folder)
-    seen = [steps(optimizer, range(3, 6))]
-    for sharded in (True, False):
-        net, optimizer = made(sharded)
-        with torch.no_grad():
-            for p in net.parameters():
-                p.mul_(3)
-        state = dict(zip(("model", "optimizer"), get_state_dict(net, optimizer), strict=True))
-        checkpoint.load(state, checkpoint_id=folder)
-        set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        seen.append(steps(optimizer, range(3, 6)))
-    return seen
-
-
-@pytest.mark.parametrize(("name", "options"), [("AdamW", NOISY), ("AdamW", COPIES), ("SGD", COPIES)])
-def test_a_checkpoint_goes_on_to_the_bit(two: Ranks, tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    for unbroken, resumed, alone in two(_resumed, str(tmp_path), name, options):
-        assert alike(unbroken, resumed)
-        assert alike(unbroken, alone)

@@ -15,7 +15,7 @@ from qsim import Quantizer
 from qsim.optim import Quantized
 from support.comparing import same_bits
 from support.distributed_models import alike
-from support.optimizers import MAKERS, all_of, give_gradients, parameters, rounded
+from support.optimizers import MAKERS, give_gradients, parameters, rounded
 
 NOISY = Quantizer("e4m3", "stochastic")
 SEED = 77
@@ -114,91 +114,14 @@ def test_it_is_an_optimizer() -> None:
     give_gradients(params, 0)
     optimizer.zero_grad()
     assert all(p.grad is None for p in params)
+    named = Quantized(torch.optim.SGD([("a", nn.Parameter(torch.ones(1)))]), weight="e4m3")  # type: ignore[list-item]
+    named.add_param_group({"params": [("b", nn.Parameter(torch.ones(1)))]})
+    assert [group["param_names"] for group in named.param_groups] == [["a"], ["b"]]
     # Code that assigns to an optimizer reaches the wrapped one.
     for name in ("param_groups", "state", "defaults"):
         value = copy.copy(getattr(inner, name))
         setattr(optimizer, name, value)
         assert getattr(inner, name) is value
-
-
-def test_schedulers() -> None:
-    p = nn.Parameter(torch.zeros(1))
-    optimizer = Quantized(torch.optim.SGD([p], 1.0, momentum=0.5), weight="e4m3")
-    schedulers = [
-        torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
-        torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=5),
-    ]
-    rates = []
-    for _ in range(3):
-        p.grad = torch.ones(1)
-        optimizer.step()
-        for scheduler in schedulers:
-            scheduler.step()
-        rates.append(optimizer.optimizer.param_groups[0]["lr"])
-    assert len(set(rates)) == 3
-    assert optimizer.steps == 3
-
-
-def test_hooks() -> None:
-    p = nn.Parameter(torch.ones(1))
-    optimizer = Quantized(torch.optim.SGD([p], 0.25), weight="e2m1")
-    seen: list[Any] = []
-    optimizer.register_step_pre_hook(lambda which, args, kwargs: seen.append((which, p.item())))
-    optimizer.register_step_post_hook(lambda which, args, kwargs: seen.append((which, p.item())))
-    optimizer.register_state_dict_pre_hook(lambda which: seen.append("saving"))
-    optimizer.register_state_dict_post_hook(lambda which, saved: {**saved, "note": 1})
-    optimizer.register_load_state_dict_pre_hook(lambda which, saved: seen.append(saved.pop("note")))
-    optimizer.register_load_state_dict_post_hook(lambda which: seen.append("loaded"))
-    p.grad = torch.tensor([1.25])
-    optimizer.step()
-    assert seen == [(optimizer, 1.0), (optimizer, 0.5)]
-    optimizer.load_state_dict(optimizer.state_dict())
-    assert seen[2:] == ["saving", 1, "loaded"]
-
-
-def test_groups() -> None:
-    params = parameters()
-    optimizer = Quantized(torch.optim.SGD([{"params": params[:1], "lr": 0.5}, {"params": params[1:2]}], 0.25), weight=NOISY, seed=SEED)
-    optimizer.param_groups[0]["lr"] = 0.125
-    give_gradients(params, 0)
-    optimizer.step()
-    optimizer.add_param_group({"params": (p for p in params[2:]), "lr": 1.0})
-    plain = parameters()
-    for step, rates in ((0, [0.125, 0.25]), (1, [0.125, 0.25, 1.0, 1.0])):
-        give_gradients(plain, step)
-        for number, (p, rate) in enumerate(zip(plain, rates, strict=False)):
-            with torch.no_grad():
-                if p.grad is not None:
-                    p.add_(p.grad, alpha=-rate)
-                p.copy_(rounded(p, NOISY, SEED, step, "weight", number))
-    give_gradients(params, 1)
-    optimizer.step()
-    assert alike(list(params), list(plain))
-    named = Quantized(torch.optim.SGD([("a", nn.Parameter(torch.ones(1)))]), weight="e4m3")  # type: ignore[list-item]
-    named.add_param_group({"params": [("b", nn.Parameter(torch.ones(1)))]})
-    assert [group["param_names"] for group in named.param_groups] == [["a"], ["b"]]
-
-
-def test_a_scaler_skips_steps_whole() -> None:
-    p = nn.Parameter(torch.ones(3))
-    optimizer = Quantized(torch.optim.SGD([p], 0.25, momentum=0.5), weight=NOISY, grad=NOISY, accumulator="fp32", seed=SEED)
-    reference = nn.Parameter(torch.ones(3))
-    alone = Quantized(torch.optim.SGD([reference], 0.25, momentum=0.5), weight=NOISY, grad=NOISY, accumulator="fp32", seed=SEED)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    for factor in (0.3, float("inf"), 0.7):
-        before, state = p.detach().clone(), torch.get_rng_state()
-        optimizer.zero_grad()
-        scaler.scale((p * factor).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        if factor == float("inf"):
-            assert same_bits(p, before)
-            assert torch.equal(torch.get_rng_state(), state)
-        else:
-            reference.grad = torch.full((3,), factor)
-            alone.step()
-        assert alike(all_of(optimizer), all_of(alone))
-    assert optimizer.steps == 2
 
 
 def test_a_scaler_and_a_fused_optimizer() -> None:

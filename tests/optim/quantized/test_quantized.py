@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from qsim.optim import Quantized
 from support.bounds import check_share
 from support.comparing import same_bits
 from support.distributed_models import alike
-from support.optimizers import MAKERS, Maker, give_gradients, parameters, rounded, states_of
+from support.optimizers import MAKERS, Maker, give_gradients, parameters, rounded, run, states_of
 
 NEAREST = {"weight": Quantizer("e4m3"), "grad": Quantizer("e5m2"), "state": Quantizer("bf16")}
 STOCHASTIC = {
@@ -267,3 +269,32 @@ def test_nan_stays() -> None:
     p.grad = torch.tensor([1.0, float("nan"), 1.0])
     Quantized(torch.optim.SGD([p], 0.5, momentum=0.5), weight="e4m3", grad="e5m2", state="bf16", accumulator="fp32").step()
     assert p.isnan().tolist() == [False, True, True]
+
+
+# States of torch.
+
+
+@pytest.mark.parametrize("accumulator", [None, "fp32"])
+def test_a_state_dict_of_torch_is_taken_over(accumulator: str | None) -> None:
+    params = parameters()
+    plain = MAKERS["AdamW"](params)
+    run(plain, range(2))
+    optimizer = Quantized(MAKERS["AdamW"](params), accumulator=accumulator, weight=STOCHASTIC["weight"], seed=SEED)
+    optimizer.load_state_dict(plain.state_dict())
+    assert (optimizer.steps, optimizer.seed) == (0, SEED)
+    other = deepcopy(plain)
+    run(other, range(2, 3))
+    run(optimizer, range(2, 3))
+    weights = [p for group in other.param_groups for p in group["params"]]
+    assert alike(list(params), [rounded(p, STOCHASTIC["weight"], SEED, 0, "weight", number) for number, p in enumerate(weights)])
+
+
+def test_states_for_copies_are_loaded_in_their_precision() -> None:
+    master = [nn.Parameter(p.detach().float()) for p in parameters(torch.bfloat16)]
+    plain = MAKERS["AdamW"](master)
+    run(plain, range(2))
+    params = parameters(torch.bfloat16)
+    optimizer = Quantized(MAKERS["AdamW"](params), accumulator="fp32")
+    optimizer.load_state_dict(plain.state_dict())
+    assert same_bits(optimizer.state[params[0]]["exp_avg"], plain.state[master[0]]["exp_avg"])
+    run(optimizer, range(2, 3))
