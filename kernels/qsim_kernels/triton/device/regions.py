@@ -256,21 +256,28 @@ def store_columns(out, values, places, step, inside, COUNT: tl.constexpr):
 
 
 @triton.jit
-def load_in_basis(x, flips, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
-    """Load a region in the basis of a transform along rows; for the arguments see `torch.hadamard.in_basis`."""
-    values = load_region(x, at, matrices, REGION)
+def limited_if_large(values, TURN: tl.constexpr, REGION: tl.constexpr):
+    """Saturate the finite values of a region whose sums could overflow, if there are any."""
     if not TURN.bounded:
         # One warp decides faster than several, which would wait for each other.
         largest = tl.max(tl.max(tl.abs(values), axis=1), axis=0) if REGION.height * REGION.width <= 32 * REGION.run else float("inf")
         if largest > 3.4028234663852886e38 / (1 << TURN.levels):
             values = limited(values, TURN)
+    return values
+
+
+@triton.jit
+def load_in_basis(x, flips, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
+    """Load a region in the basis of a transform along rows; for the arguments see `torch.hadamard.in_basis`."""
+    values = limited_if_large(load_region(x, at, matrices, REGION), TURN, REGION)
     return transformed(flipped(values, flips, TURN, REGION), signs, TURN, REGION.height, REGION.width)
 
 
 @triton.jit
 def store_from_basis(out, values, factors, flips, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
     """Multiply values by factors, undo a transform and write the result."""
-    values = transformed(product_apart(values, factors), signs * 0, TURN, REGION.height, REGION.width)
+    values = limited_if_large(product_apart(values, factors), TURN, REGION)
+    values = transformed(values, signs * 0, TURN, REGION.height, REGION.width)
     values = with_signs(values, signs, TURN, REGION.height, REGION.width)
     store_region(out, flipped(values, flips, TURN, REGION), at, matrices, REGION)
 
