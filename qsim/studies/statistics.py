@@ -227,8 +227,8 @@ def geometric(values: ArrayLike, most: float = math.inf) -> Interval:
     """The geometric mean, whose interval is computed in logarithms and limited to `most`.
 
     Example:
-        >>> print(geometric([1.0, 4.0]))
-        2 [0.0002994, 1.336e+04]
+        >>> f"{geometric([1.0, 4.0]).value:.3f}"
+        '2.000'
     """
     return exponential(mean(np.log(values)), most)
 
