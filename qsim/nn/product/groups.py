@@ -120,7 +120,7 @@ def transformed(units: Units, turn: Turn) -> Tensor:
     # The blocks that are not full, or any others in their place: there is room for one for each group, and for the rows after the last one.
     chosen = ((filled == 0) | (filled == turn.size)).to(torch.int8).argsort(stable=True)[: units.group_count + 1]
     cut = torch.ops.qsim.hadamard_of_filled.default(blocks[chosen], filled[chosen], turn.size, turn.signs)
-    # In place: rows of experts are long, and a copy takes as long as the transform.
+    # In place: a copy would move more bytes than the transform.
     whole.index_copy_(0, chosen, cut)
     return whole.view(units.values.shape)  # type: ignore[no-any-return]
 
