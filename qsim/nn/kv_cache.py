@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from qsim.functional.quantizer import Point, Quantizer, short
 from qsim.functional.whole_scales import rounded_under, scales_from, without_whole
@@ -65,6 +66,10 @@ class KVCache(DynamicCache):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget all tokens, and the scales that followed from the first ones."""
         super().reset()
+        for layer in self.layers:
+            if isinstance(layer, DynamicLayer):  # transformers before 5.18 keeps them as zeros
+                layer.keys = layer.values = None
+                layer.is_initialized = False
         self._scales.clear()
 
     def _rounded(self, name: str, x: Tensor, layer: int) -> Tensor:

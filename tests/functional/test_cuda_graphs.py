@@ -62,6 +62,16 @@ def test_seed_tensor_is_read_at_every_replay() -> None:
         assert torch.equal(result, seeded(x, number))
 
 
+def test_what_plain_torch_computes_reads_its_seed_at_every_replay() -> None:
+    x, seed = torch.randn(8, 64, dtype=torch.float64, device="cuda"), torch.tensor(1, device="cuda")
+    call = lambda source: qsim.quantize(x, "mxfp4", rounding="stochastic", seed=source)  # noqa: E731
+    graph, result = captured(lambda: call(seed))
+    for number in (1, 2, -7, 2**62):
+        seed.fill_(number)
+        graph.replay()
+        assert torch.equal(result, call(number))
+
+
 SUMS = [
     qsim.accumulators.Rounded("bf16", rounding="stochastic"),
     qsim.accumulators.Rounded("bf16", chunk=32, rounding="stochastic"),

@@ -370,6 +370,6 @@ def test_scales_on_a_gpu(name: str) -> None:
     accumulator, fmt, scale = SCALED[name]
     groups = -(-333 // accumulator.group)
     a, b = values((2, 130, 333), fmt, 1.0, 1e-5), values((2, 333, 150), fmt, 1.0, 1e-5)
-    given = (values((2, lines, groups), scale, 3.0, 1e-4).abs() for lines in (65, 150))
+    given = (values((2, lines, groups), scale, 3.0, 1e-4).abs().float() for lines in (65, 150))
     how = accumulator.spelled(*[resolve_format(fmt)] * 2)
     assert_same_bits(*_bits_of(torch.ops.qsim.accumulate_scaled, a, b, *given, [2, 1, 1, 1], None, how, 0, 0))

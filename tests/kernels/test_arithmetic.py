@@ -22,6 +22,7 @@ from qsim_kernels.numbers.grid import Grid, GridRounding, Mode, Rule, read
 from qsim_kernels.torch.rounding import nearest_by_addition, rounds_by_addition
 from support import catalogue, inputs, oracle
 from support.comparing import same_bits
+from support.side_by_side import DEVICE, LARGEST_BLOCK
 
 ALL_16_BITS = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
 FORMATS = [*catalogue.NAMED, *catalogue.VARIETY]
@@ -96,16 +97,13 @@ def test_loops_in_floats_round_as_the_others(rounding: Any) -> None:
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("rounding", ["nearest", "toward_zero", "up", "down", *STOCHASTIC], ids=str)
 @pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
-def test_faster_kernels_round_as_the_arithmetic_does(rounding: Any, overflow: str, device: torch.device) -> None:
+def test_faster_kernels_round_as_the_arithmetic_does(rounding: Any, overflow: str) -> None:
     words = reference.random_bits(reference.ElementNoise(5, 7, 0, 1 << 16, torch.device("cpu")), 32)
     kernels = pytest.importorskip("qsim_kernels.triton.quantize.launch")
     for fmt in map(qsim.format, ("e4m3", "e5m2", "e2m1", "int8", "e3m0")):
         grid, rule, how = numbers_of(fmt, rounding, overflow)
-        found = torch.empty_like(ALL_16_BITS, device=device)
-        # Triton's interpreter is faster with few large blocks.
-        kernels.quantize_into(
-            found, ALL_16_BITS.to(device), GridRounding(grid, rule), (torch.tensor(5), 7, 0), 1 << 15 if device.type == "cpu" else None
-        )
+        found = torch.empty_like(ALL_16_BITS, device=DEVICE)
+        kernels.quantize_into(found, ALL_16_BITS.to(DEVICE), GridRounding(grid, rule), (torch.tensor(5), 7, 0), LARGEST_BLOCK)
         assert same_bits(found.cpu(), defined(ALL_16_BITS, how, rule, words)), fmt
 
 

@@ -20,7 +20,7 @@ from qsim_kernels import torch as reference
 from qsim_kernels.numbers.carrier import fits_single, grid_bits
 from qsim_kernels.numbers.encoding import Encoding
 from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Rule, read
-from qsim_kernels.torch import ElementNoise, chunks
+from qsim_kernels.torch import ElementNoise, chunks, random_bits
 from support import inputs, oracle
 from support.catalogue import NAMED, VARIETY
 from support.comparing import first_difference, same_bits
@@ -75,6 +75,14 @@ def test_bits_after_the_sixteenth_decide_where_the_first_leave_it_open() -> None
     for x in (normal.float(), subnormal.float()):
         check(x, torch.float32, E4M3, qsim.Stochastic(), "saturate", 5, 7, 0)
         assert quantized(x, qsim.Stochastic()).unique().numel() == 2
+
+
+@pytest.mark.parametrize("where", [0, 13, 2**35 - 4, torch.arange(0, 2**40, 2**32 + 3)], ids=str)
+@pytest.mark.parametrize("key", [0, 5, -7, 2**62, -(2**63)])
+def test_plain_torch_draws_the_same_under_a_key_in_a_tensor(key: int, where: int | torch.Tensor) -> None:
+    size = len(where) if isinstance(where, torch.Tensor) else 99
+    noise = ElementNoise(key, -3, where, size, torch.device("cpu"))
+    assert torch.equal(random_bits(noise, 32), random_bits(noise._replace(seed=torch.tensor(key)), 32))
 
 
 @settings(max_examples=100)

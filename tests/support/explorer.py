@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -56,6 +57,7 @@ class How(NamedTuple):
 
 def script(folder: Path) -> Path:
     """The explorer's script, as the site has it."""
+    pytest.importorskip("docutils")
     path = folder / "explorer.js"
     path.write_text(runpy.run_path(str(DOCS / "_ext" / "explorer.py"))["script"]())
     return path

@@ -90,7 +90,7 @@ def _rounded(x: Tensor, rounding: GridRounding, noise: ElementNoise | None = Non
     out = torch.empty_like(x, dtype=dtype)
     given: Noise = None, 0, 0
     if noise is not None:
-        given = torch.tensor(_signed(noise.seed), device="cpu"), _signed(noise.stream), int(noise.where)
+        given = torch.tensor(_signed(int(noise.seed)), device="cpu"), _signed(noise.stream), int(noise.where)
     quantize_into(out, x, rounding, given)
     return out
 

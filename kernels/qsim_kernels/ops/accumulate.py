@@ -192,7 +192,8 @@ def _result(
     for name, scales, kept, (lines, each) in operands:
         shape = (*kept[:-1], -(-kept[-1] // lines), -(-sums // each))
         if scales.dtype != torch.float32 or scales.shape != shape:
-            raise ValueError(f"accumulate_scaled: scales_{name} must be float32 of shape {tuple(shape)}, got {tuple(scales.shape)}")
+            got = f"{scales.dtype} of shape {tuple(scales.shape)}".removeprefix("torch.")
+            raise ValueError(f"accumulate_scaled: scales_{name} must be float32 of shape {tuple(shape)}, got {got}")
     return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=torch.float32), described
 
 

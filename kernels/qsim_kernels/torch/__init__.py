@@ -12,7 +12,7 @@ from qsim_kernels.numbers.carrier import DOUBLE, GridBits, counts_wide, grid_bit
 from qsim_kernels.numbers.encoding import Encoding, code_dtype, coding_bits, largest_code, read_encoding
 from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Noise, Rule
 from qsim_kernels.torch.chunks import pieces
-from qsim_kernels.torch.philox import ElementNoise, random_bits
+from qsim_kernels.torch.philox import ElementNoise, Key, key_of, random_bits
 from qsim_kernels.torch.reductions import checksum, tally
 from qsim_kernels.torch.rounding import as_values, float_dtype, rounded
 from qsim_kernels.torch.tables import code_table
@@ -43,9 +43,9 @@ def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) 
         noise: The random bits.
     """
     bits, (seed, stream, offset) = rounding_bits(*rounding, wide=torch.float64 in (x.dtype, out.dtype)), noise
-    number = None if seed is None else int(seed)
+    key = None if seed is None else key_of(seed, x)
     for index, (source, target) in pieces(x, out, first=offset):
-        patterns = _rounded(source, bits, rounding.rule, number, stream, index)
+        patterns = _rounded(source, bits, rounding.rule, key, stream, index)
         target.copy_(as_values(patterns, bits, out.dtype).view(source.shape))
 
 
@@ -64,11 +64,11 @@ def encode_into(out: Tensor, x: Tensor, encoding: Encoding, noise: Noise, check:
     """
     (grid, rule, coding), (seed, stream, offset) = encoding, noise
     bits = rounding_bits(grid, rule, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
-    number = None if seed is None else int(seed)
+    key = None if seed is None else key_of(seed, x)
     bits, code_of = _coder(grid, coding, bits)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):
-        patterns = _rounded(source, bits, rule, number, stream, index)
+        patterns = _rounded(source, bits, rule, key, stream, index)
         if check and coding.nan < 0:
             lost = lost or bool((patterns == bits.carrier.nan).any())
         # Wrapping to the code's own width keeps its bits.
@@ -162,8 +162,8 @@ def _reader(grid: Grid, coding: Coding, bits: GridBits, device: torch.device) ->
     return lambda codes: value_of(codes, numbers, variant)
 
 
-def _rounded(source: Tensor, bits: GridBits, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
+def _rounded(source: Tensor, bits: GridBits, rule: Rule, key: Key | None, stream: int, index: int) -> Tensor:
     """Round one piece's values, as a flat tensor of the carrier's bit patterns."""
     values = source.reshape(-1).to(float_dtype(bits))
-    noise = None if seed is None else ElementNoise(seed, stream, index, values.numel(), values.device)
+    noise = None if key is None else ElementNoise(key, stream, index, values.numel(), values.device)
     return rounded(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), bits, rule, noise)

@@ -18,7 +18,16 @@ _FIRST, _LAST = 0, LATE << 32
 _WORD = 0xFFFFFFFF
 
 
-def philox(first: int, count: int, seed: int, stream: int, device: torch.device) -> Tensor:
+#: A key: 64 bits, in a tensor where reading them would make the host wait for the device.
+Key = int | Tensor
+
+
+def key_of(seed: Tensor, x: Tensor) -> Key:
+    """The key for a seed; on a tensor's GPU the seed itself, so that CUDA graphs read it at every replay."""
+    return seed if seed.is_cuda and seed.device == x.device else int(seed)
+
+
+def philox(first: int, count: int, seed: Key, stream: int, device: torch.device) -> Tensor:
     """The words of `count` consecutive counters.
 
     The key is `seed`; the counter is the block's number in its lower 64 bits and `stream` in its upper.
@@ -26,7 +35,7 @@ def philox(first: int, count: int, seed: int, stream: int, device: torch.device)
     Args:
         first: Number of the first block of four words, unsigned.
         count: Number of blocks.
-        seed: 64 bits.
+        seed: The key.
         stream: 64 bits.
         device: Device to compute on.
 
@@ -47,19 +56,19 @@ def block_words(block: int, seed: int, stream: int) -> tuple[int, int, int, int]
     return words
 
 
-def _words(low: Tensor, high: Tensor | int, seed: int, stream: int) -> Tensor:
+def _words(low: Tensor, high: Tensor | int, seed: Key, stream: int) -> Tensor:
     """The words of the counters with the given lower halves."""
     return torch.stack(meaning.philox(low, high, stream & _WORD, stream >> 32 & _WORD, seed & _WORD, seed >> 32 & _WORD), dim=1)
 
 
-def _half_words(first: int, count: int, seed: int, stream: int, device: torch.device, blocks: int) -> Tensor:
+def _half_words(first: int, count: int, seed: Key, stream: int, device: torch.device, blocks: int) -> Tensor:
     """The half words of `count` elements starting at `first`, from the Philox blocks starting at number `blocks`."""
     block, skip = divmod(first, SHARED)
     words = philox(blocks + block, -(-(skip + count) // SHARED), seed, stream, device)
     return _halves(words).reshape(-1)[skip : skip + count]
 
 
-def _half_words_at(where: Tensor, seed: int, stream: int, blocks: int) -> Tensor:
+def _half_words_at(where: Tensor, seed: Key, stream: int, blocks: int) -> Tensor:
     """The half words of elements with the given logical indices, which need not be consecutive: one block of words each."""
     block = where // SHARED
     words = _words(block & _WORD, (block >> 32) + (blocks >> 32), seed, stream)
@@ -74,14 +83,14 @@ class ElementNoise(NamedTuple):
     """The source of some elements' random bits: 32 each, the first 16 and the last 16 from different Philox blocks.
 
     Attributes:
-        seed: 64 bits.
+        seed: The key.
         stream: 64 bits.
         where: Logical index of the first of consecutive elements, or the indices of all elements.
         size: Number of elements.
         device: Device to compute on.
     """
 
-    seed: int
+    seed: Key
     stream: int
     where: int | Tensor
     size: int

@@ -32,7 +32,7 @@ from qsim_kernels.numbers.sums import (
     spell_sum,
 )  # fmt: skip
 from qsim_kernels.torch.chunks import CHUNK
-from qsim_kernels.torch.philox import ElementNoise
+from qsim_kernels.torch.philox import ElementNoise, key_of
 from qsim_kernels.torch.rounding import one_nan, rounded
 
 
@@ -131,7 +131,7 @@ def accumulate_into(out: Tensor, a: Tensor, b: Tensor, adder: Sum, noise: Noise,
         if seed is not None:
             first = (batches.start * rows + lines.start) * columns
             where = torch.arange(first, first + piece.numel(), device=a.device) * noise_indices(adder, length) + offset
-            drawn = ElementNoise(int(seed), stream, where, piece.numel(), a.device)
+            drawn = ElementNoise(key_of(seed, a), stream, where, piece.numel(), a.device)
         total = x.values.new_zeros(piece.shape)
         piece.copy_(one_nan(_sum(total, x, y, adder, drawn).to(out.dtype)))
 

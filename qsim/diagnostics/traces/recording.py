@@ -32,7 +32,7 @@ _VIEWS = {"view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "p
 _VIEWS |= {"squeeze", "unsqueeze", "expand", "expand_as", "broadcast_to", "broadcast_tensors", "narrow", "select"}
 _VIEWS |= {"chunk", "unsafe_chunk", "split", "unbind", "detach", "detach_"}
 _COPIES = {"clone", "contiguous", "cpu", "cuda", "copy_", "set_", "__set__", "__deepcopy__"}
-_FILLS = {"zeros_like", "ones_like", "empty_like", "full_like", "zero_", "fill_"}
+_FILLS = {"zeros", "ones", "empty", "full", "zeros_like", "ones_like", "empty_like", "full_like", "zero_", "fill_"}
 #: Functions that compute no numbers: they move them, or make tensors without content.
 _MOVES = frozenset(_QUERIES | _VIEWS | _COPIES | _FILLS)
 #: Products that torch does not compute in float64.

@@ -21,6 +21,7 @@ from qsim_kernels.triton.device.saturation import Clamp, clamp_of_given, clamp_o
 from qsim_kernels.triton.device.scaled_pairs import ScaledForm, TurnedForm
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch
+from qsim_kernels.triton.quantize.launch import quantize_into
 from qsim_kernels.triton.scaled import best, eden, nested, rescaling
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
 from qsim_kernels.triton.scaled.basis import quantize_in_basis
@@ -47,9 +48,6 @@ _ELEMENTS, _WIDE = 1024, 64
 
 
 rescaled_into, matmul_rescaled_into = rescaling.rescaled_into, rescaling.matmul_rescaled_into
-quantize_best_into = partial(quantize_in_basis, best.prepared, reference.quantize_best_into)
-quantize_eden_into = partial(quantize_in_basis, eden.prepared, reference.quantize_eden_into)
-quantize_nested_into = partial(quantize_in_basis, nested.prepared, reference.quantize_nested_into)
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
@@ -89,6 +87,11 @@ def quantize_tiles_into(
         return
     written = (scales,) if launch.launcher.kernel is tiles_kernel else ()
     launch(x.contiguous(), out, *written, under, *noise)
+
+
+quantize_best_into = partial(quantize_in_basis, best.prepared, partial(reference.quantize_best_into, quantize=quantize_into))
+quantize_eden_into = partial(quantize_in_basis, eden.prepared, partial(reference.quantize_eden_into, quantize=quantize_into))
+quantize_nested_into = partial(quantize_in_basis, nested.prepared, partial(reference.quantize_nested_into, quantize=quantize_tiles_into))
 
 
 def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, rounding: ScaledRounding) -> None:
