@@ -81,7 +81,11 @@ def test_compiled_code_calls_implementations_directly(device: torch.device) -> N
 def test_layers_hold_one_node_per_rounding() -> None:
     points = qsim.FivePoint("e4m3", "e4m3", act_bwd="e3m2", weight_bwd="e3m2", grad="e5m2")
     found = operators(qsim.convert(nn.Linear(4, 3), points), torch.randn(2, 4, requires_grad=True))
-    assert Counter(name for name in found if "qsim" in name) == {"qsim.quantize_fused.default": 5, "qsim.in_memory.default": 1}
+    assert Counter(name for name in found if "qsim" in name) == {
+        "qsim.again.default": 1,
+        "qsim.quantize_fused.default": 5,
+        "qsim.in_memory.default": 1,
+    }
 
 
 def test_layers_under_scales_hold_few_nodes() -> None:
@@ -89,11 +93,20 @@ def test_layers_under_scales_hold_few_nodes() -> None:
     # Three tensors are rounded, one of them twice: the backward pass rounds the weight again instead of keeping it.
     assert Counter(name for name in found if "qsim" in name) == {
         "qsim.again.default": 1,
+        "qsim.magnitudes_fused.default": 3,
         "qsim.scales_fused.default": 3,
         "qsim.inverses_fused.default": 4,
         "qsim.quantize_scaled_fused.default": 4,
         "qsim.rescaled_fused.default": 3,
     }
+
+
+@pytest.mark.gpu
+def test_large_weights_are_rounded_by_kernels_of_their_own() -> None:
+    layer = qsim.convert(nn.Linear(1024, 1024, device="cuda"), "fp8_hybrid")
+    found = Counter(operators(layer, torch.randn(64, 1024, device="cuda", requires_grad=True)))
+    assert (found["qsim.scales_of_tiles.default"], found["qsim.quantize_scaled.default"]) == (1, 2)
+    assert (found["qsim.magnitudes_fused.default"], found["qsim.quantize_scaled_fused.default"]) == (2, 2)
 
 
 @pytest.mark.slow

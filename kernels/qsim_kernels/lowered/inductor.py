@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.compiler.config
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 
 #: Releases of torch that pass `tests/kernels/test_lowered.py` with loops, by the devices where they do.
@@ -42,6 +43,29 @@ def compiles() -> bool:
     return not isinstance(V.get_fake_mode(), NullHandler)
 
 
+def is_given(x: Tensor) -> bool:
+    """Whether a graph that is being traced gets a tensor as it is, so that nothing before it could be fused with what reads it."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot  # imports sympy
+
+    mode = get_proxy_mode()
+    found = None if mode is None else get_proxy_slot(_under(x), mode.tracer, None)
+    if found is None:
+        return False
+    node: Any = found.proxy.node
+    while str(node.target) in _SAME:
+        node = node.args[0]
+    return bool(node.op == "placeholder")
+
+
+#: Operators whose result is the memory that they read.
+_SAME = ("qsim.again.default", "aten.detach.default", "aten.alias.default")
+
+
+def _under(x: Tensor) -> Tensor:
+    """The tensor that a functional tensor stands for."""
+    return torch._from_functional_tensor(x.elem) if isinstance(x, FunctionalTensor) else x
+
+
 def _is_tested(device: torch.device) -> bool:
     return torch.__version__.startswith(TESTED.get(device.type, ()))
 
@@ -52,14 +76,15 @@ def writes_loops(x: object) -> bool:
 
 
 @cache
-def learn(operator: Any, function: Callable[..., Tensor]) -> None:
+def learn(operator: Any, function: Callable[..., Tensor], held: bool) -> None:
     """Let Inductor generate an operator's loops, and AOTAutograd compute it again in the backward pass if keeping its result costs more.
 
     Args:
         operator: The operator, with all its overloads.
         function: What it computes, from broadcast tensors; its last argument is the result's dtype.
+        held: Whether the result is in memory.
     """
-    _register(operator, _loops(function))
+    _register(operator, _loops(function, held))
 
 
 @cache
@@ -104,7 +129,7 @@ def _register(operator: Any, lowered: Callable[..., Any]) -> None:
     register_lowering(operator, type_promotion_kind=None)(lowered)
 
 
-def _loops(function: Callable[..., Any]) -> Callable[..., Any]:
+def _loops(function: Callable[..., Any], held: bool) -> Callable[..., Any]:
     """The function that lowers an operator to a loop, whose body the operator's own function writes."""
     from torch._inductor.ir import TensorBox  # imports sympy
     from torch._inductor.lowering import broadcast_tensors, make_pointwise
@@ -123,8 +148,8 @@ def _loops(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*pytree.tree_unflatten(values, spec)).value
 
         result = make_pointwise(body, override_return_dtype=arguments[-1])(*boxes)
-        # In memory: every view of a result that is not would compute it again.
-        result.realize()
+        if held:
+            result.realize()
         return result
 
     return lowered

@@ -36,16 +36,19 @@ def amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -
     if not _is_lowered(x, where, turn):
         return None
     # Elements of larger tiles are read again after their scale is known.
-    held = in_memory(x) if where.height * where.width > _READ_ONCE else x
-    return _amaxes(_as_single(held), where, finite)
+    return _amaxes(in_memory(x) if where.height * where.width > _READ_ONCE else x, where, finite)
 
 
 def _amaxes(x: Tensor, tiles: TileSizes, finite: bool) -> Tensor:
-    magnitudes = x.abs()
-    if finite:
-        magnitudes = torch.where(magnitudes.isfinite(), magnitudes, 0.0)
-    matrices = magnitudes.reshape(-1, tiles.rows, tiles.columns)
-    return _cut(matrices.amax(0, keepdim=True) if tiles.across else matrices, tiles).amax((2, 4))
+    magnitudes = _magnitudes(_cut(x, tiles), finite, torch.float32)
+    return (magnitudes.amax(0, keepdim=True) if tiles.across else magnitudes).amax((2, 4))
+
+
+@fusible("magnitudes_fused(Tensor x, bool finite, ScalarType dtype) -> Tensor", held=False)
+def _magnitudes(x: Tensor, finite: bool, dtype: torch.dtype) -> Tensor:
+    """The magnitudes; zero in place of those that are not finite, if only finite ones are wanted."""
+    magnitudes = _as_single(x).abs()
+    return torch.where(magnitudes.isfinite(), magnitudes, 0.0) if finite else magnitudes
 
 
 def scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor:
@@ -83,7 +86,7 @@ def quantize_scaled(
 ) -> Tensor | None:
     """Round a tensor under given scales, if `_is_lowered` and no random bits are needed."""
     where, given = TileSizes.of(tiles), _RoundingArguments(*rounding)
-    return _rounded_under(_as_single(x), scales, under, where, given) if _is_lowered(x, where, turn) and given.is_lowered else None
+    return _rounded_under(x, scales, under, where, given) if _is_lowered(x, where, turn) and given.is_lowered else None
 
 
 def quantize_tiles(
@@ -93,9 +96,8 @@ def quantize_tiles(
     where, given = TileSizes.of(tiles), _RoundingArguments(*rounding)
     if not _is_lowered(x, where, turn) or not given.is_lowered or _has_faster_kernel(x, where):
         return None
-    single = _as_single(x)
-    made = scales(_amaxes(single, where, False), under, making, scale_grid)
-    return _rounded_under(single, made, under, where, given), made.new_empty((0,)) if given.restore else made
+    made = scales(_amaxes(x, where, False), under, making, scale_grid)
+    return _rounded_under(x, made, under, where, given), made.new_empty((0,)) if given.restore else made
 
 
 class _RoundingArguments(NamedTuple):
@@ -142,28 +144,42 @@ def _rounded_to(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _is_lowered(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
-    """Whether a tensor is statically known to be nonempty with tiles of equal size, and no transform comes first."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
+    """Whether a tensor is statically known to be nonempty with tiles of equal size, and no transform comes first.
 
+    A large tensor that a graph on a GPU gets as it is, such as a weight, has nothing before it to fuse with: there the operator's own
+    kernels take no longer than Inductor's, which have to be generated.
+    """
     conditions = x.numel() > 0, tiles.rows % tiles.height == 0, tiles.columns % tiles.width == 0
-    return not turn and x.dtype != torch.float64 and all(map(statically_known_true, conditions))
+    return not turn and x.dtype != torch.float64 and _are_known(*conditions) and not (_is_large(x) and inductor.is_given(x))
 
 
 def _has_faster_kernel(x: Tensor, tiles: TileSizes) -> bool:
     """Whether a tensor is on a GPU, statically known to be large, and its tiles fit into the operator's own kernel."""
+    return _is_large(x) and _are_known(tiles.height * tiles.width <= _HELD)
+
+
+def _is_large(x: Tensor) -> bool:
+    """Whether a tensor is on a GPU and statically known to be large."""
+    return x.is_cuda and _are_known(x.numel() >= _LARGE)
+
+
+def _are_known(*conditions: bool) -> bool:
+    """Whether conditions on sizes hold, whatever the values of symbols are."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
 
-    conditions = tiles.height * tiles.width <= _HELD, x.numel() >= _LARGE
-    return x.is_cuda and all(map(statically_known_true, conditions))
+    return all(map(statically_known_true, conditions))
 
 
 def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes, given: _RoundingArguments) -> Tensor:
-    """Round float32 values under the scales of their tiles."""
+    """Round values under the scales of their tiles."""
     whole = scales if under is None else under_whole(scales, under)
     restored = whole if given.restore == Restore.ALL else scales if given.restore else None
-    cut = _cut(x.reshape(-1, tiles.rows, tiles.columns), tiles)
-    factors = _spread(_inverses(whole, torch.float32)), None if restored is None else _spread(restored)
-    return _elements_under(cut, *factors, given.grid, given.rule, given.dtype).reshape(x.shape)
+    factors = _inverses(whole, torch.float32), restored
+    if _are_known(scales.numel() == 1):
+        shared = (None if each is None else each.reshape(()) for each in factors)
+        return _elements_under(x.reshape(-1), *shared, given.grid, given.rule, given.dtype).reshape(x.shape)
+    spread = (None if each is None else _spread(each) for each in factors)
+    return _elements_under(_cut(x, tiles), *spread, given.grid, given.rule, given.dtype).reshape(x.shape)
 
 
 @fusible("inverses_fused(Tensor scales, ScalarType dtype) -> Tensor")
@@ -174,10 +190,10 @@ def _inverses(scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 @fusible("quantize_scaled_fused(Tensor x, Tensor inverses, Tensor? scales, str grid, str rule, ScalarType dtype) -> Tensor")
 def _elements_under(x: Tensor, inverses: Tensor, scales: Tensor | None, grid: str, rule: str, dtype: torch.dtype) -> Tensor:
-    """Divide float32 values by their scales, round, and multiply by the scales that are restored."""
-    rounding = read(Rule, rule)
-    quotients = x * inverses
-    values = onto(kept_from_zero(quotients, x, _arithmetic(x)) if rounding.leaves_zero else quotients, grid, rule, torch.float32)
+    """Divide values by their scales, round, and multiply by the scales that are restored."""
+    rounding, single = read(Rule, rule), _as_single(x)
+    quotients = single * inverses
+    values = onto(kept_from_zero(quotients, single, _arithmetic(single)) if rounding.leaves_zero else quotients, grid, rule, torch.float32)
     if scales is not None:
         values = values * scales
         if rounding.saturates:
@@ -185,12 +201,13 @@ def _elements_under(x: Tensor, inverses: Tensor, scales: Tensor | None, grid: st
     return one_nan(values.to(dtype))
 
 
-def _cut(matrices: Tensor, tiles: TileSizes) -> Tensor:
+def _cut(x: Tensor, tiles: TileSizes) -> Tensor:
     """View matrices as tiles: matrix, tile down, row in it, tile along, column in it."""
     rows, columns, height, width, _ = tiles
-    return matrices.reshape(-1, rows // height, height, columns // width, width)
+    return x.reshape(-1, rows // height, height, columns // width, width)
 
 
 def _spread(scales: Tensor) -> Tensor:
     """View scales of tiles so that they broadcast to `_cut`'s result."""
-    return scales[:, :, None, :, None]
+    matrices, down, along = scales.shape
+    return scales.reshape(matrices, down, 1, along, 1)

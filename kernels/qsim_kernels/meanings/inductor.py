@@ -85,9 +85,13 @@ class LoopElement:
         """Whether the element is NaN."""
         return LoopElement(ops.isnan(self.value), torch.bool)
 
+    def abs(self) -> LoopElement:
+        """The magnitude."""
+        return LoopElement(ops.abs(self.value), self.dtype)
+
     def isfinite(self) -> LoopElement:
         """Whether the element is neither infinite nor NaN."""
-        return LoopElement(ops.abs(self.value), self.dtype) < math.inf
+        return self.abs() < math.inf
 
     def reciprocal(self) -> LoopElement:
         """Divide one by the element."""
