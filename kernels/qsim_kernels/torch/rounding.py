@@ -50,7 +50,7 @@ def rounded(bits: Tensor, grid: GridBits, rule: Rule, noise: ElementNoise | None
     """Round values, given and returned as bit patterns of the carrier, drawing only random bits that can matter.
 
     The first 16 of 32 random bits decide nearly all roundings. The rest are drawn only where they could matter, because all zeros and all
-    ones lead to different neighbours.
+    ones lead to different neighbours; on a GPU everywhere, because the host would have to wait to know where.
 
     Args:
         bits: int32 patterns of float32 values, or int64 patterns of float64 values, in one dimension.
@@ -70,6 +70,8 @@ def rounded(bits: Tensor, grid: GridBits, rule: Rule, noise: ElementNoise | None
         result: Tensor = arithmetic.round_bits(patterns, arithmetic.random_bits(words, used), listed, variant)
         return result
 
+    if bits.is_cuda and count > 16:
+        return chosen(bits, random_bits(noise, 32))
     first = noise.first_bits() << 16
     least = chosen(bits, first)
     if count <= 16:
