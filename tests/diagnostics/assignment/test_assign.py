@@ -16,6 +16,7 @@ from qsim import FivePoint, Quantizer
 from qsim.diagnostics import Assignment, Sensitivities, assign
 from qsim.diagnostics.assignment.costs import charge
 from qsim.nn.modules import FivePointModule
+from support.emitted import tool
 
 Batch = tuple[Tensor, Tensor]
 BLOCK = qsim.Block("e2m1", 16, rule="ceil")
@@ -199,6 +200,7 @@ def test_lookup_tables_are_those_that_yosys_counts() -> None:
     from qsim.diagnostics.assignment.costs import luts_of
     from qsim.silicon import Dot, cost
 
+    tool("yosys")
     sums = Rounded("e5m2")
     assert luts_of(qsim.format("e2m1"), qsim.format("e2m1"), sums) == cost(Dot(sums, "e2m1")).fpga.luts
 
