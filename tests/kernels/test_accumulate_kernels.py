@@ -128,6 +128,11 @@ def values(shape: tuple[int, ...], fmt: str | Format, spread: float, special: fl
     return x.to(DTYPES.get(str(fmt), torch.float32))
 
 
+def scales(shape: tuple[int, ...], fmt: str | Format, spread: float, special: float = 0.0) -> Tensor:
+    """Scales in a format, as sums take them: in float32."""
+    return values(shape, fmt, spread, special).abs().float()
+
+
 def sum_of(setting: str) -> tuple[Sum, tuple[str, str]]:
     """A setting's description for the kernels, and its operands' formats."""
     accumulator, *formats = SETTINGS[setting]
@@ -193,7 +198,7 @@ def test_sums_with_scales(name: str, spread: float, special: float, batch: tuple
     length = 2 * accumulator.block + accumulator.group + 1
     groups = -(-length // accumulator.group)
     a, b = values((*batch, 5, length), fmt, 1.0, special / 9), values((*batch, 3, length), fmt, 1.0, special / 9).mT
-    given = values((*batch, 5, groups), scale, spread, special).abs(), values((*batch, 3, groups), scale, spread, special).abs()
+    given = scales((*batch, 5, groups), scale, spread, special), scales((*batch, 3, groups), scale, spread, special)
     compare(a, b, how, implementations(), given)
 
 
@@ -203,7 +208,7 @@ def test_many_matrices_have_their_own_scales(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernels, "_MOST_BATCHES", 2)
     for accumulator, fmt, scale in (SCALED["mxfp8"], SCALED["nvfp4"]):
         how, groups = accumulator.sum_of(*[resolve_format(fmt)] * 2), -(-70 // accumulator.group)
-        given = values((3, 2, groups), scale, 1.0).abs(), values((3, 2, groups), scale, 1.0).abs()
+        given = scales((3, 2, groups), scale, 1.0), scales((3, 2, groups), scale, 1.0)
         compare(values((3, 2, 70), fmt, 1.0), values((3, 70, 2), fmt, 1.0), how, [kernels], given)
 
 
@@ -219,7 +224,7 @@ def test_several_tiles(name: str, is_whole: bool) -> None:
     if name in SCALED:
         accumulator, fmt, scale = SCALED[name]
         how, groups = accumulator.sum_of(*[resolve_format(fmt)] * 2), -(-length // accumulator.group)
-        given = values((2, rows, groups), scale, 2.0).abs().to(DEVICE), values((2, columns, groups), scale, 2.0).abs().to(DEVICE)
+        given = scales((2, rows, groups), scale, 2.0).to(DEVICE), scales((2, columns, groups), scale, 2.0).to(DEVICE)
     else:
         how, (fmt, _) = sum_of(name)
     a, b = values((2, rows, length), fmt, 2.0).to(DEVICE), values((2, length, columns), fmt, 2.0).to(DEVICE)
@@ -370,6 +375,6 @@ def test_scales_on_a_gpu(name: str) -> None:
     accumulator, fmt, scale = SCALED[name]
     groups = -(-333 // accumulator.group)
     a, b = values((2, 130, 333), fmt, 1.0, 1e-5), values((2, 333, 150), fmt, 1.0, 1e-5)
-    given = (values((2, lines, groups), scale, 3.0, 1e-4).abs().float() for lines in (65, 150))
+    given = (scales((2, lines, groups), scale, 3.0, 1e-4) for lines in (65, 150))
     how = accumulator.spelled(*[resolve_format(fmt)] * 2)
     assert_same_bits(*_bits_of(torch.ops.qsim.accumulate_scaled, a, b, *given, [2, 1, 1, 1], None, how, 0, 0))
