@@ -20,14 +20,13 @@ from qsim_kernels.lowered import inductor
 from qsim_kernels.ops.backend import define as define_operator, library
 
 
-def fusible(schema: str, held: bool = True) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def fusible(schema: str, *, held: bool = True) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Define an operator by the function that computes it.
 
     Args:
         schema: The operator's schema. Its first argument has the result's shape, with which the other tensors broadcast, and its last is
             the result's dtype.
-        held: Whether the result is in memory, unless whatever reads it is in the same kernel: every view of a result that is not
-            computes it again.
+        held: Whether the result is kept in memory. Every view of one that is not computes it again.
     """
     name = define_operator(schema, lambda x, *given: torch.empty_like(x, dtype=given[-1]), torch.Tag.flexible_layout)
     operator = getattr(torch.ops.qsim, name)
@@ -39,7 +38,7 @@ def fusible(schema: str, held: bool = True) -> Callable[[Callable[..., Tensor]],
         def called(x: Tensor, *arguments: object) -> Tensor:
             if not inductor.generates(x.device):
                 return function(x, *arguments)
-            inductor.learn(operator, function, held)
+            inductor.learn(operator, function, held=held)
             return operator.default(x, *arguments)  # type: ignore[no-any-return]
 
         return called

@@ -43,27 +43,26 @@ def compiles() -> bool:
     return not isinstance(V.get_fake_mode(), NullHandler)
 
 
+#: Operators whose result is the memory that they read.
+_SAME_MEMORY = ("qsim.again.default", "aten.detach.default", "aten.alias.default")
+
+
 def is_given(x: Tensor) -> bool:
-    """Whether a graph that is being traced gets a tensor as it is, so that nothing before it could be fused with what reads it."""
+    """Whether a tensor is an input of a graph that Inductor compiles, so that there is nothing before it to fuse with.
+
+    False for devices and releases of torch that loops were not tested with.
+    """
     from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot  # imports sympy
 
     mode = get_proxy_mode()
-    found = None if mode is None else get_proxy_slot(_under(x), mode.tracer, None)
-    if found is None:
+    if mode is None or not generates(x.device):
         return False
-    node: Any = found.proxy.node
-    while str(node.target) in _SAME:
+    fake = torch._from_functional_tensor(x.elem) if isinstance(x, FunctionalTensor) else x
+    found = get_proxy_slot(fake, mode.tracer, None)
+    node: Any = None if found is None else found.proxy.node
+    while node is not None and str(node.target) in _SAME_MEMORY:
         node = node.args[0]
-    return bool(node.op == "placeholder")
-
-
-#: Operators whose result is the memory that they read.
-_SAME = ("qsim.again.default", "aten.detach.default", "aten.alias.default")
-
-
-def _under(x: Tensor) -> Tensor:
-    """The tensor that a functional tensor stands for."""
-    return torch._from_functional_tensor(x.elem) if isinstance(x, FunctionalTensor) else x
+    return node is not None and node.op == "placeholder"
 
 
 def _is_tested(device: torch.device) -> bool:
@@ -76,15 +75,15 @@ def writes_loops(x: object) -> bool:
 
 
 @cache
-def learn(operator: Any, function: Callable[..., Tensor], held: bool) -> None:
+def learn(operator: Any, function: Callable[..., Tensor], *, held: bool) -> None:
     """Let Inductor generate an operator's loops, and AOTAutograd compute it again in the backward pass if keeping its result costs more.
 
     Args:
         operator: The operator, with all its overloads.
         function: What it computes, from broadcast tensors; its last argument is the result's dtype.
-        held: Whether the result is in memory.
+        held: Whether the result is kept in memory.
     """
-    _register(operator, _loops(function, held))
+    _register(operator, _loops(function, held=held))
 
 
 @cache
@@ -129,7 +128,7 @@ def _register(operator: Any, lowered: Callable[..., Any]) -> None:
     register_lowering(operator, type_promotion_kind=None)(lowered)
 
 
-def _loops(function: Callable[..., Any], held: bool) -> Callable[..., Any]:
+def _loops(function: Callable[..., Any], *, held: bool) -> Callable[..., Any]:
     """The function that lowers an operator to a loop, whose body the operator's own function writes."""
     from torch._inductor.ir import TensorBox  # imports sympy
     from torch._inductor.lowering import broadcast_tensors, make_pointwise
