@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import count, islice
@@ -114,6 +115,38 @@ def test_what_is_read_for_a_scale_and_to_be_rounded_is_computed_once(device: tor
     layer = qsim.convert(nn.Linear(512, 512, device=device), "fp8_hybrid").requires_grad_(False)
     _, (source,) = run_and_get_code(torch.compile(lambda x: layer(x.ceil())), torch.randn(64, 512, device=device))
     assert source.count("ceil(") == 1
+
+
+@pytest.mark.slow
+def test_what_two_operators_read_is_written_once(device: torch.device) -> None:
+    def call(x: Tensor) -> list[Tensor]:
+        rows = x.ceil().flatten(0, 1)
+        return [qsim.quantize(rows, fmt, "stochastic", seed=1) for fmt in ("e4m3", "e3m2")]
+
+    x = torch.randn(2, 64, 64, device=device)
+    found, (source,) = run_and_get_code(torch.compile(call), x)
+    read = re.findall(r"= qsim_\w+_quantize\((?:reinterpret_tensor\()?(buf\d+)", source)
+    assert read == [read[0]] * 2
+    assert all(map(torch.equal, found, call(x)))
+
+
+@pytest.mark.gpu
+def test_products_get_the_scales_of_both_operands_as_one_number() -> None:
+    layer = qsim.convert(nn.Linear(64, 32, device="cuda", dtype=torch.bfloat16), "fp8_hybrid")
+    found = Counter(operators(layer, torch.randn(16, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)))
+    assert (found["qsim.matmul_rescaled.default"], found["aten.mul.Tensor"]) == (3, 3)
+
+
+@pytest.mark.slow
+def test_small_tensors_are_rounded_where_their_scale_is_computed(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowered.scaling, "_is_small", lambda x: x.numel() <= 2**16)
+    layer = qsim.convert(nn.Linear(128, 128, device=device), "fp8_hybrid").requires_grad_(False)
+    x = torch.randn(64, 128, device=device)
+    found, (source,) = run_and_get_code(torch.compile(layer), x)
+    assert torch.equal(found, layer(x))
+    loops = re.findall(r"^ +((?:triton|cpp)_\w*amax\w*)", source, re.M)
+    assert any("quantize_scaled" in name for name in loops)
+    assert len(loops) <= 2, "none of them has a second one that goes on with its results"
 
 
 def holds_plain_operators(device: torch.device, compiler: Callable[..., Any] = compilers.inductor) -> bool:

@@ -43,9 +43,7 @@ def multiplied_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor]
     if device != _current_device():
         with torch.cuda.device(device):
             return multiplied_into(out, a, b, factors, bias)
-    scaled = tuple((factor.dtype, factor.numel()) for factor in factors)
-    added = None if bias is None else (bias.dtype, bias.stride())
-    product = _product(device, (a.dtype, a.shape, a.stride()), (b.dtype, b.shape, b.stride()), scaled, added, out.dtype)
+    product = product_of(a, b, factors, bias, out.dtype)
     pointers = b.data_ptr(), a.data_ptr(), out.data_ptr()
     biased = None if bias is None else bias.data_ptr()
     if product is None or (pointers[0] | pointers[1] | pointers[2] | (biased or 0)) % cublas.ALIGNMENT:
@@ -68,6 +66,13 @@ def multiplied_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor]
             stream=stream,
         )
     return True
+
+
+def product_of(a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None, target: torch.dtype) -> CublasProduct | None:
+    """The product of two matrices, times numbers, plus a bias, if cuBLAS has it; only the tensors' dtypes and layouts matter."""
+    scaled = tuple((factor.dtype, factor.numel()) for factor in factors)
+    added = None if bias is None else (bias.dtype, bias.stride())
+    return _product(a.get_device(), (a.dtype, a.shape, a.stride()), (b.dtype, b.shape, b.stride()), scaled, added, target)
 
 
 def _zero(a: Tensor, stream: int) -> Tensor | None:

@@ -48,7 +48,7 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
 inductor.mark_caches()
 for _module, _names in (
     (fusible, ("again",)),
-    (products, ("accumulate",)),
+    (products, ("accumulate", "matmul_rescaled")),
     (rounding, ("quantize", "quantize_and_sum")),
     (scaling, ("amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "rescaled")),
 ):

@@ -49,6 +49,8 @@ def fusible(schema: str, *, held: bool = True) -> Callable[[Callable[..., Tensor
 for _name in ("in_memory", "again"):
     define_operator(f"{_name}(Tensor x) -> Tensor", lambda x: x.new_empty_strided(x.shape, x.stride()))
     library.impl(_name, lambda x: x.clone(), "CompositeExplicitAutograd")
+define_operator("amax_whole(Tensor x, int[] dim) -> Tensor", torch.amax)
+library.impl("amax_whole", lambda x, dim: x.amax(dim), "CompositeExplicitAutograd")
 #: The integers of a dtype's size, in bytes.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -59,6 +61,14 @@ def in_memory(x: Tensor) -> Tensor:
         return x
     inductor.learn_to_hold(torch.ops.qsim.in_memory)
     return torch.ops.qsim.in_memory.default(x)  # type: ignore[no-any-return]
+
+
+def amax_whole(x: Tensor, dim: tuple[int, ...]) -> Tensor:
+    """The largest element of a small tensor along some dimensions; Inductor computes each in a single program."""
+    if not inductor.generates(x.device):
+        return x.amax(dim)
+    inductor.learn_whole(torch.ops.qsim.amax_whole, torch.ops.aten.amax.default)
+    return torch.ops.qsim.amax_whole.default(x, dim)  # type: ignore[no-any-return]
 
 
 def again(x: Tensor) -> Tensor | None:

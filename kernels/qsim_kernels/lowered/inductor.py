@@ -98,12 +98,38 @@ def learn_to_hold(operator: Any) -> None:
 
 
 @cache
+def learn_whole(operator: Any, reduction: Any) -> None:
+    """Let Inductor reduce a tensor by a reduction of torch's in a single program, whose kernel can go on with the result."""
+    from torch._inductor import config  # imports much
+    from torch._inductor.lowering import lowerings
+
+    def whole(*arguments: Any) -> Any:
+        with config.patch(split_reductions=False):
+            return lowerings[reduction](*arguments)
+
+    _register(operator, whole)
+
+
+@cache
 def learn_calls(names: tuple[str, ...]) -> None:
-    """Let the Python code that Inductor writes call the implementations of some operators directly."""
+    """Let the Python code that Inductor writes call the implementations of some operators directly, and write what they read once."""
     from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
+    from torch._inductor.lowering import make_fallback
 
     for name in names:
         CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.qsim.{name}.default"] = CustomCodegen(python=partial(_write_call, name))
+        make_fallback(getattr(torch.ops.qsim, name).default, _lay_out)
+
+
+def _lay_out(node: Any, first: Any, *others: Any, **named: Any) -> Any:
+    """Lay the arguments of an operator out as they are in eager code.
+
+    The first is in memory before. Otherwise Inductor would compute and write it again for each operator that reads a view of it.
+    """
+    from torch._inductor.lowering import constrain_to_fx_strides
+
+    first.realize()
+    return constrain_to_fx_strides(node, first, *others, **named)
 
 
 def _write_call(name: str, node: Any, write: Callable[[Any], None]) -> None:

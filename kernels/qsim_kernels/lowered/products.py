@@ -5,12 +5,14 @@ Shapes are known while a graph is traced, so products are compared with the emul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from qsim_kernels.chip import factored
 from qsim_kernels.chip.verified import CHIP
 from qsim_kernels.ops.accumulate import AccumulateArguments
 
@@ -27,6 +29,17 @@ def accumulate(*arguments: Any) -> Tensor | None:
         return None
     call = way.call(CHIP.library, torch.ones((), device=given.a.device))
     return call(given.a, given.b, bias=given.bias)
+
+
+def matmul_rescaled(a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The operator with one number in place of two, if cuBLAS gets one: a compiler multiplies them in the loop that computes the last."""
+    if not a.is_cuda or len(factors) != 2 or not all(map(_is_static, (a, b, *factors))):
+        return None
+    with _disable_current_modes():
+        if factored.product_of(a, b, factors, bias, dtype) is None:
+            return None
+    first, second = (factor.reshape(()) for factor in factors)
+    return torch.ops.qsim.matmul_rescaled.default(a, b, [first * second], bias, dtype)  # type: ignore[no-any-return]
 
 
 def _is_static(x: Tensor) -> bool:

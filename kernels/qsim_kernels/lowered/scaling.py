@@ -8,13 +8,14 @@ NaN in between, which prevents that.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qsim_kernels.lowered import inductor
-from qsim_kernels.lowered.fusible import fusible, in_memory
+from qsim_kernels.lowered.fusible import amax_whole, fusible, in_memory
 from qsim_kernels.lowered.rounding import is_elementwise, onto, single_patterns
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
 from qsim_kernels.numbers.grid import Rule, read
@@ -28,6 +29,8 @@ _READ_ONCE = 4096
 #: Inductor's: rounding in MXFP8 added 17 ms to a step of GPT-2 medium on an H100, and 38 ms when it was lowered, which also took twice as
 #: long to compile. Smaller tensors wait for launches, of which Inductor's take less time.
 _HELD, _LARGE = 128 * 128, 2**20
+#: The most elements on a GPU that a single program reads for a scale and again to be rounded, in one kernel in place of three.
+_SMALL = 2**16
 
 
 def amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor | None:
@@ -41,7 +44,8 @@ def amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -
 
 def _amaxes(x: Tensor, tiles: TileSizes, finite: bool) -> Tensor:
     magnitudes = _magnitudes(_cut(x, tiles), finite, torch.float32)
-    return (magnitudes.amax(0, keepdim=True) if tiles.across else magnitudes).amax((2, 4))
+    magnitudes = magnitudes.amax(0, keepdim=True) if tiles.across else magnitudes
+    return amax_whole(magnitudes, (2, 4)) if _is_small(x) else magnitudes.amax((2, 4))
 
 
 @fusible("magnitudes_fused(Tensor x, bool finite, ScalarType dtype) -> Tensor", held=False)
@@ -163,6 +167,11 @@ def _is_large(x: Tensor) -> bool:
     return x.is_cuda and _are_known(x.numel() >= _LARGE)
 
 
+def _is_small(x: Tensor) -> bool:
+    """Whether a tensor is on a GPU and statically known to be small: then launches take longer than kernels do."""
+    return x.is_cuda and _are_known(x.numel() <= _SMALL)
+
+
 def _are_known(*conditions: bool) -> bool:
     """Whether conditions on sizes hold, whatever the values of symbols are."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
@@ -174,7 +183,7 @@ def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileS
     """Round values under the scales of their tiles."""
     whole = scales if under is None else under_whole(scales, under)
     restored = whole if given.restore == Restore.ALL else scales if given.restore else None
-    factors = _inverses(whole, torch.float32), restored
+    factors = (_small_inverses if _is_small(x) else _inverses)(whole, torch.float32), restored
     if _are_known(scales.numel() == 1):
         shared = (None if each is None else each.reshape(()) for each in factors)
         return _elements_under(x.reshape(-1), *shared, given.grid, given.rule, given.dtype).reshape(x.shape)
@@ -186,6 +195,10 @@ def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileS
 def _inverses(scales: Tensor, dtype: torch.dtype) -> Tensor:
     """The numbers by which elements are multiplied in place of dividing them by their scales; a block has a single one."""
     return scales.to(torch.float64).reciprocal().to(dtype)
+
+
+#: The same, computed for every element of a small tensor: a launch would take longer.
+_small_inverses = fusible("small_inverses_fused(Tensor scales, ScalarType dtype) -> Tensor", held=False)(unwrap(_inverses))
 
 
 @fusible("quantize_scaled_fused(Tensor x, Tensor inverses, Tensor? scales, str grid, str rule, ScalarType dtype) -> Tensor")
