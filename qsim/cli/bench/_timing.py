@@ -177,7 +177,7 @@ def training_step(model: nn.Module, batch: Sequence[Tensor], loss: Any = None) -
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
-        (loss or model)(*batch).backward()
+        (model if loss is None else loss)(*batch).backward()
         optimizer.step()
         optimizer.zero_grad()
 

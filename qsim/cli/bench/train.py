@@ -4,8 +4,8 @@ The variants alternate in long turns. All layers but the last have points. With 
 --compile reduce-overhead into CUDA graphs, and the time of their first step is reported: it compiles, native's first. Peak memory is that
 of a variant's parameters, gradients and optimizer states plus what its step needs beyond them. With --monitor N, one step in N is watched
 by a `qsim.diagnostics.Monitor`: five steps, one of them watched, are timed against five without a monitor just before; the difference is
-spread over N steps. With --blocks the blocks of a GPT are compiled one by one, in each of several recipes: the table shows their graphs and
-the first step with cold caches, too.
+spread over N steps. With --recipes a compiled GPT is measured in each of several recipes, with cold caches; the table counts graphs, too.
+--compile blocks compiles its blocks one by one, and --compile regions makes them regions of one graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim import FivePoint
-from qsim.cli.bench import _blocks, _models
+from qsim.cli.bench import _models, _recipes
 from qsim.cli.bench._counting import allocated, peak
 from qsim.cli.bench._layers import layer_options, points_of
 from qsim.cli.bench._measured import Measured
@@ -29,7 +29,7 @@ from qsim.text.records import Values
 from qsim.text.tables import Quantity, Row
 
 MODELS = ("gpt", "conv")
-COMPILE_MODES = ("default", "reduce-overhead")
+COMPILE_MODES = ("default", "reduce-overhead", _recipes.REGIONS, _recipes.BLOCKS)
 #: The number of steps that are timed together when one of them is watched, and of repeats.
 STEPS_OF_A_SAMPLE, SAMPLES = 5, 15
 
@@ -49,8 +49,7 @@ OPTIONS = {
     "size": BenchOption("NAME", _SIZES, one_of(_models.SIZES), ("small", "tiny")),
     "layers": BenchOption("N", "number of the GPT's layers (default: that of its size)", number_of("layers", 6)),
     "compile": BenchOption("MODE", f"compile with torch.compile: {', '.join(COMPILE_MODES)}", one_of(COMPILE_MODES), bare="default"),
-    "blocks": BenchOption("", "compile a GPT block by block instead, in each of --recipes"),
-    "recipes": BenchOption("A,B", "the recipes of --blocks", _blocks.compared, _blocks.RECIPES),
+    "recipes": BenchOption("A,B", f"compare a compiled GPT in recipes, such as {_recipes.RECIPES}", _recipes.compared),
     "monitor": BenchOption("EVERY", "also measure the cost of watching one step in this many", number_of("steps", 50)),
     **layer_options(seconds="1.0"),
 }
@@ -60,11 +59,13 @@ def measure(chosen: BenchSettings) -> Measured:
     """Measure every model without points and with them, or a GPT in several recipes."""
     if chosen.monitor is not None and chosen.compile is not None:
         raise ValueError("--monitor: compiled code is not watched; omit --compile or --monitor")
-    if chosen.blocks:
-        if chosen.compile is not None or chosen.monitor is not None:
-            raise ValueError("--blocks compiles by itself and measures recipes; omit --compile and --monitor")
+    if chosen.compile in (_recipes.REGIONS, _recipes.BLOCKS) and chosen.recipes is None:
+        chosen.recipes = _recipes.compared(_recipes.RECIPES, "--recipes")
+    if chosen.recipes is not None:
+        if chosen.compile is None:
+            raise ValueError("--recipes compares compiled models: add --compile, or --compile blocks")
         subject = Subject("gpt", chosen.size, chosen.layers)
-        return Measured(machine(chosen.device), {"": (_blocks.COLUMNS, _blocks.rows(subject, chosen))})
+        return Measured(machine(chosen.device), {"": (_recipes.COLUMNS, _recipes.rows(subject, chosen))})
     points, subjects = points_of(chosen), [Subject(name, chosen.size, chosen.layers) for name in chosen.models]
     return Measured(chosen.heading(points), {"": (COLUMNS, (row for subject in subjects for row in _rows(subject, points, chosen)))})
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.registry import lookup_backend
 
 import qsim
 from qsim import FivePoint
 from qsim.cli import main
-from qsim.cli.bench import _blocks, _measured, _models, linear, train
+from qsim.cli.bench import _measured, _models, _recipes, linear, train
 from qsim.cli.bench._models import ConvBenchSize, GPTBenchSize
 from qsim.cli.bench._timing import Call, Clock
 
@@ -162,12 +163,32 @@ def test_layers_are_replayed_and_peak_memory_is_counted_on_a_gpu(capsys: pytest.
 
 
 @pytest.mark.slow
-def test_blocks_are_compiled_once_for_all(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["blocks", "regions"])
+def test_blocks_are_compiled_once_for_all(way: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_models.SIZES, "tiny", (GPTBenchSize(3, 2, 32, 16, 8, 2), ConvBenchSize(4, 1, 3, 8, 2)))
-    monkeypatch.setattr(_blocks, "BACKEND", "aot_eager")  # Inductor takes ten seconds
-    found = bench(capsys, *TRAIN, "--blocks", "--recipes", "mxfp4")
+    graphs: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
+        graphs.append(graph)
+        return lookup_backend("aot_eager")(graph, given)  # Inductor takes ten seconds
+
+    monkeypatch.setattr(_recipes, "BACKEND", backend)
+    found = bench(capsys, *TRAIN, "--compile", way, "--recipes", "mxfp4")
     assert "points" not in found["heading"]
     assert [row["recipe"] for row in found["rows"]] == ["native", "mxfp4"]
-    assert [(row["graphs"], row["recompilations"]) for row in found["rows"]] == [(1, 0), (1, 0)]
+    assert [row["graphs"] for row in found["rows"]] == [1, 1]
+    assert len(graphs) == 2
     assert all(row["first_seconds"] > row["milliseconds"] / 1e3 > 0 for row in found["rows"])
     assert found["rows"][0]["ratio"] == 1
+    if way == "regions":
+        calls = [[node.args[0].target for node in graph.graph.nodes if "invoke_subgraph" in str(node.target)] for graph in graphs]
+        assert [(len(each), len(set(each))) for each in calls] == [(3, 1), (3, 1)]
+
+
+def test_recipes_are_compared_in_models_compiled_as_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[nn.Module, str]] = []
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic=None, mode=None: compiled.append((model, mode)) or model)
+    rows = bench(capsys, *TRAIN, "--compile", "reduce-overhead", "--recipes", "fp8_hybrid,mxfp8")["rows"]
+    assert [row["recipe"] for row in rows] == ["native", "fp8_hybrid", "mxfp8"]
+    assert [mode for _, mode in compiled[1:]] == ["reduce-overhead"] * 3
+    assert [len(qsim.nn.conversion(model).changed) for model, _ in compiled[1:]] == [0, 4, 4]
