@@ -31,7 +31,7 @@ class RoundedUnits(NamedTuple):
         tiles: Which of their elements share a scale, if there are scales.
         scales: The scales of the units' tiles; empty if they were multiplied in again.
         under: The scale of its group for each unit, if scales are under one.
-        of_groups: The scales that all units of a group share, if they do.
+        of_groups: The scales that all units of a group share, if they do: their own, or those that scales of blocks and tiles are under.
         factor: What elements are still to be multiplied by, of shape [groups, rows, columns] or 1 in place of any of these.
     """
 
@@ -79,16 +79,16 @@ def round_units(
         return RoundedUnits(units, before, units.joined(ops.quantize(before, *rounding)))
     tiles, making = _tiles(scale, units.shape, sums_rows), scale.spelling(point.format)
     own = _numbers(tiles)
-    under_groups = _outer_scales(ops, x, units, site, turn)
-    under = None if under_groups is None else units.spread(under_groups)
     is_local = isinstance(scale, (PerBlock, PerTile))
+    under_groups = known if is_local and known is not None else _outer_scales(ops, x, units, site, turn)
+    under = None if under_groups is None else units.spread(under_groups)
     if is_local and units.held is not None and restore != Restore.NOTHING:
         values = ops.quantize_runs(x, units.held, under, own, turn, *making, *rounding, int(restore))
-        return RoundedUnits(units, x, values, factor=under_groups)
+        return RoundedUnits(units, x, values, of_groups=under_groups, factor=under_groups)
     before, turn = _turned(ops, units, turn, sums_rows)
     if is_local:
         after, scales = ops.quantize_tiles(before, under, own, turn, *making, *rounding, int(restore))
-        return RoundedUnits(units, before, units.joined(after), tiles, scales, under, factor=under_groups)
+        return RoundedUnits(units, before, units.joined(after), tiles, scales, under, under_groups, under_groups)
     if isinstance(scale, PerSlice) and (units.groups is None or not sums_rows):
         scales, of_groups = ops.scales_of_tiles(before, under, own, turn, False, *making), None
         factor = scales if under is None else under_whole(scales, under)

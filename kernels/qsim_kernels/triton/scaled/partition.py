@@ -243,7 +243,9 @@ def cut_into_blocks(read: Reading, *, joins_rows: bool) -> Cut | None:
     else:
         fits, matrix, region = joins_rows, (1, count // 2), (1, 16 * block)
     pairs = (tile[0], max(tile[1] // 2, 1))
-    return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, matrix, region, pairs, 1) if fits else None
+    # Where matrices end within blocks, the compiler would use 154, and fewer threads would run.
+    registers = 0 if joins_rows or block < 32 else 128
+    return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, matrix, region, pairs, 1, registers) if fits else None
 
 
 def pair_signs(read: Reading) -> int:
