@@ -74,9 +74,8 @@ def _elements_in_groups(site: Site, x: Tensor, seed: Tensor | None) -> RoundedEl
     dtype = wide if wide in how.spelt.holders else how.spelt.holders[-1]
     ops = operators(x)
     found = round_units(replace(site, quantizer=how), ops, x, seed, dtype, restore=Restore.NOTHING)
-    before, after = (found.units.rows(units, x.shape) for units in (found.before, found.after))
     if found.tiles is None or found.scales is None:
-        return RoundedElements(before, after, None)
+        return RoundedElements(found.units.joined(found.before), found.values, None)
     divisors, whole = divided(found.before, found.scales, found.under, found.tiles)
-    before, scales = (found.units.rows(units, x.shape) for units in (divisors, spread(whole, found.before, found.tiles).contiguous()))
-    return RoundedElements(before, after, scales)
+    before, scales = (found.units.joined(units) for units in (divisors, spread(whole, found.before, found.tiles).contiguous()))
+    return RoundedElements(before, found.values, scales)

@@ -40,6 +40,7 @@ def test_all_kinds_of_kernels_compile() -> None:
         "turned_kernel",
         "whole_scale_kernel",
         "turned_scale_kernel",
+        "turned_amaxes_kernel",
         "hadamard_kernel",
         "quantize_and_sum_kernel",
         "rescale_kernel",

@@ -141,6 +141,19 @@ def _transformed_blocks(x: torch.Tensor) -> None:
     torch.ops.qsim.scales_of_tiles.default(x, None, whole.tiles(x.shape), turn, True, *whole.spelling(spelt.format))
 
 
+def _runs(x: torch.Tensor) -> None:
+    """Round runs of rows in blocks, in pairs and one by one, with a transform and without."""
+    held = torch.tensor([[0, 16], [16, 5]], dtype=torch.int32)
+    scaling, turn = qsim.scaling.PerBlock(16, 0, "e4m3"), qsim.transforms.Hadamard(16, seed=1).turn((2, 16, x.shape[1]), 1)
+    x, under = x[:21], torch.ones(2, 1, 1)
+    for rounding in ("stochastic", "nearest"):
+        spelt = qsim.Quantizer("e2m1", rounding).spelt
+        for turned in ((), turn):
+            numbers = [16, x.shape[1], 16, 1, 0], turned, *scaling.spelling(spelt.format)
+            torch.ops.qsim.quantize_runs.default(x, held, under, *numbers, torch.tensor(1), spelt.grid, spelt.rule, 0, 0, x.dtype, 1)
+    torch.ops.qsim.amaxes_of_runs.default(x, held, [16, x.shape[1], 16, x.shape[1], 0], turn, True)
+
+
 def _in_basis(x: torch.Tensor, point: qsim.points.PointModule, size: int) -> None:
     """Round a matrix, and one that is stored transposed."""
     for stored in (x.bfloat16(), x.bfloat16().t()):
@@ -203,6 +216,7 @@ def works() -> dict[str, Callable[[], object]]:
         "codes in pairs": lambda: [qsim.encode(x.bfloat16(), name, rounding="stochastic", seed=1) for name in ("e4m3", "e2m1")],
         "blocks in pairs": lambda: [qsim.quantize(x.bfloat16(), "mxfp8", rounding="stochastic", seed=1, dim=dim) for dim in (-1, 0)],
         "transformed blocks in pairs": lambda: _transformed_blocks(x.bfloat16()),
+        "runs of rows": lambda: _runs(x.bfloat16()),
         "four over six": lambda: qsim.points.FourOverSix()(x.bfloat16()),
         "four over six stochastic": lambda: qsim.points.FourOverSix(rounding="stochastic")(x.bfloat16(), seed=1),
         "four over six in another basis": lambda: _in_basis(x, qsim.points.FourOverSix(rounding="stochastic"), 16),

@@ -15,7 +15,7 @@ from qsim_kernels.numba.native import Native
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers
-from qsim_kernels.torch import hadamard as hadamard_in_torch, scaling as reference
+from qsim_kernels.torch import hadamard as hadamard_in_torch, runs, scaling as reference
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.scaling import under_whole
 
@@ -174,6 +174,9 @@ rescaled_into, matmul_rescaled_into = reference.rescaled_into, reference.matmul_
 quantize_best_into = partial(reference.quantize_best_into, quantize=quantize_into, transform=hadamard)
 quantize_eden_into = partial(reference.quantize_eden_into, quantize=quantize_into, transform=hadamard)
 quantize_nested_into = partial(reference.quantize_nested_into, quantize=quantize_tiles_into, transform=hadamard)
+hadamard_of_runs = partial(runs.hadamard_of_runs, transform=hadamard)
+amaxes_of_runs_into = partial(runs.amaxes_of_runs_into, transform=hadamard, largest=amaxes_into)
+quantize_runs_into = partial(runs.quantize_runs_into, transform=hadamard, quantize_tiles=quantize_tiles_into)
 
 
 @lru_cache(maxsize=64)

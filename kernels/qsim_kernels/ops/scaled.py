@@ -68,6 +68,12 @@ def _fake_scales(x: Tensor, tiles: Sequence[int], restore: int = 0, dtype: torch
     return x.new_empty((0,) if restore else TileSizes.of(tiles).counts(x.numel()), dtype=dtype)
 
 
+def _counts(tiles: Sequence[int], held: Tensor) -> tuple[int, int, int]:
+    """The number of scales of matrices that are runs of rows."""
+    rows, columns, height, width, _ = tiles
+    return held.shape[0], -(-rows // height), -(-columns // width)
+
+
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
@@ -147,6 +153,45 @@ class Implementation(OnBackend):
         scales = _nothing(x.device) if restores else x.new_empty(counts, dtype=torch.float32)
         self._backend.quantize_tiles_into(out, None if restores else scales, x, under, read_scales(making, scale_grid), scaled)
         return out, scales
+
+    @operator(
+        "(Tensor x, Tensor held, SymInt size, SymInt[] turn) -> Tensor",
+        lambda x, held, size, turn: x.new_empty((held.shape[0], size, x.shape[1]), dtype=_wide(x)),
+    )
+    def hadamard_of_runs(self, x: Tensor, held: Tensor, size: int, turn: Sequence[int]) -> Tensor:
+        """The transform of matrices that are runs of a tensor's rows, in float32 or float64; see `torch.runs`."""
+        return self._backend.hadamard_of_runs(x, held, size, Turn(*turn))  # type: ignore[no-any-return]
+
+    @operator(
+        f"(Tensor x, Tensor held, {_TILES}, bool finite) -> Tensor",
+        lambda x, held, tiles, *_: x.new_empty(_counts(tiles, held), dtype=_wide(x)),
+    )
+    def amaxes_of_runs(self, x: Tensor, held: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor:
+        """`amaxes` of matrices that are runs of a tensor's rows."""
+        where = TileSizes.of(tiles)
+        out = x.new_empty(_counts(where, held), dtype=_wide(x))
+        self._backend.amaxes_of_runs_into(out, x, held, where, Turn(*turn) if turn else None, finite)
+        return out
+
+    @operator(
+        f"(Tensor x, Tensor held, Tensor? under, {_TILES}, {_MAKING}, {_ROUNDING}) -> Tensor",
+        lambda x, *rest: x.new_empty(x.shape, dtype=rest[-2]),
+    )
+    def quantize_runs(
+        self,
+        x: Tensor,
+        held: Tensor,
+        under: Tensor | None,
+        tiles: Sequence[int],
+        turn: Sequence[int],
+        making: str,
+        scale_grid: str,
+        *rounding: Any,
+    ) -> Tensor:
+        """Round matrices that are runs of a tensor's rows under the scales of their tiles, by which elements are multiplied again."""
+        scaled, out, _ = _prepared(x, tiles, turn, *rounding)
+        self._backend.quantize_runs_into(out, x, held, under, read_scales(making, scale_grid), scaled)
+        return out
 
     @operator(f"({_IN_BASIS}, float[] choice, {_ROUNDING}) -> Tensor", _fake_like, vmap=one_by_one)
     def quantize_best(self, x: Tensor, *given: Any) -> Tensor:

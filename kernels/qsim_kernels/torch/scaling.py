@@ -25,7 +25,7 @@ from qsim_kernels.numbers.scales import (
     variant_of_scales,
 )
 from qsim_kernels.numbers.sums import SINGLE_GRID
-from qsim_kernels.torch import quantize_into
+from qsim_kernels.torch import quantize_into, runs
 from qsim_kernels.torch.basis import SMALLEST, quantize_in_basis, under_better_scales, under_corrected_scales
 from qsim_kernels.torch.chunks import in_tiles
 from qsim_kernels.torch.hadamard import hadamard
@@ -182,6 +182,10 @@ def under_nested_scales(
 # Round in a transform's basis: under scales that are chosen, corrected, or under those of groups; see `quantize_in_basis`.
 quantize_best_into, quantize_eden_into = (partial(quantize_in_basis, each) for each in (under_better_scales, under_corrected_scales))
 quantize_nested_into = partial(quantize_in_basis, under_nested_scales, quantize=quantize_tiles_into)
+# The same of matrices that are runs of rows.
+hadamard_of_runs = partial(runs.hadamard_of_runs, transform=hadamard)
+amaxes_of_runs_into = partial(runs.amaxes_of_runs_into, transform=hadamard, largest=amaxes_into)
+quantize_runs_into = partial(runs.quantize_runs_into, transform=hadamard, quantize_tiles=quantize_tiles_into)
 
 
 def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes) -> tuple[Tensor, Tensor]:

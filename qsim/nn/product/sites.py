@@ -309,11 +309,10 @@ class Site:
         if not x.numel():
             return RoundedOperand(x.new_empty(x.shape, dtype=dtype))
         found = round_units(self, ops, x, seed, dtype, known)
-        values = found.units.rows(found.after, x.shape)
         if found.factor is None:
-            return RoundedOperand(values)
+            return RoundedOperand(found.values)
         assert self.along is not None
-        return RoundedOperand(values, found.factor if self.along.kept == self.along.result else found.factor.mT, found.of_groups)
+        return RoundedOperand(found.values, found.factor if self.along.kept == self.along.result else found.factor.mT, found.of_groups)
 
     def values(self, dtype: torch.dtype) -> Values:
         """A format that holds the rounded values of a tensor of a dtype, if it is rounded and there is one, and that dtype.

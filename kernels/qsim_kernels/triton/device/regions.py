@@ -128,6 +128,26 @@ def region_place(region, matrices, REGION: tl.constexpr):
 
 
 @triton.jit
+def in_memory(at, matrices, held, REGION: tl.constexpr):
+    """The position of a region in memory and the numbers that bound it there, if the rows of matrices are runs of a tensor's rows.
+
+    Args:
+        at: The region's position in logical order, in which elements have their random bits.
+        matrices: The matrices.
+        held: For each matrix, its first row in the tensor, and how many rows it has; `None` if matrices follow each other.
+        REGION: The form of the region.
+    """
+    if held is None:
+        return at, matrices
+    else:
+        first = tl.load(held + 2 * at.matrix).to(tl.int64)
+        row, end = first + at.row, first + tl.load(held + 2 * at.matrix + 1)
+        starts = row_starts(row, matrices.columns, at.column, REGION.height, REGION.even)
+        bounds = Matrices(end, matrices.columns, matrices.down, matrices.along, matrices.regions_down, matrices.regions_along)
+        return RegionPlace(at.matrix * 0, row, at.column, starts), bounds
+
+
+@triton.jit
 def inside(row, rows, column, columns, REGION: tl.constexpr):
     """Return a mask of the elements before a given row and column; if rows are even, in a form that lets threads read many at once."""
     left = columns - column
@@ -155,11 +175,11 @@ def with_signs(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
-def hadamard(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+def hadamard(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, filled=None):
     """Transform a region of float32 values; see `transformed`. Large finite values saturate first."""
     if not TURN.bounded:
         x = limited(x, TURN)
-    return transformed(x, signs, TURN, HEIGHT, WIDTH)
+    return transformed(x, signs, TURN, HEIGHT, WIDTH, filled)
 
 
 @triton.jit
@@ -170,7 +190,7 @@ def limited(x, TURN: tl.constexpr):
 
 
 @triton.jit
-def transformed(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+def transformed(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, filled=None):
     """Transform a region of float32 values whose sums do not overflow.
 
     Args:
@@ -179,8 +199,10 @@ def transformed(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.co
         TURN: The `TurnVariant`.
         HEIGHT: Rows.
         WIDTH: Columns.
+        filled: How many rows exist, if blocks run down: a block of which not all do is cut into powers of two, the largest first.
     """
     if TURN.levels > 0:
+        CUT: tl.constexpr = TURN.down and filled is not None
         LEVELS: tl.constexpr = TURN.levels
         FACTOR: tl.constexpr = TURN.factor
         INNER: tl.constexpr = WIDTH if TURN.down else 1
@@ -188,16 +210,37 @@ def transformed(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.co
         for level in tl.static_range(LEVELS):
             pairs = tl.reshape(x, (HEIGHT * WIDTH // (INNER << (level + 1)), 2, INNER << level))
             first, second = tl.split(tl.permute(pairs, (0, 2, 1)))
-            pairs = tl.permute(tl.join(first + second, first - second), (0, 2, 1))
+            total, difference = first + second, first - second
+            if CUT:
+                # A power of two of rows that exist is part of such a piece.
+                whole = (((tl.arange(0, HEIGHT >> (level + 1)) + 1) << (level + 1)) <= filled)[:, None]
+                total, difference = tl.where(whole, total, first), tl.where(whole, difference, second)
+            pairs = tl.permute(tl.join(total, difference), (0, 2, 1))
             x = tl.reshape(pairs, (HEIGHT, WIDTH))
-        x *= FACTOR
+        if CUT:
+            x *= piece_factors(tl.arange(0, HEIGHT), filled, LEVELS)[:, None]
+        else:
+            x *= FACTOR
     return x
 
 
 @triton.jit
-def load_transformed(x, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr):
-    """Load the elements of a region as float32 and transform them; see `hadamard`."""
-    return hadamard(load_region(x, at, matrices, REGION), signs, TURN, REGION.height, REGION.width)
+def piece_factors(row, filled, LEVELS: tl.constexpr):
+    """The factor of the transform of the piece that a row is in."""
+    factors = row * 0 + 1.0
+    for level in tl.static_range(1, LEVELS + 1):
+        factors = tl.where((((row >> level) + 1) << level) <= filled, 0.7071067811865476**level, factors)
+    return factors
+
+
+@triton.jit
+def load_transformed(x, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr, CUT: tl.constexpr = False):
+    """Load the elements of a region as float32 and transform them; see `hadamard`. `CUT` if a matrix may end within a block."""
+    values = load_region(x, at, matrices, REGION)
+    if CUT:
+        return hadamard(values, signs, TURN, REGION.height, REGION.width, matrices.rows - at.row)
+    else:
+        return hadamard(values, signs, TURN, REGION.height, REGION.width)
 
 
 @triton.jit

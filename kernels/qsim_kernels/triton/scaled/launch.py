@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import Restore, ScaledRounding, Scales, TileSizes, Turn
-from qsim_kernels.torch import scaling as reference
+from qsim_kernels.torch import runs, scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device import tile_scales
 from qsim_kernels.triton.device.parts import store_part
@@ -41,7 +41,7 @@ from qsim_kernels.triton.scaled.partition import (
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
 from qsim_kernels.triton.scaled.turned import turned_kernel
 from qsim_kernels.triton.scaled.whole import whole_scale_into
-from qsim_kernels.triton.scaled.whole_turned import turned_scale_into
+from qsim_kernels.triton.scaled.whole_turned import turned_amaxes_into, turned_scale_into
 
 #: Elements of a region of whole rows, and columns of one of columns.
 _ELEMENTS, _WIDE = 1024, 64
@@ -85,8 +85,30 @@ def quantize_tiles_into(
     if launch is None:
         _quantize_tiles_in_turn(out, scales, x, under, making, rounding)
         return
+    _launch_on_tiles(launch, out, scales, x, under, None, noise)
+
+
+def _launch_on_tiles(
+    launch: Launch, out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, held: Tensor | None, noise: tuple[Any, ...]
+) -> None:
     written = (scales,) if launch.launcher.kernel is tiles_kernel else ()
-    launch(x.contiguous(), out, *written, under, *noise)
+    launch(x.contiguous(), out, *written, under, held, *noise)
+
+
+def quantize_runs_into(out: Tensor, x: Tensor, held: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding) -> None:
+    """Round runs of rows under the scales of their tiles, in place of `runs.quantize_runs_into`'s copies."""
+    call, noise = call_of(out, x, rounding, under, held=held)
+    launch = _on_tiles(call, making, False) if x.numel() else None
+    if launch is None:
+        runs.quantize_runs_into(out, x, held, under, making, rounding, hadamard, quantize_tiles_into)
+    else:
+        _launch_on_tiles(launch, out, None, x, under, held, noise)
+
+
+def amaxes_of_runs_into(out: Tensor, x: Tensor, held: Tensor, tiles: TileSizes, turn: Turn | None, finite: bool) -> None:
+    """Write the largest magnitude of each tile of runs of rows; see `runs.amaxes_of_runs_into`."""
+    if not turned_amaxes_into(out, x, held, tiles, turn, finite):
+        runs.amaxes_of_runs_into(out, x, held, tiles, turn, finite, hadamard, amaxes_into)
 
 
 quantize_best_into = partial(quantize_in_basis, best.prepared, partial(reference.quantize_best_into, quantize=quantize_into))
@@ -130,7 +152,7 @@ def _on_tiles(call: ScaledCall, making: Scales, kept: bool) -> Launch | None:
     """Prepare a launch of `pairs_kernel` or `tiles_kernel`, unless several reads are necessary; `kept` if scales are written."""
     read, (source, target) = call.reading, call.types
     in_pairs = None if kept or read is None else _in_pairs(call, making, read)
-    regions = read and cut_between_tiles(read, call.types, call.elements, call.aligned, making, joins_rows=call.wholes < 2)
+    regions = read and cut_between_tiles(read, call.types, call.elements, call.aligned, making, joins_rows=call.joins_rows)
     if in_pairs is not None or read is None or regions is None:
         return in_pairs
     is_under = call.wholes > 0
@@ -138,7 +160,7 @@ def _on_tiles(call: ScaledCall, making: Scales, kept: bool) -> Launch | None:
     variant, numbers = call.rounding
     making_variants, making_numbers = tile_scales.making_of(making, is_under)
     constants = (variant, *making_variants, read.turn, regions.shape, int(call.elements.restore), int(clamp))
-    form = (source, target, is_under, call.unseeded, kept)
+    form = (source, target, is_under, call.unseeded, kept, call.in_runs)
     return regions.launch(tiles_kernel, form, (*numbers, *making_numbers, *constants), read.signs, int(call.wholes > 1))
 
 
@@ -147,7 +169,7 @@ def _in_pairs(call: ScaledCall, making: Scales, read: Reading) -> Launch | None:
     (variant, numbers), elements, is_under = call.rounding, call.elements, call.wholes > 0
     is_plain = call.types == (torch.bfloat16, torch.bfloat16) and call.aligned and call.even and elements.restore != Restore.NOTHING
     is_turned = read.turn.levels > 0
-    regions = (cut_into_blocks if is_turned else cut_into_pairs)(read, joins_rows=call.wholes < 2)
+    regions = (cut_into_blocks if is_turned else cut_into_pairs)(read, joins_rows=call.joins_rows)
     if regions is None or not is_plain or not arguments.has_scaled_pairs(variant, elements.grid):
         return None
     making_variants, making_numbers = tile_scales.making_of(making, is_under)
@@ -156,7 +178,7 @@ def _in_pairs(call: ScaledCall, making: Scales, read: Reading) -> Launch | None:
     # Products with E4M3's scales, for example, are bfloat16 numbers.
     is_short = making.grid.mantissa < 8 and making.grid.exponent >= -126
     is_exact = are_powers or (is_short and not clamps and not (is_under and elements.restore == Restore.ALL))
-    clamps, form = clamps or not is_exact, (is_under, call.unseeded)
+    clamps, form = clamps or not is_exact, (is_under, call.unseeded, call.in_runs)
     pairs: ScaledForm | TurnedForm
     if is_turned:
         kernel, pairs, signs = turned_kernel, TurnedForm(is_exact, clamps, read.turn.down), [pair_signs(read)]
@@ -196,6 +218,9 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     launch(x.contiguous(), out)
     return out
+
+
+hadamard_of_runs = partial(runs.hadamard_of_runs, transform=hadamard)
 
 
 @lru_cache(maxsize=4096)

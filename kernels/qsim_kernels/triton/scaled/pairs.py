@@ -14,7 +14,7 @@ from qsim_kernels.numbers.scales import ScaleNumbers
 from qsim_kernels.triton.device.pairs import larger_pair
 from qsim_kernels.triton.device.parts import Part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, region_place
+from qsim_kernels.triton.device.regions import Matrices, in_memory, region_place
 from qsim_kernels.triton.device.scaled_pairs import pair_of, powers_of_pairs, rounded_pairs
 from qsim_kernels.triton.device.tile_scales import scale_numbers, tile_scales
 from qsim_kernels.triton.device.values import rounding_of
@@ -34,9 +34,15 @@ def largest_of_pairs(x, REGION: tl.constexpr, BY_COLUMN: tl.constexpr):
 
 
 @triton.jit
+def first_pair(at, matrices):
+    """The index of the first pair of a region."""
+    return tl.multiple_of((at.matrix * matrices.rows + at.row) * matrices.columns + at.column, 16)
+
+
+@triton.jit
 def part_of_pairs(at, matrices, REGION: tl.constexpr):
     """The pairs of a region as a `Part`, whose places are 32-bit numbers: 64-bit ones would take more instructions than a rounding."""
-    start = tl.multiple_of((at.matrix * matrices.rows + at.row) * matrices.columns + at.column, 16)
+    start = first_pair(at, matrices)
     columns = tl.multiple_of(matrices.columns.to(tl.int32), 16)
     row, column = tl.arange(0, REGION.height), tl.arange(0, REGION.width)
     # No more than there are in the region.
@@ -55,9 +61,9 @@ def factors_of_pairs(first, second, under, REGION: tl.constexpr, RESTORE: tl.con
     return (spread(first, REGION),) if FORM.multiplies_pairs else (spread(first, REGION), spread(second, REGION))
 
 
-@kernel(do_not_specialize_on_alignment=["seed_pointer", "under"])
+@kernel(do_not_specialize_on_alignment=["seed_pointer", "under", "held"])
 def pairs_kernel(
-    x, out, under, seed_pointer, source: NoiseNumbers, matrices: Matrices, apart: tl.int64,
+    x, out, under, held, seed_pointer, source: NoiseNumbers, matrices: Matrices, apart: tl.int64,
     numbers: RoundingNumbers, making: ScaleNumbers,
     ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, REGION: tl.constexpr, BY_COLUMN: tl.constexpr,
     RESTORE: tl.constexpr, FORM: tl.constexpr, TEXT: tl.constexpr, CONSTRAINTS: tl.constexpr,
@@ -68,7 +74,8 @@ def pairs_kernel(
     at = region_place(tl.program_id(0), matrices, REGION)
     if under is not None:
         under += at.matrix * apart
-    part = part_of_pairs(at, matrices, REGION)
+    place, bounds = in_memory(at, matrices, held, REGION)
+    part = part_of_pairs(place, bounds, REGION)
     pairs = load_part(x.to(tl.pointer_type(tl.int32)), part)
     amax = largest_of_pairs(pairs, REGION, BY_COLUMN)
     if FORM.divides_pairs:
@@ -82,6 +89,6 @@ def pairs_kernel(
         inverses = spread(first_inverses, REGION), spread(second_inverses, REGION)
         factors = factors_of_pairs(first, second, under, REGION, RESTORE, FORM)
     # Four pairs share a Philox block.
-    block = (source.offset >> 3) + (part.start >> 2) + (part.places >> 2)
+    block = (source.offset >> 3) + (first_pair(at, matrices) >> 2) + (part.places >> 2)
     result = rounded_pairs(pairs, block, rounding.noise, inverses, factors, rounding.grid, FORM, TEXT, CONSTRAINTS)
     store_part(out.to(tl.pointer_type(tl.int32)), result, part)

@@ -86,6 +86,7 @@ class ScaledCall(NamedTuple):
         wholes: The number of scales that others are under: one for the whole tensor, or one for each matrix.
         rows: The rows of matrices that are stored transposed; 0 if the tensor is stored in logical order.
         unflipped: Whether signs are those of the transform.
+        in_runs: Whether matrices are runs of a tensor's rows; then its shape is that of all of them.
     """
 
     tiles: TileSizes
@@ -99,6 +100,12 @@ class ScaledCall(NamedTuple):
     wholes: int
     rows: int
     unflipped: bool
+    in_runs: bool
+
+    @property
+    def joins_rows(self) -> bool:
+        """Whether tiles of one row may be read as if all rows were one."""
+        return self.wholes < 2 and not self.in_runs
 
     @property
     def reading(self) -> Reading | None:
@@ -113,14 +120,21 @@ class ScaledCall(NamedTuple):
 
 
 def call_of(
-    out: Tensor, x: Tensor, rounding: ScaledRounding, under: Tensor | None = None, rows: int = 0, unflipped: bool = True
+    out: Tensor,
+    x: Tensor,
+    rounding: ScaledRounding,
+    under: Tensor | None = None,
+    rows: int = 0,
+    unflipped: bool = True,
+    held: Tensor | None = None,
 ) -> tuple[ScaledCall, tuple[Tensor | None, int, int, int]]:
     """A call, and the source of its random bits as kernels take it: a tensor with a seed or a seed, a stream, and an offset."""
     tiles, turn, elements, (seed, stream, offset) = rounding
     pointer, number = seed_of(seed, x)
     even, wholes = (x.data_ptr() | out.data_ptr()) % 16 == 0, 0 if under is None else under.numel()
     types, unseeded, aligned = (x.dtype, out.dtype), pointer is None, offset % 8 == 0
-    call = ScaledCall(tiles, turn, elements, x.shape, types, unseeded, aligned, even, wholes, rows, unflipped)
+    shape = x.shape if held is None else torch.Size((len(held), tiles.rows, tiles.columns))
+    call = ScaledCall(tiles, turn, elements, shape, types, unseeded, aligned, even, wholes, rows, unflipped, held is not None)
     return call, (pointer, number, stream, offset)
 
 
@@ -229,7 +243,9 @@ def cut_into_blocks(read: Reading, *, joins_rows: bool) -> Cut | None:
     else:
         fits, matrix, region = joins_rows, (1, count // 2), (1, 16 * block)
     pairs = (tile[0], max(tile[1] // 2, 1))
-    return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, matrix, region, pairs, 1) if fits else None
+    # Where matrices end within blocks, the compiler would use 154, and fewer threads would run.
+    registers = 0 if joins_rows or block < 32 else 128
+    return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, matrix, region, pairs, 1, registers) if fits else None
 
 
 def pair_signs(read: Reading) -> int:

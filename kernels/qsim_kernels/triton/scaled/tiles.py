@@ -13,7 +13,7 @@ from qsim_kernels.triton.device.blocks import narrowed, rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_part, region_place
+from qsim_kernels.triton.device.regions import Matrices, in_memory, load_transformed, region_part, region_place
 from qsim_kernels.triton.device.rounding import DOWN, ODD, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
 from qsim_kernels.triton.device.tile_scales import inverses_of, reciprocal, scale_numbers, tile_scales, under_whole
@@ -134,11 +134,10 @@ def quotients_of_any(magnitudes, scales, REGION: tl.constexpr):
 
 @triton.jit
 def round_region(
-    values, inverses, factors, reach, out, at, matrices, source, rounding,
+    values, inverses, factors, reach, out, at, part, source, rounding,
     ROUNDING: tl.constexpr, REGION: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
-    """Round the values of a region under scales broadcast over it, and write them; for `CLAMP` see `saturation`."""
-    part = region_part(at, matrices, REGION)
+    """Round the values of a region under scales broadcast over it, and write them in a part of memory; for `CLAMP` see `saturation`."""
     drawn = random_integers(rounding.noise, source.offset + at.first, ROUNDING, REGION.run, REGION.aligned, REGION.width)
     # NaN is made canonical when it is stored.
     result = rounded(divided(values, inverses, ROUNDING), drawn, rounding.grid, ROUNDING, False).to(tl.float32)
@@ -155,26 +154,31 @@ def round_region(
         store_part(out, narrowed(result, out.dtype.element_ty), part)
 
 
-@kernel(do_not_specialize_on_alignment=["seed_pointer", "under"])
+@kernel(do_not_specialize_on_alignment=["seed_pointer", "under", "held"])
 def tiles_kernel(
-    x, out, scales, under, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, apart: tl.int64,
+    x, out, scales, under, held, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, apart: tl.int64,
     numbers: RoundingNumbers, making: ScaleNumbers,
     ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, REGION: tl.constexpr,
     RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
-    """Round matrices under the scales of their tiles, and write these too. `apart` is 1 if each is under a scale of its own."""
+    """Round matrices under the scales of their tiles, and write these too.
+
+    `apart` is 1 if each is under a scale of its own; for `held` see `in_memory`.
+    """
     rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
     making = scale_numbers(making, SCALE_ROUNDING)
     at = region_place(tl.program_id(0), matrices, REGION)
     if under is not None:
         under += at.matrix * apart
-    values = load_transformed(x, at, matrices, signs, TURN, REGION)
+    place, bounds = in_memory(at, matrices, held, REGION)
+    values = load_transformed(x, place, bounds, signs, TURN, REGION, held is not None)
     made, inverses = tile_scales(largest_of_tiles(values, REGION), under, making, MAKING, SCALE_ROUNDING)
     if scales is not None:
         store_scales(scales, made, at, matrices, REGION)
     factors = spread(restoring_factors(made, under, RESTORE), REGION)
     reach = reach_of(under, making, SCALE_ROUNDING) if CLAMP == BY_TENSOR else 0.0
-    round_region(values, spread(inverses, REGION), factors, reach, out, at, matrices, source, rounding, ROUNDING, REGION, RESTORE, CLAMP)
+    part = region_part(place, bounds, REGION)
+    round_region(values, spread(inverses, REGION), factors, reach, out, at, part, source, rounding, ROUNDING, REGION, RESTORE, CLAMP)
 
 
 @triton.jit
@@ -206,4 +210,5 @@ def scaled_kernel(
     values = load_transformed(x, at, matrices, signs, TURN, REGION)
     given = scales_of_region(scales, at, matrices, REGION, ACROSS)
     factors = restoring_factors(given, under, RESTORE)
-    round_region(values, inverses_of(given, under), factors, 0.0, out, at, matrices, source, rounding, ROUNDING, REGION, RESTORE, CLAMP)
+    part = region_part(at, matrices, REGION)
+    round_region(values, inverses_of(given, under), factors, 0.0, out, at, part, source, rounding, ROUNDING, REGION, RESTORE, CLAMP)

@@ -20,20 +20,27 @@ from qsim_kernels.numbers.grid import NoiseNumbers
 from qsim_kernels.numbers.scales import ScaleNumbers
 from qsim_kernels.triton.device.pairs import larger_pair
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, region_place
+from qsim_kernels.triton.device.regions import Matrices, in_memory, piece_factors, region_place
 from qsim_kernels.triton.device.scaled_pairs import pair_of, rounded_quotients
 from qsim_kernels.triton.device.tile_scales import scale_numbers, tile_scales
 from qsim_kernels.triton.device.values import rounding_of
+from qsim_kernels.triton.scaled.pairs import first_pair
 from qsim_kernels.triton.scaled.tiles import larger, restoring_factors
 
 
 @triton.jit
-def pairs_of_rows(x, columns, inside, ROWS: tl.constexpr):
-    """Load the pairs of a column of pairs, a tuple."""
+def pairs_of_rows(x, columns, inside, ROWS: tl.constexpr, filled=None):
+    """Load the pairs of a column of pairs, a tuple; zeros where there are fewer rows."""
     pairs = ()
     for row in tl.static_range(ROWS):
-        pairs += (tl.load(x + row * columns, mask=inside, other=0),)
+        pairs += (tl.load(x + row * columns, mask=exists(row, inside, filled), other=0),)
     return pairs
+
+
+@triton.jit
+def exists(row, inside, filled):
+    """Whether the pairs of a row exist."""
+    return inside if filled is None else inside & (row < filled)
 
 
 @triton.jit
@@ -50,10 +57,10 @@ def pairs_of_runs(x, inside, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def store_rows(out, pairs, columns, inside, ROWS: tl.constexpr):
+def store_rows(out, pairs, columns, inside, ROWS: tl.constexpr, filled=None):
     """Write what `pairs_of_rows` reads."""
     for row in tl.static_range(ROWS):
-        tl.store(out + row * columns, pairs[row], mask=inside)
+        tl.store(out + row * columns, pairs[row], mask=exists(row, inside, filled))
 
 
 @triton.jit
@@ -103,6 +110,38 @@ def transformed(values, factor):
 
 
 @triton.jit
+def cut(values, filled):
+    """The transform of the rows of a block that exist, in powers of two; see `regions.transformed`."""
+    for level in tl.static_range(5):
+        if 1 << level < len(values):
+            sums = ()
+            for i in tl.static_range(len(values)):
+                if i & (1 << level):
+                    joined = values[i - (1 << level)] - values[i]
+                else:
+                    joined = values[i] + values[i + (1 << level)]
+                sums += (tl.where((((i >> (level + 1)) + 1) << (level + 1)) <= filled, joined, values[i]),)
+            values = sums
+    result = ()
+    for i in tl.static_range(len(values)):
+        result += (values[i] * piece_factors(i, filled, 5),)
+    return result
+
+
+@triton.jit
+def transformed_rows(values, filled, factor):
+    """The transform of a block of which some rows exist, or all."""
+    if filled is None:
+        values = transformed(values, factor)
+    else:
+        if filled < len(values):
+            values = cut(values, filled)
+        else:
+            values = transformed(values, factor)
+    return values
+
+
+@triton.jit
 def singles(pairs, flips, HALF: tl.constexpr):
     """The first or the second elements of pairs as float32, some with their signs flipped."""
     values = ()
@@ -140,9 +179,9 @@ def flips_of(signs, PAIRS: tl.constexpr, DOWN: tl.constexpr):
     return flips
 
 
-@kernel(do_not_specialize_on_alignment=["seed_pointer", "under"])
+@kernel(do_not_specialize_on_alignment=["seed_pointer", "under", "held"])
 def turned_kernel(
-    x, out, under, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, apart: tl.int64,
+    x, out, under, held, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, apart: tl.int64,
     numbers: RoundingNumbers, making: ScaleNumbers,
     ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, REGION: tl.constexpr,
     RESTORE: tl.constexpr, FORM: tl.constexpr, TEXT: tl.constexpr, CONSTRAINTS: tl.constexpr,
@@ -156,13 +195,14 @@ def turned_kernel(
     PAIRS: tl.constexpr = (1 << TURN.levels) if TURN.down else (1 << TURN.levels) // 2
     EACH: tl.constexpr = 1 if TURN.down else PAIRS
     # 32-bit places within a region: 64-bit ones would take more instructions.
-    start = tl.multiple_of((at.matrix * matrices.rows + at.row) * matrices.columns + at.column, 16)
+    place, bounds = in_memory(at, matrices, held, REGION)
+    start, filled = first_pair(place, bounds), None if held is None else (bounds.rows - place.row).to(tl.int32)
     thread, columns = tl.arange(0, REGION.width // EACH), matrices.columns.to(tl.int32)
     inside = thread < ((matrices.columns - at.column) // EACH).to(tl.int32)
     given = x.to(tl.pointer_type(tl.int32)) + start + thread * EACH
     target = out.to(tl.pointer_type(tl.int32)) + start + thread * EACH
     if TURN.down:
-        pairs = pairs_of_rows(given, columns, inside, PAIRS)
+        pairs = pairs_of_rows(given, columns, inside, PAIRS, filled)
     else:
         pairs = pairs_of_runs(given, inside, PAIRS)
     flips = flips_of(signs.to(tl.int32), PAIRS, TURN.down)
@@ -172,7 +212,7 @@ def turned_kernel(
         if exceed(pairs, 0x7F7F - (TURN.levels << 7)):
             first, second = bounded(first, LARGEST), bounded(second, LARGEST)
     if TURN.down:
-        first, second = transformed(first, TURN.factor), transformed(second, TURN.factor)
+        first, second = transformed_rows(first, filled, TURN.factor), transformed_rows(second, filled, TURN.factor)
         values, amax, other = interleaved(first, second), largest_of(first), largest_of(second)
     else:
         values = transformed(interleaved(first, second), TURN.factor)
@@ -186,7 +226,7 @@ def turned_kernel(
         factors = (pair_of(scales, others),)
     else:
         factors = restoring_factors(scales, under, RESTORE), restoring_factors(others, under, RESTORE)
-    block = (source.offset >> 3) + (start >> 2) + (thread * EACH >> 2)
+    block = (source.offset >> 3) + (first_pair(at, matrices) >> 2) + (thread * EACH >> 2)
     result = ()
     for four in tl.static_range(PAIRS // 4):
         quotients = ()
@@ -196,6 +236,6 @@ def turned_kernel(
         own = block + ((4 * four + (thread & 3)) * (columns >> 2) if TURN.down else four)
         result += rounded_quotients(quotients, own, rounding.noise, factors, rounding.grid, TEXT, CONSTRAINTS)
     if TURN.down:
-        store_rows(target, result, columns, inside, PAIRS)
+        store_rows(target, result, columns, inside, PAIRS, filled)
     else:
         store_runs(target, result, inside, PAIRS)

@@ -1,4 +1,4 @@
-"""The scale of a whole transformed bfloat16 tensor, in one launch: an override of `amaxes`.
+"""The scale of a whole transformed bfloat16 tensor, in one launch, and the largest magnitudes of runs of rows: overrides of `amaxes`.
 
 A thread holds blocks of the transform that run down a pair of columns, as in `turned`, so that it needs neither shared memory nor other
 threads. The programs finish as in `whole`.
@@ -18,7 +18,7 @@ from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.tile_scales import making_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.partition import reading
-from qsim_kernels.triton.scaled.turned import bounded, flips_of, largest_of, pairs_of_rows, singles, transformed
+from qsim_kernels.triton.scaled.turned import bounded, flips_of, largest_of, pairs_of_rows, singles, transformed_rows
 from qsim_kernels.triton.scaled.whole import state_for, write_scale
 
 #: Pairs of columns of a program, its warps, and the blocks of a thread.
@@ -37,9 +37,10 @@ def finite_patterns(values):
 
 @triton.jit
 def largest_sum(
-    x, row, blocks, columns, inside, signs, TURN: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, CAREFUL: tl.constexpr
-):
-    """The largest magnitude of a transform before its factor, as a pattern.
+    x, row, blocks, columns, inside, signs, filled, FACTOR: tl.constexpr,
+    TURN: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, CAREFUL: tl.constexpr,
+):  # fmt: skip
+    """The largest magnitude of a transform, as a pattern.
 
     Args:
         x: Pointers to the first pairs of columns.
@@ -48,6 +49,8 @@ def largest_sum(
         columns: The pairs of a row.
         inside: Which pairs of columns exist.
         signs: The signs of a transform.
+        filled: The number of rows of a block that exist; `None` for all.
+        FACTOR: The factor of whole blocks.
         TURN: The `TurnVariant`.
         FINITE: Whether to ignore non-finite values, if `CAREFUL`.
         STEPS: The number of blocks of a thread.
@@ -57,12 +60,12 @@ def largest_sum(
     flips = flips_of(signs.to(tl.int32), SIZE, True)
     largest = tl.zeros(inside.shape, tl.int32)
     for step in range(STEPS):
-        pairs = pairs_of_rows(x + (row + step) * SIZE * columns, columns, inside & (row + step < blocks), SIZE)
+        pairs = pairs_of_rows(x + (row + step) * SIZE * columns, columns, inside & (row + step < blocks), SIZE, filled)
         for half in tl.static_range(2):
             values = singles(pairs, flips, half)
             if CAREFUL:
                 values = bounded(values, 3.4028234663852886e38 / SIZE)
-            values = transformed(values, 1.0)
+            values = transformed_rows(values, filled, FACTOR)
             if CAREFUL and FINITE:
                 largest = tl.maximum(largest, finite_patterns(values))
             else:
@@ -80,13 +83,31 @@ def turned_scale_kernel(
     row = (tl.program_id(0) // along).to(tl.int64) * STEPS
     pair = (tl.program_id(0) % along).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
     source, inside = x.to(tl.pointer_type(tl.int32)) + pair, pair < columns
-    amax = largest_sum(source, row, blocks, columns, inside, signs, TURN, FINITE, STEPS, False)
+    amax = largest_sum(source, row, blocks, columns, inside, signs, None, 1.0, TURN, FINITE, STEPS, False)
     # A sum is at least as large as the largest of its terms, up to its own rounding. Rare: then the program reads its blocks again.
     LIMIT: tl.constexpr = 3.4028234663852886e38 / (1 << TURN.levels) * 0.99
     if amax >= tl.full([], LIMIT, tl.float32).to(tl.int32, bitcast=True):
-        amax = largest_sum(source, row, blocks, columns, inside, signs, TURN, FINITE, STEPS, True)
+        amax = largest_sum(source, row, blocks, columns, inside, signs, None, 1.0, TURN, FINITE, STEPS, True)
     amax = (amax.to(tl.float32, bitcast=True) * TURN.factor).to(tl.int32, bitcast=True)
     write_scale(out, state, amax, making, MAKING, SCALE_ROUNDING)
+
+
+@kernel(do_not_specialize_on_alignment=["out", "held"])
+def turned_amaxes_kernel(
+    x, out, held, columns: tl.int64, signs: tl.int64, TURN: tl.constexpr, FINITE: tl.constexpr, PAIRS: tl.constexpr
+):  # fmt: skip
+    """Raise the number of each transformed block in `out`, zero at first, to its largest magnitude; for `held` see `in_memory`."""
+    along = tl.cdiv(columns, PAIRS).to(tl.int32)
+    block = tl.program_id(0) // along
+    pair = (tl.program_id(0) % along).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
+    first, filled = tl.load(held + 2 * block).to(tl.int64), tl.load(held + 2 * block + 1)
+    source, inside = x.to(tl.pointer_type(tl.int32)) + first * columns + pair, pair < columns
+    amax = largest_sum(source, 0, 1, columns, inside, signs, filled, TURN.factor, TURN, FINITE, 1, False)
+    # No piece of a block has a smaller factor.
+    LIMIT: tl.constexpr = 3.4028234663852886e38 / (1 << TURN.levels) * 0.99 * TURN.factor
+    if amax >= tl.full([], LIMIT, tl.float32).to(tl.int32, bitcast=True):
+        amax = largest_sum(source, 0, 1, columns, inside, signs, filled, TURN.factor, TURN, FINITE, 1, True)
+    tl.atomic_max(out.to(tl.pointer_type(tl.int32)) + block, amax, sem="relaxed")
 
 
 def turned_scale_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn, finite: bool, making: Scales) -> bool:
@@ -96,6 +117,27 @@ def turned_scale_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn, fini
         return False
     launch(x.contiguous(), out, state_for(x))
     return True
+
+
+def turned_amaxes_into(out: Tensor, x: Tensor, held: Tensor, tiles: TileSizes, turn: Turn | None, finite: bool) -> bool:
+    """Write the largest magnitude of each run of rows after a transform, if kernels of this file find it: of blocks that are runs."""
+    launch = _of_runs(len(held), x.dtype, tiles, turn, finite) if x.numel() else None
+    if launch is None or x.data_ptr() % 4:
+        return False
+    launch(x.contiguous(), out.zero_(), held)
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _of_runs(count: int, source: torch.dtype, tiles: TileSizes, turn: Turn | None, finite: bool) -> Launch | None:
+    """Prepare a launch for such runs."""
+    read = reading(count * tiles.rows * tiles.columns, source, tiles, turn) if turn is not None and source == torch.bfloat16 else None
+    fits = tiles[:2] == tiles[2:4] and turn is not None and turn.size == tiles.rows
+    if read is None or not fits or not read.turn.down or tiles.columns % 2:
+        return None
+    columns = tiles.columns // 2
+    run = launcher(turned_amaxes_kernel, (), read.turn, finite, _PAIRS, num_warps=_WARPS)
+    return Launch(run, count * -(-columns // _PAIRS), (columns, read.signs))
 
 
 @lru_cache(maxsize=4096)
