@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import addressof
 from functools import lru_cache, partial
 
 import torch
@@ -9,15 +10,14 @@ from torch import Tensor
 
 from qsim_kernels import torch as reference
 from qsim_kernels.numba import tables
-from qsim_kernels.numba.arguments import STORED, in_memory_order, readable, strip, writable
-from qsim_kernels.numba.jobs import Values, layout_of
+from qsim_kernels.numba.arguments import STORED, held, in_memory_order, loop_noise, readable, strip, writable
+from qsim_kernels.numba.jobs import Codes, LoopRounding, Values, changeable, layout_of, packed
 from qsim_kernels.numba.native import check_numba
 from qsim_kernels.numba.reductions import checksum, tally
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import DOUBLE, rounding_bits
 from qsim_kernels.numbers.encoding import Encoding
 from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Noise
-from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.rounding import as_values
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
 
 check_numba()
 
-_QUANTIZE = Loop("values", "quantize")
+_QUANTIZE, _ENCODE = (Loop("values", name) for name in ("quantize", "encode"))
 #: A `Values` in memory, given its numbers: small tensors need it often.
 _pack_values = layout_of(Values).pack
 
@@ -69,21 +69,28 @@ def _quantize_copies(out: Tensor, x: Tensor, rounding: GridRounding, noise: Nois
 
 def encode_into(out: Tensor, x: Tensor, encoding: Encoding, noise: Noise, check: bool = True) -> bool:
     """Round `x` onto a grid and write the codes into `out`; see `qsim_kernels.torch.encode_into`."""
-    (grid, _, coding), (seed, stream, offset) = encoding, noise
-    if grid.table or not tables.has_codes(grid, coding):
+    known = _encoding(encoding, x.dtype)
+    if known is None:
         return reference.encode_into(out, x, encoding, noise, check)
-    if seed is None:
+    if noise[0] is None:
         out, x = in_memory_order(out, x)
-    lost = False
-    for index, (source, target) in pieces(x, out, first=offset):
-        values = torch.empty(source.shape, dtype=torch.bfloat16, device=source.device)
-        quantize_into(values, source, encoding.rounding, (seed, stream, index))
-        codes = target if target.is_contiguous() else torch.empty(source.shape, dtype=out.dtype, device=out.device)
-        tables.look_up(codes, values, tables.code_table(grid, coding))
-        if codes is not target:
-            target.copy_(codes)
-        lost = lost or (check and coding.nan < 0 and bool(values.isnan().any()))
-    return lost
+    (table, rounding), lost = known, changeable((0,))
+    values, codes = readable(x), out if out.is_contiguous() else torch.empty(x.shape, dtype=out.dtype, device=out.device)
+    at = codes.data_ptr(), table.data_ptr(), addressof(lost) if check and encoding.coding.nan < 0 else 0
+    _ENCODE.share(packed(Codes(*at, held(values), rounding, loop_noise(noise))), values.numel())
+    if codes is not out:
+        out.copy_(codes)
+    return bool(lost[0])
+
+
+@lru_cache(maxsize=64)
+def _encoding(encoding: Encoding, source: torch.dtype) -> tuple[Tensor, LoopRounding] | None:
+    """The codes of bfloat16 numbers, and the rounding to them, if the loop can encode."""
+    grid, rule, coding = encoding
+    bits = rounding_bits(grid, rule, wide=source == torch.float64)
+    if bits.carrier == DOUBLE or grid.table or not tables.has_codes(grid, coding):
+        return None
+    return tables.code_table(grid, coding), strip(bits, rule)
 
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:

@@ -86,6 +86,26 @@ class Values(NamedTuple):
     noise: NoiseNumbers
 
 
+class Codes(NamedTuple):
+    """Rounding to codes; see `loops.values`.
+
+    Attributes:
+        out: Address of the codes, of 8 bits.
+        table: Address of the code of each bfloat16 number.
+        lost: Address of a number that becomes 1 where the result is NaN, or 0 if it is not asked for.
+        x: The values.
+        strip: The rounding of a strip.
+        noise: The random bits.
+    """
+
+    out: int
+    table: int
+    lost: int
+    x: StoredValues
+    strip: LoopRounding
+    noise: NoiseNumbers
+
+
 class LookUp(NamedTuple):
     """Looking up unsigned indices in a table; see `loops.tables`.
 
