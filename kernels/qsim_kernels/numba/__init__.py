@@ -11,7 +11,7 @@ from torch import Tensor
 from qsim_kernels import torch as reference
 from qsim_kernels.numba import tables
 from qsim_kernels.numba.arguments import STORED, held, in_memory_order, loop_noise, readable, strip, writable
-from qsim_kernels.numba.jobs import Codes, LoopRounding, Values, changeable, layout_of, packed
+from qsim_kernels.numba.jobs import Codes, LoopRounding, Values, changeable, layout_of
 from qsim_kernels.numba.native import check_numba
 from qsim_kernels.numba.reductions import checksum, tally
 from qsim_kernels.numba.threads import Loop
@@ -28,17 +28,15 @@ __all__ = [
 check_numba()
 
 _QUANTIZE, _ENCODE = (Loop("values", name) for name in ("quantize", "encode"))
-#: A `Values` in memory, given its numbers: small tensors need it often.
-_pack_values = layout_of(Values).pack
+#: A `Values` and a `Codes` in memory, given their numbers: small tensors need them often.
+_pack_values, _pack_codes = layout_of(Values).pack, layout_of(Codes).pack
 
 
 def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:
     """Round `x` onto a grid, into `out`, which may be `x` itself; see `qsim_kernels.torch.quantize_into`."""
     known = _rounding(rounding, x.dtype, out.dtype)
-    if noise[0] is None and not x.is_contiguous():
-        out, x = in_memory_order(out, x)
     if known is None or not (x.is_contiguous() and out.is_contiguous()):
-        _quantize_copies(out, x, rounding, noise)
+        _quantize_others(out, x, rounding, noise)
         return
     (out_is_narrow, x_is_narrow, loop, numbers), (seed, stream, offset) = known, noise
     values = out.data_ptr(), out_is_narrow, x.data_ptr(), x_is_narrow
@@ -55,12 +53,14 @@ def _rounding(rounding: GridRounding, source: torch.dtype, target: torch.dtype) 
     return target == torch.bfloat16, source == torch.bfloat16, *strip(bits, rounding.rule)
 
 
-def _quantize_copies(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:
-    """Round by way of tensors that the loop reads and writes, or in plain torch."""
+def _quantize_others(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:
+    """Round in another order, by way of tensors that the loop reads and writes, or in plain torch."""
     bits = rounding_bits(*rounding, wide=torch.float64 in (x.dtype, out.dtype))
     if bits.carrier == DOUBLE:
         reference.quantize_into(out, x, rounding, noise)
         return
+    if noise[0] is None:
+        out, x = in_memory_order(out, x)
     result = writable(out)
     quantize_into(result, readable(x), rounding, noise)
     if result is not out:
@@ -74,13 +74,14 @@ def encode_into(out: Tensor, x: Tensor, encoding: Encoding, noise: Noise, check:
         return reference.encode_into(out, x, encoding, noise, check)
     if noise[0] is None:
         out, x = in_memory_order(out, x)
-    (table, rounding), lost = known, changeable((0,))
-    values, codes = readable(x), out if out.is_contiguous() else torch.empty(x.shape, dtype=out.dtype, device=out.device)
-    at = codes.data_ptr(), table.data_ptr(), addressof(lost) if check and encoding.coding.nan < 0 else 0
-    _ENCODE.share(packed(Codes(*at, held(values), rounding, loop_noise(noise))), values.numel())
+    (table, rounding), values = known, readable(x)
+    codes = out if out.is_contiguous() else torch.empty(x.shape, dtype=out.dtype, device=out.device)
+    lost = changeable((0,)) if check and encoding.coding.nan < 0 else None
+    at = codes.data_ptr(), table.data_ptr(), 0 if lost is None else addressof(lost)
+    _ENCODE.share(_pack_codes(*at, *held(values), *rounding, *loop_noise(noise)), values.numel())
     if codes is not out:
         out.copy_(codes)
-    return bool(lost[0])
+    return lost is not None and bool(lost[0])
 
 
 @lru_cache(maxsize=64)

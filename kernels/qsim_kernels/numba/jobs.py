@@ -28,6 +28,18 @@ WIDTH, WAITING = 128, 64
 ROWS = 7 + WAITING
 
 
+class LoneLoop(NamedTuple):
+    """A loop that one thread runs as a whole; its job follows in memory.
+
+    Attributes:
+        loop: Address of the loop.
+        count: The number of elements.
+    """
+
+    loop: int
+    count: int
+
+
 class SharedLoop(NamedTuple):
     """A loop that threads share; see `loops.shares`.
 
@@ -432,14 +444,17 @@ class RoundedAdder(NamedTuple):
 
 
 def packed(job: tuple[Any, ...]) -> bytes:
-    """A job in memory, as `Loop.run` takes it."""
+    """A job in memory, as `Loop.share` takes it."""
     return _packing(type(job))(job)
 
 
 @cache
 def _packing(kind: type) -> Callable[[tuple[Any, ...]], bytes]:
     """A function that packs a record."""
-    layout, numbers = layout_of(kind), attrgetter(*(path for path, _ in _numbers(kind)))
+    layout, paths = layout_of(kind), [path for path, _ in _numbers(kind)]
+    if paths == list(get_type_hints(kind)):
+        return lambda job: layout.pack(*job)
+    numbers = attrgetter(*paths)
     return lambda job: layout.pack(*numbers(job))
 
 
