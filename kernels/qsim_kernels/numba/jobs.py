@@ -33,11 +33,11 @@ class LoneLoop(NamedTuple):
 
     Attributes:
         loop: Address of the loop.
-        count: The number of elements.
+        end: The number of elements.
     """
 
     loop: int
-    count: int
+    end: int
 
 
 class SharedLoop(NamedTuple):

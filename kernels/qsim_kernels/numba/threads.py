@@ -52,7 +52,7 @@ _pack_lone = layout_of(LoneLoop).pack
 
 @lru_cache(maxsize=1)
 def _run_alone() -> Callable[[bytes], None]:
-    """A function that runs a loop in this thread, and releases the GIL meanwhile; given types, ctypes would take longer than small loops."""
+    """A function that runs a loop in this thread, without the GIL; if it knew the types, ctypes would take longer than small loops."""
     return ctypes.CFUNCTYPE(None)(_ALONE.address)
 
 

@@ -13,7 +13,7 @@ _SIZE = 8 * len(LoneLoop._fields)
 def alone(work_at):
     """Run a whole loop; `work_at` is the address of a `jobs.LoneLoop`."""
     work = _lone_at(work_at)
-    call(work.loop, (work_at + _SIZE, 0, work.count))
+    call(work.loop, (work_at + _SIZE, 0, work.end))
 
 
 def share(work_at):
