@@ -167,7 +167,7 @@ def forward_and_backward(model: nn.Module, x: Tensor, upstream: Tensor, *others:
     def step() -> None:
         for leaf in (given, *model.parameters()):
             leaf.grad = None
-        (call or model)(given, *others).backward(upstream)
+        (model if call is None else call)(given, *others).backward(upstream)
 
     return step
 
@@ -177,7 +177,7 @@ def training_step(model: nn.Module, batch: Sequence[Tensor], loss: Any = None) -
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
-        (loss or model)(*batch).backward()
+        (model if loss is None else loss)(*batch).backward()
         optimizer.step()
         optimizer.zero_grad()
 
