@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from qsim.formats import Format
 from qsim.functional.arguments import Spelling, spelling
@@ -22,7 +23,7 @@ def resolved(
     clip_gradient: bool = False,
 ) -> tuple[Spelling, Scaling | None]:
     """Resolve the element format, the rounding and the scale, if any; cached if a name or a format specifies them completely."""
-    if scale is None and not torch.compiler.is_dynamo_compiling():
+    if scale is None and not is_dynamo_compiling():
         try:
             return _known(format, rounding, overflow, None, dim, clip_gradient)
         except (TypeError, AttributeError):

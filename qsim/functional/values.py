@@ -79,7 +79,7 @@ def quantize(
         refuse_dtype(spelt, target, "out" if out is not None else "x" if dtype is None else "dtype")
     layout = None if scale is None else scale_layout(scale, spelt.format, x.shape)
     needs_noise = spelt.is_stochastic or seed is not None or generator is not None
-    noise = draw(spelt.is_stochastic, seed, generator, x.device) if needs_noise else (None, 0, 0)
+    noise = draw(spelt.is_stochastic, seed, generator, x.device, ops) if needs_noise else (None, 0, 0)
     if scale is not None:
         values = rounded_under_scales(ops, x, spelt, scale, layout, noise, target)
         return values if out is None else out.copy_(values)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qsim.random import seeds, streams
+from qsim_kernels.ops.direct import DISPATCHED, Operators
 
 
 class Noise(NamedTuple):
@@ -37,17 +38,24 @@ class Noise(NamedTuple):
 
 
 def draw(
-    is_stochastic: bool, seed: int | Tensor | Noise | None, generator: torch.Generator | None, device: torch.device
+    is_stochastic: bool,
+    seed: int | Tensor | Noise | None,
+    generator: torch.Generator | None,
+    device: torch.device,
+    ops: Operators = DISPATCHED,
 ) -> tuple[Tensor | None, int, int]:
     """The seed of one call, if it needs one, its stream and its offset; checks all that says which random bits are meant.
 
     What is drawn from torch's own generator may be the same on all ranks of a distributed run, so each takes streams of its own.
+    `ops` are the operators for the tensor, if known.
     """
+    if seed is None and generator is None:
+        return (seeds.drawn(device, ops), streams.rank_stream(0), 0) if is_stochastic else (None, 0, 0)
     number, stream, offset = seed if isinstance(seed, Noise) else (seed, 0, 0)
     if (stream != 0 or offset != 0) and not torch.compiler.is_compiling():
         seeds.check_index(stream, offset)
     if is_stochastic and number is None and generator is None:
-        return seeds.drawn(device), streams.rank_stream(stream), offset
+        return seeds.drawn(device, ops), streams.rank_stream(stream), offset
     if is_stochastic:
         return seeds.seed_tensor(number, generator, device), stream, offset
     if number is not None or generator is not None:

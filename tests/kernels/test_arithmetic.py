@@ -66,32 +66,35 @@ def test_pythons_integers_round_as_the_operators_do(rounding: str, overflow: str
         assert same_bits(result, expected), fmt
 
 
-def test_additions_round_to_nearest_in_torch() -> None:
+@pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
+def test_additions_round_to_nearest_in_torch(overflow: str) -> None:
     tried = 0
     for fmt in FORMATS:
-        _, rule, how = numbers_of(fmt, "nearest", "saturate")
+        _, rule, how = numbers_of(fmt, "nearest", overflow)
         if how.carrier == DOUBLE or not rounds_by_addition(how, rule):
             continue
         tried += 1
-        found = nearest_by_addition(ALL_16_BITS.view(torch.int32), how).view(torch.float32)
+        found = nearest_by_addition(ALL_16_BITS.view(torch.int32), how, rule).view(torch.float32)
         assert same_bits(found, defined(ALL_16_BITS, how, rule, torch.zeros(1 << 16, dtype=torch.int64))), fmt
     assert tried > 10
 
 
+@pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
 @pytest.mark.parametrize("rounding", ["nearest", *STOCHASTIC[:2]], ids=str)
-def test_loops_in_floats_round_as_the_others(rounding: Any) -> None:
+def test_loops_in_floats_round_as_the_others(rounding: Any, overflow: str) -> None:
     words = reference.random_bits(reference.ElementNoise(5, 7, 3, 1 << 16, torch.device("cpu")), 32)
     tried: Counter[tuple[bool, bool]] = Counter()
     for fmt in [*FORMATS, qsim.formats.P3109(8, 4), qsim.formats.P3109(8, 4, signed=False), qsim.formats.P3109(6, 3, domain="finite")]:
-        grid, rule, how = numbers_of(fmt, rounding, "saturate")
+        grid, rule, how = numbers_of(fmt, rounding, overflow)
         if how.carrier == DOUBLE or not _rounds_in_floats(how, rule):
             continue
         tried[how.signed, how.negative_zero] += 1
         found = torch.empty_like(ALL_16_BITS)
         compiled.quantize_into(found, ALL_16_BITS, GridRounding(grid, rule), (torch.tensor(5), 7, 3))
         assert same_bits(found, defined(ALL_16_BITS, how, rule, words)), fmt
-    assert tried[True, True] > 10
-    assert min(tried[True, False], tried[False, False]) > 1
+    assert tried[True, True] >= 10
+    assert tried[True, False] > 1
+    assert tried[False, False] > 1 or overflow == "nonfinite"
 
 
 @pytest.mark.sampled(6)

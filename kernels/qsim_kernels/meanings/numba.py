@@ -194,8 +194,8 @@ _in_64_bits = {**_OPERATIONS, "unrolled": range}
 _in_64_bits |= {name: vars(bound(words, _OPERATIONS, _inlined))[name] for name in ("low_word", "wide_product")}
 #: `arithmetic.philox.philox` for words in 64 bits.
 philox = bound(arithmetic.philox, _in_64_bits, _inlined).philox
-#: The functions of `arithmetic.mixing` for words in 64 bits.
-mixing = bound(arithmetic.mixing, _in_64_bits, _inlined)
+#: The functions of `arithmetic.mixing` for an index in 64 bits; in 32, where they suffice, vectors hold twice as many words.
+mixing = bound(arithmetic.mixing, _in_64_bits | {"low_word": _conversion(types.uint32)}, _inlined)
 
 
 @intrinsic

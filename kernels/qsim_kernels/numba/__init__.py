@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import addressof
 from functools import lru_cache, partial
 
 import torch
@@ -9,15 +10,14 @@ from torch import Tensor
 
 from qsim_kernels import torch as reference
 from qsim_kernels.numba import tables
-from qsim_kernels.numba.arguments import STORED, in_memory_order, readable, strip, writable
-from qsim_kernels.numba.jobs import Values, layout_of
+from qsim_kernels.numba.arguments import STORED, held, in_memory_order, loop_noise, readable, strip, writable
+from qsim_kernels.numba.jobs import Codes, LoopRounding, Values, changeable, layout_of
 from qsim_kernels.numba.native import check_numba
 from qsim_kernels.numba.reductions import checksum, tally
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import DOUBLE, rounding_bits
 from qsim_kernels.numbers.encoding import Encoding
 from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Noise
-from qsim_kernels.torch.chunks import pieces
 from qsim_kernels.torch.rounding import as_values
 
 __all__ = [
@@ -27,18 +27,16 @@ __all__ = [
 
 check_numba()
 
-_QUANTIZE = Loop("values", "quantize")
-#: A `Values` in memory, given its numbers: small tensors need it often.
-_pack_values = layout_of(Values).pack
+_QUANTIZE, _ENCODE = (Loop("values", name) for name in ("quantize", "encode"))
+#: A `Values` and a `Codes` in memory, given their numbers: small tensors need them often.
+_pack_values, _pack_codes = layout_of(Values).pack, layout_of(Codes).pack
 
 
 def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:
     """Round `x` onto a grid, into `out`, which may be `x` itself; see `qsim_kernels.torch.quantize_into`."""
     known = _rounding(rounding, x.dtype, out.dtype)
-    if noise[0] is None and not x.is_contiguous():
-        out, x = in_memory_order(out, x)
     if known is None or not (x.is_contiguous() and out.is_contiguous()):
-        _quantize_copies(out, x, rounding, noise)
+        _quantize_others(out, x, rounding, noise)
         return
     (out_is_narrow, x_is_narrow, loop, numbers), (seed, stream, offset) = known, noise
     values = out.data_ptr(), out_is_narrow, x.data_ptr(), x_is_narrow
@@ -55,12 +53,14 @@ def _rounding(rounding: GridRounding, source: torch.dtype, target: torch.dtype) 
     return target == torch.bfloat16, source == torch.bfloat16, *strip(bits, rounding.rule)
 
 
-def _quantize_copies(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:
-    """Round by way of tensors that the loop reads and writes, or in plain torch."""
+def _quantize_others(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:
+    """Round in another order, by way of tensors that the loop reads and writes, or in plain torch."""
     bits = rounding_bits(*rounding, wide=torch.float64 in (x.dtype, out.dtype))
     if bits.carrier == DOUBLE:
         reference.quantize_into(out, x, rounding, noise)
         return
+    if noise[0] is None:
+        out, x = in_memory_order(out, x)
     result = writable(out)
     quantize_into(result, readable(x), rounding, noise)
     if result is not out:
@@ -69,21 +69,29 @@ def _quantize_copies(out: Tensor, x: Tensor, rounding: GridRounding, noise: Nois
 
 def encode_into(out: Tensor, x: Tensor, encoding: Encoding, noise: Noise, check: bool = True) -> bool:
     """Round `x` onto a grid and write the codes into `out`; see `qsim_kernels.torch.encode_into`."""
-    (grid, _, coding), (seed, stream, offset) = encoding, noise
-    if grid.table or not tables.has_codes(grid, coding):
+    known = _encoding(encoding, x.dtype)
+    if known is None:
         return reference.encode_into(out, x, encoding, noise, check)
-    if seed is None:
+    if noise[0] is None:
         out, x = in_memory_order(out, x)
-    lost = False
-    for index, (source, target) in pieces(x, out, first=offset):
-        values = torch.empty(source.shape, dtype=torch.bfloat16, device=source.device)
-        quantize_into(values, source, encoding.rounding, (seed, stream, index))
-        codes = target if target.is_contiguous() else torch.empty(source.shape, dtype=out.dtype, device=out.device)
-        tables.look_up(codes, values, tables.code_table(grid, coding))
-        if codes is not target:
-            target.copy_(codes)
-        lost = lost or (check and coding.nan < 0 and bool(values.isnan().any()))
-    return lost
+    (table, rounding), values = known, readable(x)
+    codes = out if out.is_contiguous() else torch.empty(x.shape, dtype=out.dtype, device=out.device)
+    lost = changeable((0,)) if check and encoding.coding.nan < 0 else None
+    at = codes.data_ptr(), table.data_ptr(), 0 if lost is None else addressof(lost)
+    _ENCODE.share(_pack_codes(*at, *held(values), *rounding, *loop_noise(noise)), values.numel())
+    if codes is not out:
+        out.copy_(codes)
+    return lost is not None and bool(lost[0])
+
+
+@lru_cache(maxsize=64)
+def _encoding(encoding: Encoding, source: torch.dtype) -> tuple[Tensor, LoopRounding] | None:
+    """The codes of bfloat16 numbers, and the rounding to them, if the loop can encode."""
+    grid, rule, coding = encoding
+    bits = rounding_bits(grid, rule, wide=source == torch.float64)
+    if bits.carrier == DOUBLE or grid.table or not tables.has_codes(grid, coding):
+        return None
+    return tables.code_table(grid, coding), strip(bits, rule)
 
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:

@@ -14,7 +14,7 @@ from qsim_kernels.numba.jobs import IN_FLOATS, LoopRounding, StoredValues, Strip
 from qsim_kernels.numba.native import Native
 from qsim_kernels.numbers.buckets import UNFIT, buckets_of
 from qsim_kernels.numbers.carrier import SINGLE, GridBits, RoundingNumbers, bits_that_matter, name_of, used_bits, variant_of
-from qsim_kernels.numbers.grid import Mode, Noise, NoiseNumbers, Overflow, Rule
+from qsim_kernels.numbers.grid import Mode, Noise, NoiseNumbers, Rule
 from qsim_kernels.numbers.tables import steps_of
 from qsim_kernels.torch.rounding import rounds_by_addition
 from qsim_kernels.torch.tables import loop_table, rounding_table
@@ -83,7 +83,7 @@ def _rounds_in_floats(grid: GridBits, rule: Rule) -> bool:
         grid = grid._replace(bottom=grid.top)
     if rounds_by_addition(grid, rule):
         return True
-    if rule.mode != Mode.STOCHASTIC or rule.overflow != Overflow.SATURATE or rule.correction or grid.top != grid.bottom:
+    if rule.mode != Mode.STOCHASTIC or rule.correction or grid.top != grid.bottom or grid.limit(rule) >= SINGLE.infinity:
         return False
     mantissa = SINGLE.mantissa - grid.shift
     is_even = grid.low > mantissa and grid.least == grid.low - mantissa << SINGLE.mantissa

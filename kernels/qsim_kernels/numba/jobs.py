@@ -28,6 +28,18 @@ WIDTH, WAITING = 128, 64
 ROWS = 7 + WAITING
 
 
+class LoneLoop(NamedTuple):
+    """A loop that one thread runs as a whole; its job follows in memory.
+
+    Attributes:
+        loop: Address of the loop.
+        end: The number of elements.
+    """
+
+    loop: int
+    end: int
+
+
 class SharedLoop(NamedTuple):
     """A loop that threads share; see `loops.shares`.
 
@@ -81,6 +93,26 @@ class Values(NamedTuple):
     """
 
     out: StoredValues
+    x: StoredValues
+    strip: LoopRounding
+    noise: NoiseNumbers
+
+
+class Codes(NamedTuple):
+    """Rounding to codes; see `loops.values`.
+
+    Attributes:
+        out: Address of the codes, of 8 bits.
+        table: Address of the code of each bfloat16 number.
+        lost: Address of a number that becomes 1 where the result is NaN, or 0 if it is not asked for.
+        x: The values.
+        strip: The rounding of a strip.
+        noise: The random bits.
+    """
+
+    out: int
+    table: int
+    lost: int
     x: StoredValues
     strip: LoopRounding
     noise: NoiseNumbers
@@ -412,14 +444,17 @@ class RoundedAdder(NamedTuple):
 
 
 def packed(job: tuple[Any, ...]) -> bytes:
-    """A job in memory, as `Loop.run` takes it."""
+    """A job in memory, as `Loop.share` takes it."""
     return _packing(type(job))(job)
 
 
 @cache
 def _packing(kind: type) -> Callable[[tuple[Any, ...]], bytes]:
     """A function that packs a record."""
-    layout, numbers = layout_of(kind), attrgetter(*(path for path, _ in _numbers(kind)))
+    layout, paths = layout_of(kind), [path for path, _ in _numbers(kind)]
+    if paths == list(get_type_hints(kind)):
+        return lambda job: layout.pack(*job)
+    numbers = attrgetter(*paths)
     return lambda job: layout.pack(*numbers(job))
 
 

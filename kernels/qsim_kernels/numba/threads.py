@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from qsim_kernels.numba.jobs import SharedLoop, changeable, job_address
+from qsim_kernels.numba.jobs import LoneLoop, SharedLoop, changeable, job_address, layout_of
 from qsim_kernels.numba.native import Native
 from qsim_kernels.ops.backend import PROCESS
 
@@ -33,20 +33,27 @@ class Loop(Native):
         super().__init__(module, name, 3)
 
     @cached_property
-    def run(self) -> Callable[[bytes, int, int], None]:
-        """The loop in this thread, which releases the GIL while it runs."""
-        return ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)(self.address)
+    def _found(self) -> int:
+        """Its address, once it was asked for."""
+        return self.address
 
     def share(self, job: bytes, count: int, row: int = 1, part: int | None = None) -> None:
         """Run the loop over a number of elements, or of rows of `row` elements; threads take parts of them."""
         if count * row <= GRAIN or (threads := torch.get_num_threads()) == 1:
-            self.run(job, 0, count)
+            _run_alone()(_pack_lone(self._found, count) + job)
             return
         work = changeable(SharedLoop(0, part or max(_PART // row, 1), count, self.address, job_address(job)))
         _team(os.getpid())(_SHARE.address, ctypes.addressof(work), threads)
 
 
-_SHARE = Native("shares", "share", 1)
+_ALONE, _SHARE = (Native("shares", name, 1) for name in ("alone", "share"))
+_pack_lone = layout_of(LoneLoop).pack
+
+
+@lru_cache(maxsize=1)
+def _run_alone() -> Callable[[bytes], None]:
+    """A function that runs a loop in this thread, without the GIL; if it knew the types, ctypes would take longer than small loops."""
+    return ctypes.CFUNCTYPE(None)(_ALONE.address)
 
 
 @lru_cache(maxsize=1)

@@ -149,6 +149,16 @@ class GridBits(NamedTuple):
         """The numbers that code reads when it rounds, with the address of a table in memory."""
         return GridNumbers._make((*(getattr(self, name) for name in GridNumbers._fields[:-1]), table))
 
+    def limit(self, rule: Rule) -> int:
+        """Bits of a magnitude that rounds as all above it: the largest value, or the next one of its spacing, from which numbers overflow.
+
+        NaN where there is no such magnitude.
+        """
+        if rule.saturates:
+            return self.top
+        is_even = self.signed and self.top == self.bottom and self.top >> self.carrier.mantissa >= self.low
+        return min(self.top + (1 << self.shift), self.carrier.nan) if is_even else self.carrier.nan
+
     @property
     def is_open(self) -> bool:
         """Whether the next value above the largest and below the smallest is the carrier's infinity, to which overflow goes."""

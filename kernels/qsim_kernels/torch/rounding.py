@@ -86,7 +86,7 @@ def rounded(bits: Tensor, grid: GridBits, rule: Rule, noise: ElementNoise | None
 def round_bits(bits: Tensor, grid: GridBits, rule: Rule) -> Tensor:
     """Round values, given and returned as bit patterns of the carrier, without random bits."""
     if rounds_by_addition(grid, rule):
-        return nearest_by_addition(bits, grid)
+        return nearest_by_addition(bits, grid, rule)
     listed = with_table(grid, rule, bits.device)
     result: Tensor = meaning.rounding(grid.carrier).round_bits(bits, None, listed, variant_of(grid, rule))
     return result
@@ -99,21 +99,25 @@ def with_table(grid: GridBits, rule: Rule, device: torch.device) -> GridBits:
 
 def rounds_by_addition(grid: GridBits, rule: Rule) -> bool:
     """Whether `nearest_by_addition` works: evenly spaced to zero, symmetric, more than one value per binade, room for the power."""
-    if rule.mode != Mode.NEAREST or not rule.saturates:
+    if rule.mode != Mode.NEAREST:
         return False
-    room = 1 <= grid.shift < grid.carrier.mantissa and (grid.top >> grid.carrier.mantissa) + grid.shift <= 2 * grid.carrier.bias
+    room = 1 <= grid.shift < grid.carrier.mantissa and (grid.limit(rule) >> grid.carrier.mantissa) + grid.shift <= 2 * grid.carrier.bias
     return grid.low > 0 and grid.top == grid.bottom and room
 
 
-def nearest_by_addition(bits: Tensor, grid: GridBits) -> Tensor:
+def nearest_by_addition(bits: Tensor, grid: GridBits, rule: Rule) -> Tensor:
     """Add and subtract a power of two near which the carrier's spacing is the grid's: the addition rounds, ties to even."""
     carrier, mantissa = grid.carrier, grid.carrier.mantissa
     magnitude = bits & carrier.nan
-    within = magnitude.clamp(max=grid.top)
+    within = magnitude.clamp(max=grid.limit(rule))
     power = (within & carrier.infinity).clamp_(min=grid.low << mantissa).add_(grid.shift << mantissa).view(float_dtype(grid))
     result = within.view(power.dtype).add(power).sub_(power).view(bits.dtype)
+    missing = carrier.infinity - magnitude
+    if not rule.saturates:
+        result = meaning.where(grid.top - result >> carrier.last, grid.over, result)
+        missing |= carrier.infinity - result
     if grid.signed:
         sign = bits & carrier.sign
         result |= sign if grid.negative_zero else sign & (-result >> carrier.last)
-    with_nan: Tensor = meaning.where(carrier.infinity - magnitude >> carrier.last, carrier.nan, result)
+    with_nan: Tensor = meaning.where(missing >> carrier.last, carrier.nan, result)
     return with_nan

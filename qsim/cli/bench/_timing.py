@@ -167,7 +167,7 @@ def forward_and_backward(model: nn.Module, x: Tensor, upstream: Tensor, *others:
     def step() -> None:
         for leaf in (given, *model.parameters()):
             leaf.grad = None
-        (call or model)(given, *others).backward(upstream)
+        (model if call is None else call)(given, *others).backward(upstream)
 
     return step
 

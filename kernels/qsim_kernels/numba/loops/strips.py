@@ -36,7 +36,7 @@ from qsim_kernels.numba.loops.bits import (
 )
 from qsim_kernels.numba.loops.roundings import draw, draw_first, functions, single_at
 from qsim_kernels.numbers.carrier import SINGLE, Variant, read_variant
-from qsim_kernels.numbers.grid import Mode
+from qsim_kernels.numbers.grid import Mode, Overflow
 
 #: Blocks of random bits of a strip that begins within one, their elements, and their words.
 _BLOCKS = STRIP // SHARED + 1
@@ -75,20 +75,44 @@ def _signed(variant: Variant) -> Any:
     return with_sign if variant.keep_sign else without_negative_zero
 
 
-def _nearest_by_addition(variant: Variant) -> Any:
-    """A loop that rounds to nearest by adding and subtracting a power of two, as `torch.rounding` does."""
+def _limits(variant: Variant) -> tuple[Any, Any]:
+    """Functions for ways in floats: one that gives `GridBits.limit`, and one that finishes a rounded magnitude of at most that."""
     signed = _signed(variant)
 
+    @inlined
+    def largest(top, shift):
+        return top
+
+    @inlined
+    def saturated(rounded, magnitude, pattern, top, over):
+        return i32(_NAN) if magnitude > _INFINITY else signed(rounded, pattern)
+
+    @inlined
+    def next_one(top, shift):
+        return i32(top + i32(1 << shift))
+
+    @inlined
+    def overflowing(rounded, magnitude, pattern, top, over):
+        result = over if rounded > top else rounded
+        return i32(_NAN) if max(magnitude, result) > _INFINITY else signed(result, pattern)
+
+    return (next_one, overflowing) if variant.overflow == Overflow.NONFINITE else (largest, saturated)
+
+
+def _nearest_by_addition(variant: Variant) -> Any:
+    """A loop that rounds to nearest by adding and subtracting a power of two, as `torch.rounding` does."""
+    limit, finished = _limits(variant)
+
     def loop(out_at, x_at, count, grid_at, seed, stream, first):
-        out, x, n = ints(out_at), ints(x_at), longs(grid_at)
-        steps, lowest, top = i32(n[0] << _MANTISSA), i32(n[1] << _MANTISSA), i32(n[5])
+        (grid, _), out, x = single_at(grid_at), ints(out_at), ints(x_at)
+        steps, lowest, most = i32(grid.shift << _MANTISSA), i32(grid.low << _MANTISSA), limit(grid.top, grid.shift)
         for i in range(count):
             pattern = x[i]
             magnitude = i32(pattern & _NAN)
-            within = min(magnitude, top)
+            within = min(magnitude, most)
             power = as_float(i32(max(i32(within & _INFINITY), lowest) + steps))
             rounded = as_int(f32(f32(as_float(within) + power) - power))
-            out[i] = i32(_NAN) if magnitude > _INFINITY else signed(rounded, pattern)
+            out[i] = finished(rounded, magnitude, pattern, grid.top, grid.over)
 
     return loop
 
@@ -159,7 +183,7 @@ def _stochastic_by_steps(variant: Variant) -> Any:
 
     It takes half of the general loop's time, which rounds twice to learn whether the last 16 bits matter.
     """
-    signed, exactly = _signed(variant), with_all_bits(variant)
+    (limit, finished), exactly = _limits(variant), with_all_bits(variant)
 
     def loop(out_at, x_at, count, grid_at, seed, stream, first):
         (grid, used), out, x = single_at(grid_at), ints(out_at), ints(x_at)
@@ -167,17 +191,17 @@ def _stochastic_by_steps(variant: Variant) -> Any:
         drawn = first_bits(early, count, seed, stream, first)
         mantissa, mask = i32(i32(_MANTISSA) - grid.shift), i32(used.keep >> u32(16))
         lowest, down, up = i32(grid.low << 23), i32(mantissa << 23), i32(i32(i32(2 * _BIAS + 16) + mantissa) << 23)
-        open_ = i32(0)
+        open_, most = i32(0), limit(grid.top, grid.shift)
         for i in range(count):
             pattern = x[i]
             magnitude = i32(pattern & _NAN)
-            within = min(magnitude, grid.top)
+            within = min(magnitude, most)
             binade = max(i32(within & _INFINITY), lowest)
             position = i32(i32(f32(as_float(within) * as_float(i32(up - binade)))) + i32(i32(drawn[i]) & mask))
             # Later bits, of the element and of its noise, could carry through 16 ones only.
             open_ = i32(open_ | i32(i32(i32(position + 1) & 0xFFFF) == 0))
             rounded = as_int(f32(f32(i32(position >> 16)) * as_float(i32(binade - down))))
-            out[i] = i32(_NAN) if magnitude > _INFINITY else signed(rounded, pattern)
+            out[i] = finished(rounded, magnitude, pattern, grid.top, grid.over)
         if open_ != 0:
             exactly(out, x, count, grid, used, seed, stream, first)
 

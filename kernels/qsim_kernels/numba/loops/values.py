@@ -1,12 +1,14 @@
-"""Loads and stores of float32 patterns, from and to float32 or bfloat16, and the loop that rounds between tensors of them."""
+"""Loads and stores of float32 patterns, from and to float32 or bfloat16, and the loops that round tensors of them to values or codes."""
 
 from __future__ import annotations
 
 from qsim_kernels.arithmetic.philox import SHARED
-from qsim_kernels.numba.jobs import STRIP, Values
-from qsim_kernels.numba.loops.bits import address_of, call, i16, i32, ints, part, record_at, room_for_ints, shorts
+from qsim_kernels.numba.jobs import STRIP, Codes, Values
+from qsim_kernels.numba.loops.bits import address_of, bytes_, call, i16, i32, ints, longs, part, record_at, room_for_ints, shorts
+from qsim_kernels.numbers.carrier import SINGLE
 
-_job_at = record_at(Values)
+_job_at, _codes_at = record_at(Values), record_at(Codes)
+_INFINITY, _NAN = SINGLE.infinity, SINGLE.nan
 
 
 @part
@@ -38,19 +40,50 @@ def store(out_at, start, patterns, count, is_narrow):
 def quantize(job_at, start, count):
     """Round some elements of a tensor, strip by strip; `job_at` is the address of a `Values` of `numba.jobs`."""
     job = _job_at(job_at)
-    given, results, noise = room_for_ints(STRIP), room_for_ints(STRIP), job.noise
+    given, results = room_for_ints(STRIP), room_for_ints(STRIP)
     in_place = job.out.at == job.x.at
     at, end = start, start + count
     while at < end:
-        # Every strip but the first begins with a block of random bits.
-        size = min(STRIP - (noise.offset + at) % SHARED, end - at)
-        source, target = job.x.at + 4 * at, job.out.at + 4 * at
-        if job.x.is_narrow:
-            load(given, job.x.at, at, size, True)
-            source = address_of(given)
+        target = job.out.at + 4 * at
         if job.out.is_narrow or in_place:
             target = address_of(results)
-        call(job.strip.loop, (target, source, size, job.strip.grid, noise.seed, noise.stream, noise.offset + at))
+        size = _round_strip(target, given, job.x, job.strip, job.noise, at, end)
         if job.out.is_narrow or in_place:
             store(job.out.at, at, results, size, job.out.is_narrow)
         at += size
+
+
+def encode(job_at, start, count):
+    """Round some elements of a tensor to codes, strip by strip; `job_at` is the address of a `Codes` of `numba.jobs`."""
+    job = _codes_at(job_at)
+    given, results = room_for_ints(STRIP), room_for_ints(STRIP)
+    codes, table = bytes_(job.out), bytes_(job.table)
+    at, end = start, start + count
+    while at < end:
+        size = _round_strip(address_of(results), given, job.x, job.strip, job.noise, at, end)
+        for i in range(size):
+            codes[at + i] = table[i32(results[i] >> 16) & 0xFFFF]
+        if job.lost and _has_nan(results, size):
+            longs(job.lost)[0] = 1
+        at += size
+
+
+@part
+def _round_strip(target, given, x, strip, noise, at, end):
+    """Round the strip that begins at an index to an address, with room for values that are not float32; returns its size."""
+    # Every strip but the first begins with a block of random bits.
+    size = min(STRIP - (noise.offset + at) % SHARED, end - at)
+    source = x.at + 4 * at
+    if x.is_narrow:
+        load(given, x.at, at, size, True)
+        source = address_of(given)
+    call(strip.loop, (target, source, size, strip.grid, noise.seed, noise.stream, noise.offset + at))
+    return size
+
+
+@part
+def _has_nan(patterns, count):
+    found = i32(0)
+    for i in range(count):
+        found = i32(found | i32(i32(patterns[i] & _NAN) > _INFINITY))
+    return found != 0
