@@ -87,18 +87,19 @@ def multiply(a: Tensor, b: Tensor, of_a: InUse | None, of_b: InUse | None) -> Te
 
 def times_weight(a: Tensor, w: Tensor, own: InUse) -> Tensor:
     """`a @ w`: a linear layer, or a batch of them."""
-    if w.dim() == 2 and not _is_better_in_place(w, own.points):
+    # Random bits follow the order of a layer's weight.
+    if w.dim() == 2 and (own.points.weight_is_stochastic or not _is_better_in_place(w, own.points)):
         return functional.linear(a, w.mT, None, own.points, stream=own.stream)
     plan = plan_for(own.points, bilinear.MATMUL, a, w)
     return torch.matmul(a, w) if plan is None else planned(a, w, None, plan, own.stream)
 
 
 def _is_better_in_place(w: Tensor, points: FivePoint) -> bool:
-    """Whether a matrix is rounded faster than its transpose, with the same results.
+    """Whether a matrix is rounded faster than its transpose, with the same results but for random bits.
 
-    PerTile, unless they are square, and the order of random bits are those of a layer's weight.
+    PerTile, unless they are square, are those of a layer's weight.
     """
-    if not w.is_contiguous() or not points.is_scaled or points.weight_is_stochastic or points.accumulate is not None:
+    if not w.is_contiguous() or not points.is_scaled or points.accumulate is not None:
         return False
     return not any(
         isinstance(point.scale, PerTile) and point.scale.is_directed
