@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product as every
 
 import pytest
 import torch
@@ -12,10 +13,10 @@ import torch
 import qsim
 from qsim.functional.arguments import spelling
 from qsim.random import Noise
-from qsim.scaling import PerBlock
+from qsim.scaling import PerBlock, PerTile
 from qsim.scaling.block_formats import NAMED
 from qsim.transforms import Hadamard
-from qsim_kernels.numbers.scales import Restore
+from qsim_kernels.numbers.scales import Restore, TileSizes
 from qsim_kernels.ops.scaled import Implementation
 from support.comparing import same_bits
 from support.scaled_settings import REFERENCE
@@ -78,6 +79,27 @@ def test_factors_of_blocks_without_that_of_the_tensor(dim: int) -> None:
         noise = torch.tensor(3), spelt.grid, spelt.rule, 7, 0, torch.bfloat16, int(Restore.SCALE)
         expected, _ = REFERENCE.quantize_tiles(x, whole, *numbers, *noise)
         found, _ = KERNELS.quantize_tiles(x.cuda(), whole.cuda(), *numbers, *noise)
+        assert same_bits(found.cpu(), expected)
+
+
+@pytest.mark.parametrize(("height", "width"), [*every((1, 2, 4, 8, 16, 32, 64, 128), (1, 16, 32, 128))])
+def test_threads_hold_all_elements_that_share_random_bits(height: int, width: int) -> None:
+    partition = pytest.importorskip("qsim_kernels.triton.scaled.partition", reason="needs triton")
+    read = partition.reading(2**20, torch.bfloat16, TileSizes(2**10, 2**10, height, width, False), None)
+    cut = partition.cut_into_pairs(read, joins_rows=True)
+    assert cut is None or cut.shape.height * cut.shape.width >= 4 * 32 * cut.warps
+    assert cut is not None or (width == 1 and height < 16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("height", "width"), [(2, 16), (4, 64), (8, 16), (16, 16), (128, 128)])
+def test_tiles(height: int, width: int) -> None:
+    spelt, scaling = spelling("e2m1", "stochastic", "saturate"), PerTile(height, width, "e4m3")
+    for x in matrices():
+        numbers = scaling.tiles(x.shape), (), *scaling.spelling(spelt.format)
+        noise = torch.tensor(3), spelt.grid, spelt.rule, 7, 16, torch.bfloat16, int(Restore.SCALE)
+        expected, _ = REFERENCE.quantize_tiles(x, None, *numbers, *noise)
+        found, _ = KERNELS.quantize_tiles(x.cuda(), None, *numbers, *noise)
         assert same_bits(found.cpu(), expected)
 
 

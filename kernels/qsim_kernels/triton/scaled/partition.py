@@ -11,6 +11,7 @@ from torch import Tensor
 from qsim_kernels.numbers.grid import GridRounding, Mode
 from qsim_kernels.numbers.scales import ElementRounding, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch.hadamard import signs_of
+from qsim_kernels.triton.device.pairs import PAIRS
 from qsim_kernels.triton.device.regions import NO_TURN, RegionShape, TurnVariant
 from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
@@ -224,7 +225,8 @@ def cut_into_pairs(read: Reading, *, joins_rows: bool) -> Cut | None:
     if height == 1 and columns % width == 0 and joins_rows:
         rows, columns = 1, count
     wide, warps = known[height]
-    wide = max(wide, width)
+    # Each thread holds all pairs of a Philox block.
+    wide = max(wide, width, 2 * PAIRS * 32 * warps // height)
     if height * wide > _LARGEST or (height > 1 and height * columns >= 2**31):
         return None
     matrix, region, tile = (rows, columns // 2), (height, wide // 2), (height, max(width // 2, 1))
