@@ -146,7 +146,7 @@ def test_small_tensors_are_rounded_where_their_scale_is_computed(device: torch.d
     assert torch.equal(found, layer(x))
     loops = re.findall(r"^ +((?:triton|cpp)_\w*amax\w*)", source, re.M)
     assert any("quantize_scaled" in name for name in loops)
-    assert len(loops) <= 2, "none of them has a second one that goes on with its results"
+    assert len(loops) <= 2, "no other loop goes through the partial results of one"
 
 
 def holds_plain_operators(device: torch.device, compiler: Callable[..., Any] = compilers.inductor) -> bool:

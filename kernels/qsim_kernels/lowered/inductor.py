@@ -99,7 +99,7 @@ def learn_to_hold(operator: Any) -> None:
 
 @cache
 def learn_whole(operator: Any, reduction: Any) -> None:
-    """Let Inductor reduce a tensor by a reduction of torch's in a single program, whose kernel can go on with the result."""
+    """Let Inductor reduce a tensor by a reduction of torch's in a single program, whose kernel can use the result, too."""
     from torch._inductor import config  # imports much
     from torch._inductor.lowering import lowerings
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from qsim_kernels import torch as reference
 from qsim_kernels.numba import tables
 from qsim_kernels.numba.arguments import STORED, held, in_memory_order, loop_noise, readable, strip, writable
-from qsim_kernels.numba.jobs import Codes, LoopRounding, Values, changeable, layout_of
+from qsim_kernels.numba.jobs import EncodedValues, LoopRounding, Values, changeable, layout_of
 from qsim_kernels.numba.native import check_numba
 from qsim_kernels.numba.reductions import checksum, tally
 from qsim_kernels.numba.threads import Loop
@@ -28,8 +28,8 @@ __all__ = [
 check_numba()
 
 _QUANTIZE, _ENCODE = (Loop("values", name) for name in ("quantize", "encode"))
-#: A `Values` and a `Codes` in memory, given their numbers: small tensors need them often.
-_pack_values, _pack_codes = layout_of(Values).pack, layout_of(Codes).pack
+#: A `Values` and an `EncodedValues` in memory, given their numbers: small tensors need them often.
+_pack_values, _pack_codes = layout_of(Values).pack, layout_of(EncodedValues).pack
 
 
 def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise) -> None:

@@ -98,7 +98,7 @@ class Values(NamedTuple):
     noise: NoiseNumbers
 
 
-class Codes(NamedTuple):
+class EncodedValues(NamedTuple):
     """Rounding to codes; see `loops.values`.
 
     Attributes:

@@ -95,7 +95,7 @@ def times_weight(a: Tensor, w: Tensor, own: InUse) -> Tensor:
 
 
 def _is_better_in_place(w: Tensor, points: FivePoint) -> bool:
-    """Whether a matrix is rounded faster than its transpose, with the same results but for random bits.
+    """Whether a matrix is rounded faster than its transpose, with the same results except for random bits.
 
     PerTile, unless they are square, are those of a layer's weight.
     """

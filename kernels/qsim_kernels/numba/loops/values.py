@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from qsim_kernels.arithmetic.philox import SHARED
-from qsim_kernels.numba.jobs import STRIP, Codes, Values
+from qsim_kernels.numba.jobs import STRIP, EncodedValues, Values
 from qsim_kernels.numba.loops.bits import address_of, bytes_, call, i16, i32, ints, longs, part, record_at, room_for_ints, shorts
 from qsim_kernels.numbers.carrier import SINGLE
 
-_job_at, _codes_at = record_at(Values), record_at(Codes)
+_job_at, _codes_at = record_at(Values), record_at(EncodedValues)
 _INFINITY, _NAN = SINGLE.infinity, SINGLE.nan
 
 
@@ -54,7 +54,7 @@ def quantize(job_at, start, count):
 
 
 def encode(job_at, start, count):
-    """Round some elements of a tensor to codes, strip by strip; `job_at` is the address of a `Codes` of `numba.jobs`."""
+    """Round some elements of a tensor to codes, strip by strip; `job_at` is the address of an `EncodedValues` of `numba.jobs`."""
     job = _codes_at(job_at)
     given, results = room_for_ints(STRIP), room_for_ints(STRIP)
     codes, table = bytes_(job.out), bytes_(job.table)
