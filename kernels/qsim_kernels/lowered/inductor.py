@@ -121,15 +121,16 @@ def learn_calls(names: tuple[str, ...]) -> None:
         make_fallback(getattr(torch.ops.qsim, name).default, _lay_out)
 
 
-def _lay_out(node: Any, first: Any, *others: Any, **named: Any) -> Any:
+def _lay_out(node: Any, *arguments: Any, **named: Any) -> Any:
     """Lay the arguments of an operator out as they are in eager code.
 
-    The first is in memory before. Otherwise Inductor would compute and write it again for each operator that reads a view of it.
+    What it rounds is in memory before. Otherwise Inductor would compute and write it again for each operator that reads a view of it.
     """
     from torch._inductor.lowering import constrain_to_fx_strides
 
-    first.realize()
-    return constrain_to_fx_strides(node, first, *others, **named)
+    for rounded in arguments[:1]:
+        rounded.realize()
+    return constrain_to_fx_strides(node, *arguments, **named)
 
 
 def _write_call(name: str, node: Any, write: Callable[[Any], None]) -> None:

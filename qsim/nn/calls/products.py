@@ -97,7 +97,7 @@ def times_weight(a: Tensor, w: Tensor, own: InUse) -> Tensor:
 def _is_better_in_place(w: Tensor, points: FivePoint) -> bool:
     """Whether a matrix is rounded faster than its transpose, with the same results except for random bits.
 
-    PerTile, unless they are square, are those of a layer's weight.
+    Tiles that are not square lie as in a layer's weight, which is the transpose.
     """
     if not w.is_contiguous() or not points.is_scaled or points.accumulate is not None:
         return False

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import qsim
 from qsim import FivePoint, Quantizer, scaling
 from qsim.nn import functional
+from qsim.nn.calls import products
 from qsim.nn.product import grouped
 from qsim.scaling import Delayed, PerBlock, PerRow
 from support.comparing import same_bits
@@ -58,6 +59,20 @@ def results_of_groups(call: Callable[[Tensor], Tensor], model: Any, rows: int) -
 def test_all_groups_at_once_have_the_bits_of_one_after_another(name: str, ends: tuple[int, ...]) -> None:
     for as_layers in (True, False):
         check(qsim.convert(Experts(as_layers=as_layers), RECIPES[name]), RECIPES[name], ends)
+
+
+@pytest.mark.parametrize("as_layers", [True, False])
+def test_stacks_of_stochastic_weights_are_rounded_as_they_are_stored(as_layers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = qsim.convert(Experts(as_layers=as_layers), qsim.recipes.resolve("mxfp4").points)
+    rounded_as, own = [], products.planned
+
+    def planned(a: Tensor, w: Tensor, *rest: Any) -> Tensor:
+        rounded_as.append(w.is_contiguous())
+        return own(a, w, *rest)
+
+    monkeypatch.setattr(products, "planned", planned)
+    results_of_groups(lambda x: model(x, torch.tensor(ENDS[0], dtype=torch.int32)), model, 70)
+    assert rounded_as == [True], "a transpose would be copied, for the checksum and to be rounded"
 
 
 def check(model: Any, points: FivePoint, ends: tuple[int, ...]) -> None:
