@@ -49,8 +49,6 @@ def draw(
     What is drawn from torch's own generator may be the same on all ranks of a distributed run, so each takes streams of its own.
     `ops` are the operators for the tensor, if known.
     """
-    if seed is None and generator is None:
-        return (seeds.drawn(device, ops), streams.rank_stream(0), 0) if is_stochastic else (None, 0, 0)
     number, stream, offset = seed if isinstance(seed, Noise) else (seed, 0, 0)
     if (stream != 0 or offset != 0) and not torch.compiler.is_compiling():
         seeds.check_index(stream, offset)
