@@ -67,7 +67,7 @@ class ProductRounding:
         if not (self.points.is_stochastic or self.points.weight_is_stochastic):
             return 0
         if torch.compiler.is_compiling() and not sources.is_exporting():
-            return GraphStream(self._numbers, training, name)
+            return GraphStream(*self._numbers, training, name)
         return streams.stream_of(self.source, training, name)
 
 

@@ -1,7 +1,7 @@
 """Streams of layers as inputs of compiled graphs, so that one graph serves all layers that are equal except for their random bits.
 
 A number in Python becomes a constant of the graph that compilers trace, and every layer would need a graph of its own. A tensor is an
-input. It holds the number of a source in this process's list, which an operator looks up when it runs, and the source's stream.
+input. Two are: the number of a source in this process's list, which an operator looks up when it runs, and the source's stream.
 """
 
 from __future__ import annotations
@@ -17,24 +17,29 @@ from qsim.random.streams import Source, stream_of
 _SOURCES: list[Source] = []
 
 
-def numbers_of(source: Source) -> Tensor:
-    """The tensor that stands for a source: its number in the list, and the stream that it has in this process alone."""
+def numbers_of(source: Source) -> tuple[Tensor, Tensor]:
+    """The tensors that stand for a source: its number in the list, and the stream that it has in this process alone."""
     _SOURCES.append(source)
     with _disable_current_modes():  # models may be created on no device
-        return torch.tensor([len(_SOURCES) - 1, stream_of(source, training=False)], dtype=torch.int64, device="cpu")
+        number, summand = (
+            torch.tensor(each, dtype=torch.int64, device="cpu") for each in (len(_SOURCES) - 1, stream_of(source, training=False))
+        )
+    return number, summand
 
 
 class GraphStream(NamedTuple):
     """A stream as compiled code has it.
 
     Attributes:
-        numbers: The output of `numbers_of`.
+        number: The source's number in the list.
+        summand: What is added to the seeds of inputs and gradients, so that layers that are seeded alike get different ones.
         training: Whether the layer trains: processes then agree on the stream of rank 0.
         name: What is added to the source's name.
         variation: What distinguishes several weights of one layer.
     """
 
-    numbers: Tensor
+    number: Tensor
+    summand: Tensor
     training: bool
     name: str = ""
     variation: int = 0
@@ -42,11 +47,6 @@ class GraphStream(NamedTuple):
     def varied(self, variation: int) -> GraphStream:
         """The stream of another weight of the same layer."""
         return self._replace(variation=self.variation ^ variation)
-
-    @property
-    def summand(self) -> Tensor:
-        """The number that is added to the seeds of inputs and gradients, so that layers that are seeded alike get different ones."""
-        return self.numbers[1]
 
 
 Stream = int | GraphStream
@@ -63,6 +63,6 @@ def varied(stream: Stream, variation: int) -> Stream:
     return stream ^ variation if isinstance(stream, int) else stream.varied(variation)
 
 
-def found(numbers: Tensor, training: bool, name: str, variation: int) -> int:
+def found(number: Tensor, training: bool, name: str, variation: int) -> int:
     """The stream that a `GraphStream` stands for."""
-    return stream_of(_SOURCES[int(numbers[0])], training, name) ^ variation
+    return stream_of(_SOURCES[int(number)], training, name) ^ variation

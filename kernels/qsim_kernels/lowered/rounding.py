@@ -1,52 +1,91 @@
-"""Rounding without random bits as elementwise arithmetic on bit patterns, which compilers fuse."""
+"""Rounding as elementwise arithmetic on bit patterns, which compilers fuse: all that needs no random bits, and small tensors that do.
+
+Eight elements share what is computed to draw random bits. In a loop that Inductor generates each computes it again: little for the GPU,
+and less than to launch a kernel for a small tensor, and another one for its seed.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from qsim_kernels.lowered import inductor
+from qsim_kernels.lowered import inductor, sizes
 from qsim_kernels.lowered.fusible import fusible, in_memory
-from qsim_kernels.numbers.carrier import DOUBLE, GridBits, grid_bits, variant_of
+from qsim_kernels.numbers.carrier import DOUBLE, GridBits, bits_that_matter, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
-from qsim_kernels.torch.rounding import as_values, round_bits, rounds_by_addition
+from qsim_kernels.torch.philox import ElementNoise, random_bits
+from qsim_kernels.torch.rounding import as_values, round_bits, rounded as tensor_rounded, rounds_by_addition
+
+
+class Draws(NamedTuple):
+    """The random bits of the elements of a tensor, each by itself.
+
+    Attributes:
+        where: The logical indices of the elements; `None` where nothing is drawn.
+        seed: A 0-d tensor.
+        stream: Their stream.
+    """
+
+    where: Tensor | None = None
+    seed: Tensor | None = None
+    stream: int = 0
+
+
+def draws_of(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> Draws | None:
+    """The random bits with which elements are rounded by themselves; `None` where that takes a table, or kernels draw them faster."""
+    if read(Grid, grid).table:
+        return None
+    if read(Rule, rule).mode != Mode.STOCHASTIC:
+        return Draws()
+    if seed is None or seed.device != x.device or not sizes.is_small(x) or not inductor.generates(x.device):
+        return None
+    return Draws(torch.arange(offset, offset + x.numel(), device=x.device).view(x.shape), seed, stream)
 
 
 def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor | None:
-    """Round element by element; return None if that needs random bits or a table."""
-    return _quantize(x, grid, rule, dtype) if is_elementwise(grid, rule) else None
+    """Round element by element; return None where `draws_of` does."""
+    draws = draws_of(x, seed, grid, rule, stream, offset)
+    return None if draws is None else _quantize(x, *draws, grid, rule, dtype)
 
 
-def is_elementwise(grid: str, rule: str) -> bool:
-    """Whether rounding is arithmetic on the elements only: without random bits, and without a table in memory."""
-    return read(Rule, rule).mode != Mode.STOCHASTIC and not read(Grid, grid).table
-
-
-def onto(x: Tensor, grid: str, rule: str, dtype: torch.dtype) -> Tensor:
+def onto(x: Tensor, where: Tensor | None, seed: Tensor | None, stream: int, grid: str, rule: str, dtype: torch.dtype) -> Tensor:
     """Round elements onto a grid."""
-    values = grid_bits(read(Grid, grid), wide=torch.float64 in (x.dtype, dtype))
-    return as_values(rounded(patterns(x, values), values, read(Rule, rule)), values, dtype)
+    how = read(Rule, rule)
+    values = rounding_bits(read(Grid, grid), how, wide=torch.float64 in (x.dtype, dtype))
+    noise = None if where is None or seed is None else ElementNoise(seed, stream, where)
+    return as_values(rounded(patterns(x, values), values, how, noise), values, dtype)
 
 
-_quantize = fusible("quantize_fused(Tensor x, str grid, str rule, ScalarType dtype) -> Tensor")(onto)
+_quantize = fusible("quantize_fused(Tensor x, Tensor? where, Tensor? seed, int stream, str grid, str rule, ScalarType dtype) -> Tensor")(
+    onto
+)
 
 
-def rounded(bits: Tensor, values: GridBits, rule: Rule) -> Tensor:
-    """Round bit patterns of the carrier without random bits."""
-    if rounds_by_addition(values, rule) or not inductor.writes_loops(bits):
+def rounded(bits: Tensor, values: GridBits, rule: Rule, noise: ElementNoise | None = None) -> Tensor:
+    """Round bit patterns of the carrier."""
+    if noise is None and (rounds_by_addition(values, rule) or not inductor.writes_loops(bits)):
         return round_bits(bits, values, rule)
+    if not inductor.writes_loops(bits):
+        return tensor_rounded(bits, values, rule, noise)
     from qsim_kernels.meanings import inductor as meaning  # imports Inductor
 
-    result: Tensor = meaning.rounding(values.carrier).round_bits(bits, None, values, variant_of(values, rule))
+    arithmetic, count, drawn = meaning.rounding(values.carrier), bits_that_matter(values, rule), None
+    if noise is not None:
+        words = noise.first_bits() << 16 if count <= 16 else random_bits(noise, 32)
+        drawn = arithmetic.random_bits(words, used_bits(values.carrier, count, rule.correction))
+    result: Tensor = arithmetic.round_bits(bits, drawn, values, variant_of(values, rule))
     return result
 
 
 def quantize_and_sum(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Round a matrix element by element and sum its rows; return None if that needs random bits or a table."""
-    if not is_elementwise(grid, rule):
+    """Round a matrix element by element and sum its rows; return None where `draws_of` does."""
+    draws = draws_of(x, seed, grid, rule, stream, 0)
+    if draws is None:
         return None
     held = in_memory(x)
-    return _quantize(held, grid, rule, dtype), held.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
+    return _quantize(held, *draws, grid, rule, dtype), held.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def patterns(x: Tensor, values: GridBits) -> Tensor:

@@ -7,30 +7,24 @@ NaN in between, which prevents that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import unwrap
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from qsim_kernels.lowered import inductor
+from qsim_kernels.lowered import inductor, sizes
 from qsim_kernels.lowered.fusible import amax_whole, fusible, in_memory
-from qsim_kernels.lowered.rounding import is_elementwise, onto, single_patterns
+from qsim_kernels.lowered.rounding import Draws, draws_of, onto, single_patterns
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
 from qsim_kernels.numbers.grid import Rule, read
 from qsim_kernels.numbers.scales import Restore, TileSizes, read_scales
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.scaling import kept_from_zero, saturated, scales_of, under_whole
 
-#: The most elements of a tile that Inductor may reduce and round in one kernel.
-_READ_ONCE = 4096
-#: The most elements of a tile that the operator's own kernel holds, and the fewest of a tensor on a GPU for which it is faster than
-#: Inductor's: rounding in MXFP8 added 17 ms to a step of GPT-2 medium on an H100, and 38 ms when it was lowered, which also took twice as
-#: long to compile. Smaller tensors wait for launches, of which Inductor's take less time.
-_HELD, _LARGE = 128 * 128, 2**20
-#: The most elements on a GPU that a single program reads for a scale and again to be rounded, in one kernel in place of three.
-_SMALL = 2**16
+#: The most elements of a tile that Inductor may reduce and round in one kernel, and that the operator's own kernel holds.
+_READ_ONCE, _HELD = 4096, 128 * 128
 
 
 def amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor | None:
@@ -45,7 +39,7 @@ def amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -
 def _amaxes(x: Tensor, tiles: TileSizes, finite: bool) -> Tensor:
     magnitudes = _magnitudes(_cut(x, tiles), finite, torch.float32)
     magnitudes = magnitudes.amax(0, keepdim=True) if tiles.across else magnitudes
-    return amax_whole(magnitudes, (2, 4)) if _is_small(x) else magnitudes.amax((2, 4))
+    return amax_whole(magnitudes, (2, 4)) if sizes.is_small(x) else magnitudes.amax((2, 4))
 
 
 @fusible("magnitudes_fused(Tensor x, bool finite, ScalarType dtype) -> Tensor", held=False)
@@ -68,6 +62,12 @@ def _scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str, 
     return scales_of(largest, read_scales(making, scale_grid), _arithmetic(largest))
 
 
+#: The same, computed wherever a small tensor's scale is read: a launch would take longer.
+_small_scales = fusible(
+    "small_scales_fused(Tensor amaxes, Tensor? under, str making, str scale_grid, ScalarType dtype) -> Tensor", held=False
+)(unwrap(_scales))
+
+
 def _arithmetic(x: Tensor) -> Any:
     """The functions of `arithmetic.scales` for a tensor, or for an element of a loop."""
     if not inductor.writes_loops(x):
@@ -82,26 +82,32 @@ def scales_of_tiles(
 ) -> Tensor | None:
     """The scales of a tensor's tiles, if `_is_lowered`."""
     largest = amaxes(x, tiles, turn, finite)
-    return None if largest is None else scales(largest, under, making, scale_grid)
+    return None if largest is None else _scales_for(x)(largest, under, making, scale_grid, torch.float32)
+
+
+def _scales_for(x: Tensor) -> Callable[..., Tensor]:
+    """The function that computes a tensor's scales."""
+    return _small_scales if sizes.is_small(x) else _scales
 
 
 def quantize_scaled(
     x: Tensor, scales: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], *rounding: Any
 ) -> Tensor | None:
-    """Round a tensor under given scales, if `_is_lowered` and no random bits are needed."""
+    """Round a tensor under given scales, if `_is_lowered` and elements are rounded alone."""
     where, given = TileSizes.of(tiles), _RoundingArguments(*rounding)
-    return _rounded_under(x, scales, under, where, given) if _is_lowered(x, where, turn) and given.is_lowered else None
+    draws = given.draws(x) if _is_lowered(x, where, turn) else None
+    return None if draws is None else _rounded_under(x, scales, under, where, given, draws)
 
 
 def quantize_tiles(
     x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], making: str, scale_grid: str, *rounding: Any
 ) -> tuple[Tensor, Tensor] | None:
-    """Round a tensor under the scales of its own tiles, if `_is_lowered`, no random bits are needed, and its kernel is not faster."""
+    """Round a tensor under the scales of its own tiles, if `_is_lowered`, elements are rounded alone, and its kernel is not faster."""
     where, given = TileSizes.of(tiles), _RoundingArguments(*rounding)
-    if not _is_lowered(x, where, turn) or not given.is_lowered or _has_faster_kernel(x, where):
+    if not _is_lowered(x, where, turn) or _has_faster_kernel(x, where) or (draws := given.draws(x)) is None:
         return None
-    made = scales(_amaxes(x, where, False), under, making, scale_grid)
-    return _rounded_under(x, made, under, where, given), made.new_empty((0,)) if given.restore else made
+    made = _scales_for(x)(_amaxes(x, where, False), under, making, scale_grid, torch.float32)
+    return _rounded_under(x, made, under, where, given, draws), made.new_empty((0,)) if given.restore else made
 
 
 class _RoundingArguments(NamedTuple):
@@ -115,10 +121,9 @@ class _RoundingArguments(NamedTuple):
     dtype: torch.dtype
     restore: int
 
-    @property
-    def is_lowered(self) -> bool:
-        """Whether neither random bits nor a table nor a float64 result are needed."""
-        return is_elementwise(self.grid, self.rule) and self.dtype != torch.float64
+    def draws(self, x: Tensor) -> Draws | None:
+        """The random bits with which elements are rounded by themselves; `None` for a float64 result, too."""
+        return None if self.dtype == torch.float64 else draws_of(x, self.seed, self.grid, self.rule, self.stream, self.offset)
 
 
 def rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -154,41 +159,26 @@ def _is_lowered(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
     kernels take no longer than Inductor's, which have to be generated.
     """
     conditions = x.numel() > 0, tiles.rows % tiles.height == 0, tiles.columns % tiles.width == 0
-    return not turn and x.dtype != torch.float64 and _are_known(*conditions) and not (_is_large(x) and inductor.is_given(x))
+    return not turn and x.dtype != torch.float64 and sizes.are_known(*conditions) and not (sizes.is_large(x) and inductor.is_given(x))
 
 
 def _has_faster_kernel(x: Tensor, tiles: TileSizes) -> bool:
     """Whether a tensor is on a GPU, statically known to be large, and its tiles fit into the operator's own kernel."""
-    return _is_large(x) and _are_known(tiles.height * tiles.width <= _HELD)
+    return sizes.is_large(x) and sizes.are_known(tiles.height * tiles.width <= _HELD)
 
 
-def _is_large(x: Tensor) -> bool:
-    """Whether a tensor is on a GPU and statically known to be large."""
-    return x.is_cuda and _are_known(x.numel() >= _LARGE)
-
-
-def _is_small(x: Tensor) -> bool:
-    """Whether a tensor is on a GPU and statically known to be small: then launches take longer than kernels do."""
-    return x.is_cuda and _are_known(x.numel() <= _SMALL)
-
-
-def _are_known(*conditions: bool) -> bool:
-    """Whether conditions on sizes hold, whatever the values of symbols are."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
-
-    return all(map(statically_known_true, conditions))
-
-
-def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes, given: _RoundingArguments) -> Tensor:
+def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes, given: _RoundingArguments, draws: Draws) -> Tensor:
     """Round values under the scales of their tiles."""
     whole = scales if under is None else under_whole(scales, under)
     restored = whole if given.restore == Restore.ALL else scales if given.restore else None
-    factors = (_small_inverses if _is_small(x) else _inverses)(whole, torch.float32), restored
-    if _are_known(scales.numel() == 1):
-        shared = (None if each is None else each.reshape(()) for each in factors)
-        return _elements_under(x.reshape(-1), *shared, given.grid, given.rule, given.dtype).reshape(x.shape)
-    spread = (None if each is None else _spread(each) for each in factors)
-    return _elements_under(_cut(x, tiles), *spread, given.grid, given.rule, given.dtype).reshape(x.shape)
+    inverses = (_small_inverses if sizes.is_small(x) else _inverses)(whole, torch.float32)
+    seen, where = x, draws.where
+    spread: Callable[[Tensor], Tensor] = _single
+    if not sizes.are_known(scales.numel() == 1):
+        seen, where, spread = _cut(x, tiles), None if where is None else _cut(where, tiles), _spread
+    factors = spread(inverses), None if restored is None else spread(restored)
+    rounded = _elements_under(seen, *factors, where, draws.seed, draws.stream, given.grid, given.rule, given.dtype)
+    return rounded.reshape(x.shape)
 
 
 @fusible("inverses_fused(Tensor scales, ScalarType dtype) -> Tensor")
@@ -201,12 +191,26 @@ def _inverses(scales: Tensor, dtype: torch.dtype) -> Tensor:
 _small_inverses = fusible("small_inverses_fused(Tensor scales, ScalarType dtype) -> Tensor", held=False)(unwrap(_inverses))
 
 
-@fusible("quantize_scaled_fused(Tensor x, Tensor inverses, Tensor? scales, str grid, str rule, ScalarType dtype) -> Tensor")
-def _elements_under(x: Tensor, inverses: Tensor, scales: Tensor | None, grid: str, rule: str, dtype: torch.dtype) -> Tensor:
+@fusible(
+    "quantize_scaled_fused(Tensor x, Tensor inverses, Tensor? scales, Tensor? where, Tensor? seed, int stream, "
+    "str grid, str rule, ScalarType dtype) -> Tensor"
+)
+def _elements_under(
+    x: Tensor,
+    inverses: Tensor,
+    scales: Tensor | None,
+    where: Tensor | None,
+    seed: Tensor | None,
+    stream: int,
+    grid: str,
+    rule: str,
+    dtype: torch.dtype,
+) -> Tensor:
     """Divide values by their scales, round, and multiply by the scales that are restored."""
     rounding, single = read(Rule, rule), _as_single(x)
     quotients = single * inverses
-    values = onto(kept_from_zero(quotients, single, _arithmetic(single)) if rounding.leaves_zero else quotients, grid, rule, torch.float32)
+    kept = kept_from_zero(quotients, single, _arithmetic(single)) if rounding.leaves_zero else quotients
+    values = onto(kept, where, seed, stream, grid, rule, torch.float32)
     if scales is not None:
         values = values * scales
         if rounding.saturates:
@@ -218,6 +222,11 @@ def _cut(x: Tensor, tiles: TileSizes) -> Tensor:
     """View matrices as tiles: matrix, tile down, row in it, tile along, column in it."""
     rows, columns, height, width, _ = tiles
     return x.reshape(-1, rows // height, height, columns // width, width)
+
+
+def _single(scale: Tensor) -> Tensor:
+    """View the scale of a whole tensor so that it broadcasts to any shape."""
+    return scale.reshape(())
 
 
 def _spread(scales: Tensor) -> Tensor:

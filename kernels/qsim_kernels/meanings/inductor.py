@@ -122,7 +122,7 @@ class LoopElement:
     bitwise_right_shift = __rshift__ = _binary("bitwise_right_shift")
     _maximum, _minimum = _binary("maximum"), _binary("minimum")
     add_, sub_, clamp_ = _in_place(add), _in_place(sub), _in_place(clamp)
-    bitwise_xor_ = _in_place(bitwise_xor)
+    bitwise_and_, bitwise_xor_ = _in_place(bitwise_and), _in_place(bitwise_xor)
 
 
 def select(mask: LoopElement, one: LoopElement | float, other: LoopElement | float) -> LoopElement:
@@ -179,6 +179,9 @@ def _words(carrier: Carrier) -> dict[str, Any]:
         "where": where,
         "minimum": lambda a, b: a.clamp(max=b),
         "maximum": lambda a, b: a.clamp(min=b),
+        "to_word": lambda x: x.to(torch.int64),
+        "to_int": lambda word: word.to(dtype),
+        "carries": lambda a, b: a + b > constants["DRAWN"],
         "is_nan": lambda bits: bits & constants["MAGNITUDE"] > constants["INFINITY"],
         "is_zero": lambda bits: bits & constants["MAGNITUDE"] == 0,
         "product": lambda a, b: (number(a) * number(b)).view(dtype),

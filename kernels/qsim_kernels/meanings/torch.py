@@ -173,6 +173,8 @@ def sums(round_bits: Any) -> SimpleNamespace:
 
 
 def _wide_product(a: Any, b: int) -> tuple[Any, Any]:
+    if isinstance(a, int):
+        return words.wide_product(a & _WORD, b)
     # Bits above the 32nd stay in both halves: they are cleared before a word is multiplied, and at the end.
     product = (a & _WORD).mul_(b) if isinstance(a, Tensor) else (a & _WORD) * b
     return product >> 32, product

@@ -10,8 +10,8 @@ from torch import Tensor
 from qsim_kernels.arithmetic.philox import LATE, SHARED, philox as philox_of
 from qsim_kernels.meanings import torch as meaning
 
-# Bits of a Philox block that each element gets.
-_HALF = 16
+# Bits of a Philox block that each element gets, and the exponent of the number of elements that share one.
+_HALF, _BLOCK = 16, SHARED.bit_length() - 1
 # Where the blocks of the first and of the last bits begin.
 _FIRST, _LAST = 0, LATE << 32
 
@@ -46,7 +46,7 @@ def philox(first: int, count: int, seed: Key, stream: int, device: torch.device)
     block = torch.arange(lower, lower + count, dtype=torch.int64, device=device)
     # A word that is the same in all counters stays a plain number until the rounds have mixed it with the others.
     high: Tensor | int = upper & _WORD if lower + count - 1 <= _WORD else (block >> 32) + upper & _WORD
-    return _words(block & _WORD, high, seed, stream)
+    return torch.stack(_words(block & _WORD, high, seed, stream), dim=1)
 
 
 def block_words(block: int, seed: int, stream: int) -> tuple[int, int, int, int]:
@@ -56,9 +56,9 @@ def block_words(block: int, seed: int, stream: int) -> tuple[int, int, int, int]
     return words
 
 
-def _words(low: Tensor, high: Tensor | int, seed: Key, stream: int) -> Tensor:
+def _words(low: Tensor, high: Tensor | int, seed: Key, stream: int) -> tuple[Tensor, ...]:
     """The words of the counters with the given lower halves."""
-    return torch.stack(meaning.philox(low, high, stream & _WORD, stream >> 32 & _WORD, seed & _WORD, seed >> 32 & _WORD), dim=1)
+    return meaning.philox(low, high, stream & _WORD, stream >> 32 & _WORD, seed & _WORD, seed >> 32 & _WORD)
 
 
 def _half_words(first: int, count: int, seed: Key, stream: int, device: torch.device, blocks: int) -> Tensor:
@@ -70,9 +70,10 @@ def _half_words(first: int, count: int, seed: Key, stream: int, device: torch.de
 
 def _half_words_at(where: Tensor, seed: Key, stream: int, blocks: int) -> Tensor:
     """The half words of elements with the given logical indices, which need not be consecutive: one block of words each."""
-    block = where // SHARED
-    words = _words(block & _WORD, (block >> 32) + (blocks >> 32), seed, stream)
-    return _halves(words).view(-1, SHARED).gather(1, (where % SHARED).view(-1, 1)).view(-1)
+    block, place = where >> _BLOCK, where & SHARED - 1
+    first, second, third, last = _words(block & _WORD, (block >> 32) + (blocks >> 32), seed, stream)
+    word = torch.where(place < 4, torch.where(place < 2, first, second), torch.where(place < 6, third, last))
+    return word >> (place & 1) * _HALF & 0xFFFF
 
 
 def _halves(words: Tensor) -> Tensor:
@@ -86,15 +87,15 @@ class ElementNoise(NamedTuple):
         seed: The key.
         stream: 64 bits.
         where: Logical index of the first of consecutive elements, or the indices of all elements.
-        size: Number of elements.
-        device: Device to compute on.
+        size: Number of consecutive elements.
+        device: Device to compute their bits on.
     """
 
     seed: Key
     stream: int
     where: int | Tensor
-    size: int
-    device: torch.device
+    size: int = 0
+    device: torch.device = torch.device("cpu")
 
     def first_bits(self) -> Tensor:
         """The first 16 bits of each element, as int64."""
@@ -106,13 +107,13 @@ class ElementNoise(NamedTuple):
 
     def of(self, chosen: Tensor) -> ElementNoise:
         """The noise of the elements at the given positions."""
-        where = self.where[chosen] if isinstance(self.where, Tensor) else self.where + chosen
-        return self._replace(where=where, size=chosen.numel())
+        where = self.where + chosen if isinstance(self.where, int) else self.where[chosen]
+        return self._replace(where=where)
 
     def _half_words(self, blocks: int) -> Tensor:
-        if isinstance(self.where, Tensor):
-            return _half_words_at(self.where, self.seed, self.stream, blocks)
-        return _half_words(self.where, self.size, self.seed, self.stream, self.device, blocks)
+        if isinstance(self.where, int):
+            return _half_words(self.where, self.size, self.seed, self.stream, self.device, blocks)
+        return _half_words_at(self.where, self.seed, self.stream, blocks)
 
 
 def random_bits(noise: ElementNoise, bits: int) -> Tensor:
