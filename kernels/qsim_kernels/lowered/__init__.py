@@ -47,7 +47,7 @@ def lower(name: str, function: Callable[..., Any]) -> None:
 
 inductor.mark_caches()
 for _module, _names in (
-    (fusible, ("again",)),
+    (fusible, ("again", "with_seed")),
     (products, ("accumulate", "matmul_rescaled")),
     (reductions, ("checksum",)),
     (rounding, ("quantize", "quantize_and_sum")),

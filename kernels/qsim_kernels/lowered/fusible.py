@@ -46,9 +46,9 @@ def fusible(schema: str, *, held: bool = True) -> Callable[[Callable[..., Tensor
     return define
 
 
-for _name in ("in_memory", "again"):
-    define_operator(f"{_name}(Tensor x) -> Tensor", lambda x: x.new_empty_strided(x.shape, x.stride()))
-    library.impl(_name, lambda x: x.clone(), "CompositeExplicitAutograd")
+for _schema in ("in_memory(Tensor x)", "again(Tensor x)", "with_seed(Tensor x, Tensor seed)"):
+    _name = define_operator(f"{_schema} -> Tensor", lambda x, *_: x.new_empty_strided(x.shape, x.stride()))
+    library.impl(_name, lambda x, *_: x.clone(), "CompositeExplicitAutograd")
 define_operator("amax_whole(Tensor x, int[] dim) -> Tensor", torch.amax)
 library.impl("amax_whole", lambda x, dim: x.amax(dim), "CompositeExplicitAutograd")
 #: The integers of a dtype's size, in bytes.
@@ -69,6 +69,15 @@ def amax_whole(x: Tensor, dim: tuple[int, ...]) -> Tensor:
         return x.amax(dim)
     inductor.learn_whole(torch.ops.qsim.amax_whole, torch.ops.aten.amax.default)
     return torch.ops.qsim.amax_whole.default(x, dim)  # type: ignore[no-any-return]
+
+
+def with_seed(x: Tensor, seed: Tensor) -> None:
+    """A result of the forward pass that depends on the seed of the backward pass; Inductor takes the same memory for it.
+
+    Where only the backward pass needs a seed, AOTAutograd may draw one in each pass: operands rounded there would not share random signs.
+    """
+    if inductor.generates(x.device):
+        inductor.learn_to_hold(torch.ops.qsim.with_seed)
 
 
 def again(x: Tensor) -> Tensor | None:

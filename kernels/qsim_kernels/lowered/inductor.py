@@ -88,9 +88,9 @@ def learn(operator: Any, function: Callable[..., Tensor], *, held: bool) -> None
 
 @cache
 def learn_to_hold(operator: Any) -> None:
-    """Let Inductor write an operator's argument to memory, where whatever comes later reads it, and take it for the result."""
+    """Let Inductor write an operator's first argument to memory, where whatever comes later reads it, and take it for the result."""
 
-    def held(x: Any) -> Any:
+    def held(x: Any, *_: Any) -> Any:
         x.realize()
         return x
 

@@ -155,7 +155,9 @@ class FivePointProduct(torch.autograd.Function):
             first.forward.saturates(a) if first.clips and needs_a else None,
             second.forward.saturates(w) if second.clips and needs_w else None,
         )
-        return not_a_view(plan.products[0].multiply(ops, x, y, bias if plan.adds_bias else None, seed, ends))
+        result = not_a_view(plan.products[0].multiply(ops, x, y, bias if plan.adds_bias else None, seed, ends))
+        is_traced = ops is DISPATCHED and torch.compiler.is_compiling() and not is_exporting()
+        return torch.ops.qsim.with_seed.default(result, seed) if is_traced and seed is not None else result
 
     @staticmethod
     @refuses_double_backward

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import qsim
+from qsim.random import Noise
 from qsim.recipes.points_of import PointsLike
 from support import compilers
 
@@ -41,3 +42,26 @@ def test_gives_the_bits_of_eager_code(dynamic: bool) -> None:
     x = torch.randn(32, 32, requires_grad=True)
     results = [torch.autograd.grad(call(x).square().sum(), [x, *layer.parameters()]) for call in (layer, compiled)]
     assert all(map(torch.equal, *results))
+
+
+class Signed(torch.nn.Module):
+    """Multiplies both operands of a product by random signs that they share, and that cancel in the product alone."""
+
+    draws_signs = is_directed = True
+
+    def forward(self, x: torch.Tensor, signs: Noise | None = None) -> torch.Tensor:
+        """Multiply each row."""
+        return x * (1 - 2 * qsim.quantize(torch.full(x.shape[-1:], 0.5), qsim.formats.Int(1, signed=False), "stochastic", seed=signs))
+
+
+def test_operands_of_a_product_share_signs_in_whichever_pass_they_are_rounded() -> None:
+    """AOTAutograd computes in the forward pass what it keeps of the input, and the rest in the backward pass."""
+    signed = Signed()
+    plain = torch.nn.Linear(16, 8)
+    layer = qsim.nn.Linear(16, 8, points=qsim.FivePoint(grad=signed, act_bwd=signed, weight_bwd=signed))
+    layer.load_state_dict(plain.state_dict())
+    x = torch.randn(4, 16)
+    compiled = torch.compile(layer, backend="aot_eager_decomp_partition")
+    for call in (plain, compiled):
+        call(x.sin()).square().sum().backward()
+    assert torch.equal(layer.weight.grad, plain.weight.grad)
