@@ -93,6 +93,14 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
+@pytest.fixture
+def hopper() -> torch.device:
+    """The GPU, if its matrix units are those that qsim knows to the bit."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the units are those of an H100 and an H200")
+    return torch.device("cuda")
+
+
 @pytest.fixture(autouse=True)
 def _seeded(session_seed: int) -> None:
     """Seed torch's generators; without a GPU `torch.manual_seed` would format the stack three times, which takes longer than most tests."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, distributed, nn
 
 from qsim.formats.base import check_integer
 from qsim.nn.modules import FivePointModule
 from qsim.random import shards
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: A layer with points.
 Layer = FivePointModule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from qsim.nn.coverage.run import check_plain
 from qsim.recipes.points_of import PointsLike, points_of
 from qsim.text.records import Records, Values
 from qsim.text.warning import warn
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qsim.functional import quantize
-from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, reject_differentiable
+from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_number
 from qsim.optim.settings import Update, UpdateSetting
 from qsim.rounding import Overflow, Rounding
 from qsim.text.warning import warn
@@ -100,8 +100,6 @@ class Adam(LowPrecisionOptimizer):
         seed: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        reject_differentiable(differentiable)
-        check_fused(fused)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -118,8 +116,7 @@ class Adam(LowPrecisionOptimizer):
             "overflow": overflow,
             "seed": seed,
         }
-        super().__init__(params, defaults, generator)
-        self._fused = fused
+        super().__init__(params, defaults, generator, fused, differentiable)
 
     def _check_setting(self, group: dict[str, Any], setting: UpdateSetting) -> None:
         decays: set[tuple[float, str, str]] = self.__dict__.setdefault("_warned", set())

@@ -31,6 +31,8 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         params: Parameters, groups of them or named ones, as torch's optimizers take them.
         defaults: The options of groups that do not give their own.
         generator: The generator that the groups' seed is drawn from.
+        fused: As in torch's optimizers.
+        differentiable: As in torch's optimizers, and always `False`.
     """
 
     # The meaning of torch's option `fused`, see `_step_supports_amp_scaling`.
@@ -42,7 +44,13 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
     #: The states that a parameter may have, in addition to those that every optimizer here has.
     STATES: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, params: Params, defaults: dict[str, Any], generator: torch.Generator | None) -> None:
+    def __init__(
+        self, params: Params, defaults: dict[str, Any], generator: torch.Generator | None, fused: bool | None, differentiable: bool
+    ) -> None:
+        if differentiable:
+            raise ValueError("differentiable=True: a rounded step is not differentiable")
+        if fused is not None and not isinstance(fused, bool):
+            raise TypeError(f"fused must be True, False or None, got {fused!r}")
         if generator is not None:
             if defaults["seed"] is not None:
                 raise ValueError("give seed= or generator=, not both: a seed leaves nothing to draw")
@@ -50,6 +58,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
                 raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
             defaults["seed"] = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
         self._batches: dict[int, tuple[object, list[Batch]]] = {}
+        self._fused = fused
         super().__init__(params, defaults)
         self._seed_groups()
 
@@ -299,15 +308,3 @@ def check_real(name: str, value: Any) -> None:
     """Raise an error for a value that is not a number; NumPy's numbers, which schedulers produce, are allowed."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-
-
-def check_fused(fused: Any) -> None:
-    """Raise an error for anything but torch's values of this option."""
-    if fused is not None and not isinstance(fused, bool):
-        raise TypeError(f"fused must be True, False or None, got {fused!r}")
-
-
-def reject_differentiable(differentiable: bool) -> None:
-    """Raise an error for differentiating through a rounded step."""
-    if differentiable:
-        raise ValueError("differentiable=True: a rounded step is not differentiable")

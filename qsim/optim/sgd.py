@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, check_real, reject_differentiable
+from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_number, check_real
 from qsim.optim.settings import Update, UpdateSetting
 from qsim.rounding import Overflow, Rounding
 from qsim_kernels.numbers import updates
@@ -64,8 +64,6 @@ class SGD(LowPrecisionOptimizer):
         seed: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        reject_differentiable(differentiable)
-        check_fused(fused)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -82,8 +80,7 @@ class SGD(LowPrecisionOptimizer):
             "overflow": overflow,
             "seed": seed,
         }
-        super().__init__(params, defaults, generator)
-        self._fused = fused
+        super().__init__(params, defaults, generator, fused, differentiable)
 
     def _algorithm(self, group: dict[str, Any]) -> str:
         check_number("momentum", group["momentum"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from qsim.formats import Format
 from qsim.functional.arguments import check_input
 from qsim.functional.quantizer import Point, Quantizer, is_stochastic
 from qsim.points.calls import call_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: How the backward pass of a layer treats a point.
 Gradient = Literal["straight", "clipped", "own"]

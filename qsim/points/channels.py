@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from qsim.formats.base import check_integer
 from qsim.functional.quantizer import Point, Quantizer, is_stochastic
 from qsim.points.base import Gradient, PointModule, callable_of, surrogate, wide
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Channels(PointModule):

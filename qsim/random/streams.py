@@ -37,14 +37,18 @@ def stream(*names: str | int) -> int:
     return _hashed(names)
 
 
-@lru_cache(maxsize=4096)
 def _hashed(names: tuple[str | int, ...]) -> int:
+    return _known_hash(names)
+
+
+@lru_cache(maxsize=4096)
+def _known_hash(names: tuple[str | int, ...]) -> int:
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & LARGEST
 
 
-# Compilers cannot trace hashes; names are constants of a graph.
-_hashed.__wrapped__._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# Compilers cannot trace hashes, and warn of caches; names are constants of a graph.
+_hashed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def own_rank() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, get_args
@@ -162,10 +163,14 @@ class FivePoint:
         if self.grad_w is not None and self.grad is None:
             raise ValueError("FivePoint: grad_w is the second product's own gradient quantizer and needs grad, the first one's")
         object.__setattr__(self, "used", {name: self._used(name) for name in POINTS})
-        for first, second in (("act", "weight"), ("grad", "weight_bwd"), ("grad" if self.grad_w is None else "grad_w", "act_bwd")):
-            _check_transforms(first, self.used[first], second, self.used[second])
-            _check_range(first, self.used[first], second, self.used[second])
-        self._check_sums()
+        names = (("act", "weight"), ("grad", "weight_bwd"), ("grad" if self.grad_w is None else "grad_w", "act_bwd"))
+        products = [{name: self.used[name] for name in pair} for pair in names]
+        for operands in products:
+            _check_transforms(operands)
+            _check_range(operands)
+        for operands, accumulator in zip(products, sums, strict=True):
+            if accumulator is not None:
+                _check_sum(operands, accumulator)
         quantizers = [point for point in self.used.values() if isinstance(point, Quantizer)]
         inputs = (self.act, self.act_bwd, self.grad, self.grad_w)
         object.__setattr__(self, "plans", {})
@@ -216,19 +221,6 @@ class FivePoint:
         """The accumulators by their names or calls."""
         names = [None if accumulator is None else accumulators.name_of(accumulator) for accumulator in self.sums]
         return list(names) if isinstance(self.accumulate, tuple) else names[0]
-
-    def _check_sums(self) -> None:
-        """Raise an error for accumulators that do not take an operand's format; what scales of blocks make of it is checked later."""
-        gradient = "grad" if self.grad_w is None else "grad_w"
-        products = (("act", "weight"), ("grad", "weight_bwd"), (gradient, "act_bwd"))
-        for accumulator, operands in zip(self.sums, products, strict=True):
-            for name in operands if accumulator is not None else ():
-                point = self.used[name]
-                if accumulator is not None and isinstance(point, Quantizer) and not isinstance(point.scale, (PerBlock, PerTile)):
-                    try:
-                        accumulator.sum_of(point.format, point.format)
-                    except ValueError as error:
-                        raise ValueError(f"FivePoint: {name}: {accumulators.name_of(accumulator)}: {error}") from error
 
     def _used(self, name: str) -> Used:
         """The rounding at a point: where the forward point is used again, with the transform of the product there."""
@@ -316,15 +308,15 @@ def _is_outside(point: object) -> bool:
     return isinstance(point, CallablePoint) and not point.is_straight
 
 
-def _check_transforms(first: str, one: Used, second: str, other: Used) -> None:
+def _check_transforms(operands: Mapping[str, Used]) -> None:
     """Raise an error if the two operands of a product are transformed differently."""
-    transforms = [point.transform if isinstance(point, Quantizer) else None for point in (one, other)]
+    first, second = operands
+    transforms = [point.transform if isinstance(point, Quantizer) else None for point in operands.values()]
     if transforms[0] == transforms[1]:
         return
-    for name, point in ((first, one), (second, other)):
-        if not isinstance(point, Quantizer):
+    for name, partner in ((first, second), (second, first)):
+        if not isinstance(operands[name], Quantizer):
             transform = next(transform for transform in transforms if transform is not None)
-            partner = second if name == first else first
             alone = f"{name}, its partner in a product, has no quantizer with the same transform"
             raise ValueError(f"FivePoint: {partner} is transformed by {transform!r}, and {alone}")
     given = f"got {transforms[0]!r} and {transforms[1]!r}"
@@ -335,13 +327,13 @@ def _check_transforms(first: str, one: Used, second: str, other: Used) -> None:
 _LARGEST_PRODUCT = 2.0**100
 
 
-def _check_range(first: str, one: Used, second: str, other: Used) -> None:
+def _check_range(operands: Mapping[str, Used]) -> None:
     """Raise an error for scales that bring operands near the limits of formats so wide that products exceed float32.
 
     Scales of channels and of whole tensors are multiplied into the product's result; its operands are as large as their formats allow.
     """
-    reached = {name: _reached(point) for name, point in ((first, one), (second, other))}
-    if reached[first] * reached[second] < _LARGEST_PRODUCT:
+    reached = {name: _reached(point) for name, point in operands.items()}
+    if math.prod(reached.values()) < _LARGEST_PRODUCT:
         return
     reach = " and ".join(f"{name} up to {largest:.2g}" for name, largest in reached.items() if largest > 1)
     raise ValueError(
@@ -360,6 +352,16 @@ def _reached(point: Used) -> float:
         # Scales of blocks are in the operand, up to the limit of their own format.
         return max(1.0, point.format.max * point.scale.format.max * 2.0**-point.scale.outer.margin)
     return 1.0
+
+
+def _check_sum(operands: Mapping[str, Used], accumulator: Accumulator) -> None:
+    """Raise an error for an accumulator that does not take an operand's format; what scales of blocks make of it is checked later."""
+    for name, point in operands.items():
+        if isinstance(point, Quantizer) and not isinstance(point.scale, (PerBlock, PerTile)):
+            try:
+                accumulator.sum_of(point.format, point.format)
+            except ValueError as error:
+                raise ValueError(f"FivePoint: {name}: {accumulators.name_of(accumulator)}: {error}") from error
 
 
 def _resolve(name: str, point: Any) -> Used | str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,8 @@ class _Reader:
 
     def __call__(self, text: str) -> Any:
         if not isinstance(self.like, tuple):
-            return _scalar(self.like)(text)
-        return tuple(map(_scalar(self._one), words(text)))
+            return type(self.like)(text)
+        return tuple(map(type(self._one), words(text)))
 
     @property
     def _one(self) -> Any:
@@ -135,8 +135,3 @@ def _flag(setting: Field[Any]) -> str:
 
 def _written(value: Any) -> str:
     return ",".join(map(_written, value)) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _scalar(like: Any) -> Callable[[str], Any]:
-    kind: Callable[[str], Any] = type(like)
-    return kind

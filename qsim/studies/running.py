@@ -87,9 +87,10 @@ def carry_out(study: Study[Any, Any], todo: Sequence[Any], store: Store, engine:
     """
     ordered = sorted(todo, key=lambda run: (getattr(run, "seed", 0), -study.work(run)))
     with engine.ready(study) as workers, store.writing(), _bar(sum(map(study.work, todo)), len(todo)) as bar:
-        for result in workers.results(ordered):
+        for count, result in enumerate(workers.results(ordered), 1):
             store.add(result)
-            bar.done(study.work(result.run))
+            bar.set_description_str(f"{count}/{len(todo)} runs", refresh=False)
+            bar.update(study.work(result.run))
 
 
 @dataclass(frozen=True)
@@ -104,25 +105,7 @@ class ThisProcess:
         yield Workers.here(study, self.device)
 
 
-class _Bar:
-    """The number of runs done, and the time that the others will take, estimated from their work."""
-
-    def __init__(self, bar: Any, runs: int) -> None:
-        self._bar, self._runs, self._done = bar, runs, 0
-        self._describe()
-
-    def done(self, work: float) -> None:
-        """Count one more run."""
-        self._done += 1
-        self._describe()
-        self._bar.update(work)
-
-    def _describe(self) -> None:
-        self._bar.set_description_str(f"{self._done}/{self._runs} runs", refresh=False)
-
-
-@contextmanager
-def _bar(work: float, runs: int) -> Iterator[_Bar]:
-    # Shown only on terminals.
-    with tqdm(total=work, disable=None, bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left") as bar:
-        yield _Bar(bar, runs)
+def _bar(work: float, runs: int) -> Any:
+    """A progress bar, on terminals only, that estimates the time left from the work of runs."""
+    form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left"
+    return tqdm(total=work, desc=f"0/{runs} runs", disable=None, bar_format=form)

@@ -43,14 +43,14 @@ def confidence_text() -> str:
     return f"{100 * _level.get():.3g} %"
 
 
-def describe_bars(over: str = "seeds") -> str:
+def describe_bars() -> str:
     """The description of a figure's bars.
 
     Example:
         >>> describe_bars()
         'Bars: 95 % intervals over seeds.'
     """
-    return f"Bars: {confidence_text()} intervals over {over}."
+    return f"Bars: {confidence_text()} intervals over seeds."
 
 
 def normal() -> float:

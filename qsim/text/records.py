@@ -277,6 +277,16 @@ def _value(record: Any, value: str | Callable[[Any], Any]) -> Any:
     return record.get(value, "") if isinstance(record, Mapping) else getattr(record, value)
 
 
+def scientific(name: str) -> Callable[[Any], str]:
+    """A column of numbers of any size; zero is shown as 0, and NaN, where there is none, as a dash."""
+
+    def text(record: Any) -> str:
+        number = getattr(record, name)
+        return "-" if math.isnan(number) else "0" if number == 0 else f"{number:.1e}"
+
+    return text
+
+
 def _text(value: Any) -> str:
     return percent(value) if isinstance(value, float) else str(value)
 

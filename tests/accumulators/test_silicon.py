@@ -11,7 +11,7 @@ from torch import Tensor
 
 import qsim
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("hopper")]
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 DEVICE = torch.device("cuda")
@@ -46,12 +46,6 @@ def tf32(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-
-
-@pytest.fixture(autouse=True)
-def _hopper() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the units are those of an H100 and an H200")
 
 
 def values(shape: tuple[int, int], dtype: torch.dtype, spread: float, scale: float = 1.0) -> Tensor:

@@ -18,14 +18,6 @@ STEPS = 10
 CHIPS: tuple[Chip, Chip] = ("auto", "never")
 
 
-@pytest.fixture
-def hopper() -> torch.device:
-    """The chip, if it is there."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the units are those of an H100 and an H200")
-    return torch.device("cuda")
-
-
 @pytest.mark.parametrize("accumulator", ["h100_fp8", "h100_fp8_promoted"])
 def test_a_small_model_trains_as_on_a_cpu(accumulator: str, hopper: torch.device) -> None:
     on_chip, emulated = (net_trained(hopper, accumulator, chip) for chip in CHIPS)

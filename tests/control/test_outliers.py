@@ -13,6 +13,7 @@ import qsim
 from qsim.control import OutControl
 from qsim.points import Channels, Rotated
 from support.comparing import same_bits
+from support.cuda_graphs import captured
 from support.refusing import refused
 
 WIDE, FOUR, EIGHT = (3, 17), qsim.Quantizer("mxfp4"), qsim.Quantizer("mxfp8")
@@ -140,11 +141,7 @@ def test_compiled_code_has_no_break() -> None:
 @pytest.mark.gpu
 def test_a_cuda_graph_contains_it() -> None:
     point, x = Channels("mxfp4", "mxfp8", WIDE).to("cuda"), inputs(1).to("cuda")
-    point(x)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = point(x)
+    graph, y = captured(lambda: point(x))
     x.copy_(inputs(2))
     graph.replay()
     assert torch.equal(y.cpu(), apart(inputs(2), -1))

@@ -12,18 +12,9 @@ import qsim
 from qsim import FivePoint
 from qsim.cli.bench._timing import replay
 from support.calls import noisy, same, seeded
+from support.cuda_graphs import captured
 
 pytestmark = pytest.mark.gpu
-
-
-def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    call()  # compiles the kernel, which must not happen while a graph is captured
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
-    torch.cuda.synchronize()  # torch resets the generator's offset on the stream that captured
-    return graph, result
 
 
 def test_replays_draw_fresh_noise() -> None:

@@ -340,14 +340,6 @@ def test_points_carry_the_choice() -> None:
     assert "chip" not in FivePoint("e4m3").to_dict()
 
 
-@pytest.fixture
-def hopper() -> torch.device:
-    """The chip, if it is there."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the units are those of an H100 and an H200")
-    return torch.device("cuda")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("accumulator", "of_a", "of_b"), [
     ("h100_fp8", E4M3, E4M3), ("h100_fp8", E5M2, E4M3), ("h100_fp8_promoted", E4M3, E5M2), ("h100_bf16", torch.bfloat16, torch.bfloat16),

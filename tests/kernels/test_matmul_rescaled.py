@@ -17,6 +17,7 @@ from qsim.recipes import fp8_hybrid
 from qsim_kernels.chip import cublas, factored
 from support.comparing import same_bits
 from support.cublas_library import CublasLibrary
+from support.cuda_graphs import captured
 
 WITH_BITS = [
     (torch.bfloat16, torch.bfloat16),
@@ -196,10 +197,7 @@ def test_captured_in_a_graph() -> None:
     device = torch.device("cuda")
     a, b = (integers(128, 128, dtype=torch.bfloat16, device=device, seed=seed) for seed in (0, 1))
     factors = [torch.tensor(0.25, device=device), torch.tensor(0.3, device=device)]
-    multiplied(a, b, factors, None, torch.bfloat16)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = multiplied(a, b, factors, None, torch.bfloat16)
+    graph, found = captured(lambda: multiplied(a, b, factors, None, torch.bfloat16))
     factors[1].fill_(0.7)
     a.copy_(integers(128, 128, dtype=torch.bfloat16, device=device, seed=2))
     graph.replay()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import qsim
 from qsim import FivePoint
 from support.comparing import same_bits
+from support.cuda_graphs import captured
 from support.distributed_models import mesh_of, whole
 from support.ranks import NEEDS_GLOO, Ranks, ranks_of
 
@@ -238,17 +239,10 @@ def test_captured_by_a_cuda_graph(kind: str, name: str) -> None:
     def gradients() -> list[Tensor]:
         return list(torch.autograd.grad(net(x).square().sum(), [net[0].weight, net[2].weight]))
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        gradients()  # compiles kernels
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = gradients()
+    graph, replayed = captured(gradients)
     x.copy_(batch(1, "cuda"))
     graph.replay()
-    assert equal(captured, gradients())
+    assert equal(replayed, gradients())
 
 
 @each_kind

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
+from support.cuda_graphs import captured
 from support.distributed_models import alike
 from support.own_optimizers import BF16, SEED, full
 
@@ -193,10 +194,7 @@ def test_replays_draw_fresh_noise() -> None:
     p = nn.Parameter(torch.ones(4096, dtype=BF16, device="cuda"))
     optimizer = qsim.optim.SGD([p], lr=2.0**-9)
     p.grad = torch.ones_like(p)
-    optimizer.step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        optimizer.step()
+    graph, _ = captured(optimizer.step)
     draws = []
     for _ in range(3):
         with torch.no_grad():

@@ -173,3 +173,10 @@ def test_drawing_a_seed_does_not_wait_for_the_gpu(x: Tensor) -> None:
             qsim.encode(x, "e4m3", **STOCHASTIC)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_names_of_streams_are_constants_of_compiled_code_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    compiled = torch.compile(lambda x: x + qsim.random.stream("a", 1) % 7, backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(1)).item() == qsim.random.stream("a", 1) % 7
+    assert not recwarn.list

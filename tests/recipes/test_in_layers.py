@@ -15,6 +15,7 @@ from qsim.nn import functional
 from qsim.recipes.named import SHOWN_IN
 from qsim.scaling import Delayed, PerBlock, PerRow, PerTensor
 from qsim.transforms import Hadamard
+from support.cuda_graphs import captured
 
 
 class Attention(nn.Module):
@@ -207,20 +208,13 @@ def test_a_cuda_graph_has_the_bits_of_eager_code(name: str) -> None:
         y = net(x)
         return [y, *torch.autograd.grad(y.square().mean(), [x, *(p for p in net.parameters() if p.requires_grad)])]
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):  # compiles kernels and initializes points
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    step()  # initializes points
+    graph, replayed = captured(step)
     graph.replay()
-    assert all(part.isfinite().all() for part in captured)
+    assert all(part.isfinite().all() for part in replayed)
     eager, again = step(), step()
     draws = not all(map(torch.equal, eager, again))
-    assert draws or all(map(torch.equal, captured, eager))
-    before = [part.clone() for part in captured]
+    assert draws or all(map(torch.equal, replayed, eager))
+    before = [part.clone() for part in replayed]
     graph.replay()
-    assert draws != all(map(torch.equal, captured, before))
+    assert draws != all(map(torch.equal, replayed, before))

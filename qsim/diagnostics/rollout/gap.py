@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from qsim.text.records import Records, Values, plain
+from qsim.text.records import Records, Values, plain, scientific
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,6 @@ class ComponentGap:
         return {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name != "log_ratios"}
 
 
-def _number(name: str) -> Callable[[ComponentGap], str]:
-    def text(record: ComponentGap) -> str:
-        size = getattr(record, name)
-        return "-" if math.isnan(size) else "0" if size == 0 else f"{size:.1e}"
-
-    return text
-
-
 @dataclass(frozen=True)
 class RolloutGap(Records[ComponentGap]):
     """The gap of log-probabilities between training and serving, for each component and for all: what `RolloutTwin.gap` returns.
@@ -83,12 +74,12 @@ class RolloutGap(Records[ComponentGap]):
     COLUMNS: ClassVar[Values] = {
         "component": "component",
         "setting": "setting",
-        "KL": _number("kl"),
-        "mean |Δ|": _number("mean"),
-        "max |Δ|": _number("largest"),
+        "KL": scientific("kl"),
+        "mean |Δ|": scientific("mean"),
+        "max |Δ|": scientific("largest"),
         "top token": "top",
         "experts": "experts",
-        "KL without": _number("without"),
+        "KL without": scientific("without"),
     }
     RIGHT: ClassVar[tuple[str, ...]] = tuple(COLUMNS)[2:]
     KEY: ClassVar[tuple[str, ...]] = ("component",)
@@ -104,7 +95,7 @@ class RolloutGap(Records[ComponentGap]):
     def _above(self) -> list[str]:
         cause, whole = self.cause, self[("all",)]
         why = "no component changes it" if cause is None else f"most of it from {cause.component}"
-        return [f"{self.tokens} tokens; KL(serving ‖ training) {_number('kl')(whole)}, {why}"]
+        return [f"{self.tokens} tokens; KL(serving ‖ training) {scientific('kl')(whole)}, {why}"]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in plain values, for JSON."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qsim.text.records import Records, Values
+from qsim.text.records import Records, Values, scientific
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,14 +55,6 @@ class TensorDifference:
         return f"{self.tensor} of {self.layer or '(the model)'} ({self.operation})"
 
 
-def _size(name: str) -> Callable[[TensorDifference], str]:
-    def text(record: TensorDifference) -> str:
-        size = getattr(record, name)
-        return "-" if math.isnan(size) else "0" if size == 0 else f"{size:.1e}"
-
-    return text
-
-
 _SIZES = ("error", "own", "operands", "accumulation", "inherited")
 
 
@@ -98,9 +88,9 @@ class RunComparison(Records[TensorDifference]):
         "layer": lambda record: record.layer or "(the model)",
         "operation": "operation",
         "tensor": "tensor",
-        "error": _size("error"),
+        "error": scientific("error"),
         "ulp": lambda record: f"{record.ulps:.0f}" if record.ulps < 1000 else f"{record.ulps:.0e}",
-        **{name: _size(name) for name in _SIZES[1:]},
+        **{name: scientific(name) for name in _SIZES[1:]},
         "cause": "cause",
     }
     RIGHT: ClassVar[tuple[str, ...]] = tuple(COLUMNS)[3:-1]

@@ -81,7 +81,6 @@ def begin(how: GPTTraining, device: torch.device) -> tuple[GPT, torch.optim.Opti
     model = GPT(size(how.size), VOCABULARY, how.context).bfloat16().to(device)
     if how.method == MIXED:
         model.float()
-    if how.method == MIXED:
         return model, adamw(model, how.rate)
     groups = parameter_groups(list(model.parameters()))
     return model, qsim.optim.AdamW(groups, lr=how.rate, betas=BETAS, update=how.method, seed=how.seed)

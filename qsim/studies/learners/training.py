@@ -129,8 +129,9 @@ def full_precision(device: torch.device) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def _chunks(x: Tensor, y: Tensor, examples: int = 1_000, predictions: int = 50_000) -> Iterator[tuple[Tensor, Tensor]]:
-    size = max(1, min(examples, predictions // y[0].numel()))
+def _chunks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """At most 1,000 examples at a time, of at most 50,000 predictions."""
+    size = max(1, min(1_000, 50_000 // y[0].numel()))
     yield from zip(x.split(size), y.split(size), strict=True)
 
 

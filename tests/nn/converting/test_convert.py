@@ -351,8 +351,6 @@ def test_it_is_silent_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
-        ({"include": ["hed"]}, ValueError, "convert: include pattern 'hed' matches no layer; did you mean 'head'"),
-        ({"exclude": ["block"]}, ValueError, "convert: exclude pattern 'block' matches no module; did you mean 'blocks'"),
         (
             {"points": {"head": NEAREST, "heads.*": NEAREST}},
             ValueError,
@@ -365,7 +363,6 @@ def test_it_is_silent_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
         ({"exclude": "block"}, ValueError, "convert: exclude pattern 'block' matches no module; did you mean 'blocks'"),
         ({"exclude": [3]}, TypeError, "convert: the patterns of exclude must be strings, got 3"),
         ({"exclude": 0}, TypeError, "convert: exclude must be a pattern of names, several patterns or None, got 0"),
-        ({"exclude": 2}, TypeError, "convert: exclude must be a pattern of names, several patterns or None, got 2"),
         ({"exclude": False}, TypeError, "convert: exclude must be a pattern of names, several patterns or None, got False"),
         ({"include": 0}, TypeError, "convert: include must be a pattern of names, several patterns or None, got 0"),
         (
@@ -402,7 +399,6 @@ def test_patterns_of_a_model_without_layers() -> None:
         qsim.convert(one, NEAREST, exclude="fc")
     with pytest.raises(ValueError, match="pattern 'fc' matches no layer; the model has none that could round"):
         qsim.convert(nn.Sequential(nn.ReLU()), NEAREST, include=["fc"])
-    assert str(qsim.nn.conversion(qsim.convert(nn.Sequential(nn.ReLU()), NEAREST))) == "no layer that could round"
 
 
 def test_a_model_that_only_multiplies_by_its_embedding_is_converted_in_silence(recwarn: pytest.WarningsRecorder) -> None:
@@ -410,6 +406,6 @@ def test_a_model_that_only_multiplies_by_its_embedding_is_converted_in_silence(r
     assert not recwarn.list
 
 
-def test_a_model_in_which_nothing_can_round_raises_an_error() -> None:
+def test_a_model_in_which_nothing_can_round_causes_a_warning() -> None:
     with pytest.warns(UserWarning, match="convert: the model has no layer that could round"):
         qsim.convert(nn.Sequential(nn.BatchNorm1d(2), nn.ReLU()), NEAREST)

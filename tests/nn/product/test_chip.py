@@ -44,11 +44,11 @@ POINTS = {
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def on_codes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A device whose layers take codes: the chip, or a processor that is taken for one by layers, and not by the operator."""
-    if request.param == "cuda" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the units are those of an H100 and an H200")
-    if request.param == "cpu":
-        monkeypatch.setattr(plans, "is_chip", lambda kind, index: True)
-    return torch.device(request.param)
+    if request.param == "cuda":
+        chip: torch.device = request.getfixturevalue("hopper")
+        return chip
+    monkeypatch.setattr(plans, "is_chip", lambda kind, index: True)
+    return torch.device("cpu")
 
 
 def results(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], points: FivePoint, dtype: torch.dtype) -> list[Tensor]:
@@ -148,9 +148,8 @@ def test_monitors_see_the_same(on_codes: torch.device) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 def test_graphs_of_layers_on_the_chip() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the units are those of an H100 and an H200")
     points = FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e4m3", accumulate=PROMOTED, chip="require")
     layer = qsim.convert(nn.Linear(1024, 4096, bias=False, device="cuda", dtype=torch.bfloat16), points)
     x = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
