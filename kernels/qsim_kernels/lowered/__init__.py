@@ -50,7 +50,7 @@ for _module, _names in (
     (fusible, ("again",)),
     (products, ("accumulate", "matmul_rescaled")),
     (rounding, ("quantize", "quantize_and_sum")),
-    (scaling, ("amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "rescaled")),
+    (scaling, ("amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "quantize_both_ways", "rescaled")),
 ):
     for _name in _names:
         _lower(_name, getattr(_module, _name))

@@ -98,10 +98,21 @@ def quantize_tiles(
 ) -> tuple[Tensor, Tensor] | None:
     """Round a tensor under the scales of its own tiles, if `_is_lowered`, no random bits are needed, and its kernel is not faster."""
     where, given = TileSizes.of(tiles), _RoundingArguments(*rounding)
-    if not _is_lowered(x, where, turn) or not given.is_lowered or _has_faster_kernel(x, where):
+    if not _is_rounded_in_loops(x, where, turn, given):
         return None
     made = scales(_amaxes(x, where, False), under, making, scale_grid)
     return _rounded_under(x, made, under, where, given), made.new_empty((0,)) if given.restore else made
+
+
+def quantize_both_ways(
+    x: Tensor, tiles: Sequence[int], others: Sequence[int], making: str, scale_grid: str, grid: str, rule: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor] | None:
+    """Round a tensor under the scales of two kinds of tiles in two operators, if one of these is lowered."""
+    given, both = _RoundingArguments(None, grid, rule, 0, 0, dtype, int(Restore.SCALE)), (tiles, others)
+    if not any(_is_rounded_in_loops(x, TileSizes.of(where), (), given) for where in both):
+        return None
+    one, other = (torch.ops.qsim.quantize_tiles.default(x, None, where, (), making, scale_grid, *given)[0] for where in both)
+    return one, other
 
 
 class _RoundingArguments(NamedTuple):
@@ -155,6 +166,11 @@ def _is_lowered(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
     """
     conditions = x.numel() > 0, tiles.rows % tiles.height == 0, tiles.columns % tiles.width == 0
     return not turn and x.dtype != torch.float64 and _are_known(*conditions) and not (_is_large(x) and inductor.is_given(x))
+
+
+def _is_rounded_in_loops(x: Tensor, tiles: TileSizes, turn: Sequence[int], given: _RoundingArguments) -> bool:
+    """Whether a rounding under the scales of a tensor's own tiles is lowered."""
+    return _is_lowered(x, tiles, turn) and given.is_lowered and not _has_faster_kernel(x, tiles)
 
 
 def _has_faster_kernel(x: Tensor, tiles: TileSizes) -> bool:
