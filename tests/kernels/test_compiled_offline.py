@@ -37,6 +37,7 @@ def test_all_kinds_of_kernels_compile() -> None:
         "tiles_kernel",
         "best_kernel",
         "pairs_kernel",
+        "both_ways_kernel",
         "turned_kernel",
         "whole_scale_kernel",
         "turned_scale_kernel",

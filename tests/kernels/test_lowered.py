@@ -110,6 +110,28 @@ def test_large_weights_are_rounded_by_kernels_of_their_own() -> None:
     assert (found["qsim.magnitudes_fused.default"], found["qsim.quantize_scaled_fused.default"]) == (2, 2)
 
 
+@pytest.mark.parametrize("is_faster", [False, True])
+def test_gradients_in_blocks_are_rounded_by_one_operator_where_loops_do_not(is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowered.scaling, "_has_faster_kernel", lambda *_: is_faster)
+    layer, x = qsim.convert(nn.Linear(64, 32), "mxfp8"), torch.randn(32, 64)
+    found = Counter(operators(layer, x.requires_grad_()))
+    expected = (4, 1, 0) if is_faster else (0, 0, 6)
+    names = "quantize_tiles", "quantize_both_ways", "quantize_scaled_fused"
+    assert tuple(found[f"qsim.{name}.default"] for name in names) == expected
+
+
+@pytest.mark.gpu
+def test_compiled_layers_call_the_operator_that_rounds_large_gradients_both_ways() -> None:
+    layer = qsim.convert(nn.Linear(64, 1024, bias=False, device="cuda", dtype=torch.bfloat16), "mxfp8")
+    # Integers, so that the order of sums does not matter.
+    x, g, w = (torch.randint(-8, 9, (1024, size), device="cuda").bfloat16() for size in (64, 1024, 64))
+    layer.weight.data.copy_(w)
+    x.requires_grad_()
+    assert Counter(operators(layer, x))["qsim.quantize_both_ways.default"] == 1
+    found = [torch.autograd.grad(call(x), [x, *layer.parameters()], g) for call in (torch.compile(layer), layer)]
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.slow
 def test_what_is_read_for_a_scale_and_to_be_rounded_is_computed_once(device: torch.device) -> None:
     layer = qsim.convert(nn.Linear(512, 512, device=device), "fp8_hybrid").requires_grad_(False)

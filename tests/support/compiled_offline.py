@@ -141,6 +141,15 @@ def _transformed_blocks(x: torch.Tensor) -> None:
     torch.ops.qsim.scales_of_tiles.default(x, None, whole.tiles(x.shape), turn, True, *whole.spelling(spelt.format))
 
 
+def _both_ways(x: torch.Tensor) -> None:
+    """Round in blocks along rows and along columns, in one read and in two."""
+    spelt, block = qsim.Quantizer("e4m3").spelt, qsim.scaling.NAMED["mxfp8"]
+    both, making = [block.along(dim).tiles(x.shape) for dim in (-1, 0)], block.along(0).spelling(spelt.format)
+    torch.ops.qsim.quantize_both_ways.default(x, *both, *making, spelt.grid, spelt.rule, x.dtype)
+    for tiles in both:
+        torch.ops.qsim.quantize_tiles.default(x, None, tiles, (), *making, None, spelt.grid, spelt.rule, 0, 0, x.dtype, 1)
+
+
 def _runs(x: torch.Tensor) -> None:
     """Round runs of rows in blocks, in pairs and one by one, with a transform and without."""
     held = torch.tensor([[0, 16], [16, 5]], dtype=torch.int32)
@@ -216,6 +225,7 @@ def works() -> dict[str, Callable[[], object]]:
         "codes in pairs": lambda: [qsim.encode(x.bfloat16(), name, rounding="stochastic", seed=1) for name in ("e4m3", "e2m1")],
         "blocks in pairs": lambda: [qsim.quantize(x.bfloat16(), "mxfp8", rounding="stochastic", seed=1, dim=dim) for dim in (-1, 0)],
         "transformed blocks in pairs": lambda: _transformed_blocks(x.bfloat16()),
+        "blocks both ways": lambda: [_both_ways(y) for y in (x, x.bfloat16())],
         "runs of rows": lambda: _runs(x.bfloat16()),
         "four over six": lambda: qsim.points.FourOverSix()(x.bfloat16()),
         "four over six stochastic": lambda: qsim.points.FourOverSix(rounding="stochastic")(x.bfloat16(), seed=1),

@@ -51,7 +51,7 @@ for _module, _names in (
     (products, ("accumulate", "matmul_rescaled")),
     (reductions, ("checksum",)),
     (rounding, ("quantize", "quantize_and_sum")),
-    (scaling, ("amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "rescaled")),
+    (scaling, ("amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "quantize_both_ways", "rescaled")),
 ):
     for _name in _names:
         lower(_name, getattr(_module, _name))

@@ -104,10 +104,21 @@ def quantize_tiles(
 ) -> tuple[Tensor, Tensor] | None:
     """Round a tensor under the scales of its own tiles, if `_is_lowered`, elements are rounded alone, and its kernel is not faster."""
     where, given = TileSizes.of(tiles), _RoundingArguments(*rounding)
-    if not _is_lowered(x, where, turn) or _has_faster_kernel(x, where) or (draws := given.draws(x)) is None:
+    if not _is_rounded_in_loops(x, where, turn) or (draws := given.draws(x)) is None:
         return None
     made = _scales_for(x)(_amaxes(x, where, False), under, making, scale_grid, torch.float32)
     return _rounded_under(x, made, under, where, given, draws), made.new_empty((0,)) if given.restore else made
+
+
+def quantize_both_ways(
+    x: Tensor, tiles: Sequence[int], others: Sequence[int], making: str, scale_grid: str, grid: str, rule: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor] | None:
+    """Round a tensor under the scales of two kinds of tiles in two operators, if one of these is lowered."""
+    given, both = _RoundingArguments(None, grid, rule, 0, 0, dtype, int(Restore.SCALE)), (tiles, others)
+    if given.draws(x) is None or not any(_is_rounded_in_loops(x, TileSizes.of(where), ()) for where in both):
+        return None
+    one, other = (torch.ops.qsim.quantize_tiles.default(x, None, where, (), making, scale_grid, *given)[0] for where in both)
+    return one, other
 
 
 class _RoundingArguments(NamedTuple):
@@ -162,9 +173,10 @@ def _is_lowered(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
     return not turn and x.dtype != torch.float64 and sizes.are_known(*conditions) and not (sizes.is_large(x) and inductor.is_given(x))
 
 
-def _has_faster_kernel(x: Tensor, tiles: TileSizes) -> bool:
-    """Whether a tensor is on a GPU, statically known to be large, and its tiles fit into the operator's own kernel."""
-    return sizes.is_large(x) and sizes.are_known(tiles.height * tiles.width <= _HELD)
+def _is_rounded_in_loops(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
+    """Whether a rounding under the scales of a tensor's own tiles is lowered: its own kernel is faster for large tensors, if it holds a tile."""
+    has_faster_kernel = sizes.is_large(x) and sizes.are_known(tiles.height * tiles.width <= _HELD)
+    return _is_lowered(x, tiles, turn) and not has_faster_kernel
 
 
 def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes, given: _RoundingArguments, draws: Draws) -> Tensor:

@@ -155,6 +155,20 @@ class Implementation(OnBackend):
         return out, scales
 
     @operator(
+        f"(Tensor x, SymInt[] tiles, SymInt[] others, {_MAKING}, str grid, str rule, ScalarType dtype) -> (Tensor, Tensor)",
+        lambda x, *rest: (x.new_empty(x.shape, dtype=rest[-1]), x.new_empty(x.shape, dtype=rest[-1])),
+        vmap=one_by_one,
+    )
+    def quantize_both_ways(
+        self, x: Tensor, tiles: Sequence[int], others: Sequence[int], making: str, scale_grid: str, grid: str, rule: str, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Round a tensor under the scales of two kinds of tiles, by which elements are multiplied again, without random bits."""
+        rounding = None, grid, rule, 0, 0, dtype, int(Restore.SCALE)
+        (first, out, _), (second, other, _) = (_prepared(x, where, (), *rounding) for where in (tiles, others))
+        self._backend.quantize_both_ways_into((out, other), x, read_scales(making, scale_grid), (first, second))
+        return out, other
+
+    @operator(
         "(Tensor x, Tensor held, SymInt size, SymInt[] turn) -> Tensor",
         lambda x, held, size, turn: x.new_empty((held.shape[0], size, x.shape[1]), dtype=_wide(x)),
     )

@@ -115,6 +115,18 @@ def quantize_tiles_into(
     quantize_scaled_into(out, x, scales, under, rounding._replace(turn=None))
 
 
+def quantize_both_ways_into(
+    outs: Sequence[Tensor],
+    x: Tensor,
+    making: Scales,
+    roundings: Sequence[ScaledRounding],
+    quantize_tiles: Callable[..., None] = quantize_tiles_into,
+) -> None:
+    """Round `x` into two tensors, as `quantize_tiles` does, by roundings that differ only in their tiles."""
+    for out, rounding in zip(outs, roundings, strict=True):
+        quantize_tiles(out, None, x, None, making, rounding)
+
+
 def scales_of(largest: Tensor, scales: Scales, arithmetic: Any = None) -> Tensor:
     """The scales of tiles with given largest magnitudes, in float64.
 

@@ -105,12 +105,14 @@ class Gradient:
         for_second: The site that rounds it for the gradient of the second.
         is_rounded_once: Whether one rounding serves both products.
         is_summed: Whether its sum over rows comes from the read that rounds it.
+        is_rounded_both_ways: Whether the sites differ only in the direction of blocks, so that one read serves both, unless in groups.
     """
 
     for_first: Site
     for_second: Site
     is_rounded_once: bool
     is_summed: bool
+    is_rounded_both_ways: bool = False
 
     def round(
         self,
@@ -139,6 +141,8 @@ class Gradient:
         other = total = None
         if site.on_chip and others:
             rounded, other = map(RoundedOperand, encoded_twice(ops, g, self.for_first, self.for_second, seed))
+        elif self.is_rounded_both_ways and others and carrier == others[0] and site.groups is None:
+            rounded, other = site.round_both_ways(ops, g, self.for_second, carrier)
         elif sums and self.is_summed:
             rounded, total = site.round_and_sum(ops, g, seed, carrier)
         else:

@@ -210,6 +210,14 @@ class Site:
         values, total = ops.quantize_and_sum(x if x.dim() == 2 else rows(x), chosen, spelt.grid, spelt.rule, self.stream, dtype)
         return RoundedOperand(values if x.dim() == 2 else values.view(x.shape)), total
 
+    def round_both_ways(self, ops: Operators, x: Tensor, other: Site, dtype: torch.dtype) -> tuple[RoundedOperand, RoundedOperand]:
+        """Round a tensor here and at a site that differs only in the direction of its blocks, in one read; see `Gradient`."""
+        spelt, seen = self.spelt, self.as_matrix(x)
+        own, others = self.layout(seen.shape), other.layout(seen.shape)
+        values = ops.quantize_both_ways(seen, own.numbers, others.numbers, *own.making, spelt.grid, spelt.rule, dtype)
+        one, second = (RoundedOperand(each.view(x.shape)) for each in values)
+        return one, second
+
     def restored(self, ops: Operators, x: Tensor, seed: Tensor | None) -> Tensor:
         """The rounded tensor, times its scales and without the transform, in at least float32."""
         dtype = torch.promote_types(x.dtype, torch.float32)

@@ -19,6 +19,7 @@ from qsim.nn.product.sums import chain_of
 from qsim.random.places import WHOLE, Place
 from qsim.random.streams import rank_stream, stream
 from qsim.recipes.five_point import FivePoint, Three
+from qsim.scaling import PerBlock
 from qsim_kernels.ops.direct import Operators
 
 #: Streams of the points, so that no two share random bits; those of weights are shared by all ranks.
@@ -129,7 +130,8 @@ class ProductKind(NamedTuple):
         # A chip rounds the gradient in another read, and the bias's gradient must not depend on what multiplies.
         are_plain = all(site.quantizer is not None and site.is_plain for site in (first, second))
         is_summed = are_plain and points.accumulate is None and self.product.sums_rows
-        return Gradient(first, second, is_once and not (first.chain or second.chain), is_summed)
+        is_once = is_once and not (first.chain or second.chain)
+        return Gradient(first, second, is_once, is_summed, is_rounded_both_ways=_differ_in_direction(first, second))
 
     def _operand(self, name: str, role: str, forward_stream: int, backward_stream: int) -> Operand:
         point, after = self.points.used[name], getattr(self.points, f"{name}_bwd")
@@ -173,6 +175,13 @@ class ProductKind(NamedTuple):
         used = self.points.used
         point = used["act"] if index == 0 else used["grad"] if index == 1 or self.points.grad_w is None else used["grad_w"]
         return point.transform if isinstance(point, Quantizer) else None
+
+
+def _differ_in_direction(one: Site, other: Site) -> bool:
+    """Whether two sites round in the same way, without random bits, but in blocks along different dimensions that are multiplied in."""
+    point = one.quantizer
+    are_blocks = point is not None and isinstance(point.scale, PerBlock) and point.scale.outer is None and not one.is_stochastic
+    return are_blocks and point == other.quantizer and not any(site.transform or site.chain for site in (one, other))
 
 
 def _is_directed(point: Quantizer | CallablePoint | None) -> bool:

@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 import qsim
 from qsim import FivePoint, Quantizer
 from qsim.nn import functional
+from qsim.nn.product.observers import Observer, hold
+from qsim.nn.product.sites import Site
 from qsim.scaling import PerBlock, PerRow, PerTensor, PerTile, Scaling
 from support.points import in_order
 
@@ -314,6 +317,57 @@ def test_gradients_are_rounded_once_per_product_if_scales_have_directions() -> N
         y = functional.linear(x, w, points=points)
         grad_x, grad_w = torch.autograd.grad(y, (x, w), g)
         assert torch.equal(grad_x, grad_w.t()) == alike, scale
+
+
+def gradients(layer: qsim.nn.Linear, x: Tensor, g: Tensor) -> tuple[dict[str, Tensor], int]:
+    """The gradients that are needed, and how often the backward pass rounds the result's gradient for both products at once."""
+    y, needed = layer(x), {name: each for name, each in (("x", x), *layer.named_parameters()) if each.requires_grad}
+    with profile(activities=[ProfilerActivity.CPU]) as run:
+        found = torch.autograd.grad(y, [*needed.values()], g)
+    return dict(zip(needed, found, strict=True)), sum(event.name == "qsim::quantize_both_ways" for event in run.events())
+
+
+def test_a_gradient_in_blocks_along_both_dimensions_is_read_once(device: torch.device) -> None:
+    """With the bits that each product gets where the other is not needed."""
+    layer = qsim.nn.Linear(40, 96, points=qsim.recipes.mxfp8().points, device=device)
+    x, g = torch.randn(2, 35, 40, device=device).exp(), torch.randn(2, 35, 96, device=device).exp()
+    of_weight, alone = gradients(layer, x, g)
+    both, together = gradients(layer, x.requires_grad_(), g)
+    of_input, without = gradients(layer.requires_grad_(False), x, g)
+    assert (alone, together, without) == (0, 1, 0)
+    assert both.keys() == of_weight.keys() | of_input.keys()
+    assert all(torch.equal(both[name], each) for name, each in (of_weight | of_input).items())
+
+
+def test_observers_see_both_roundings_of_one_read() -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Sees(Observer):
+        def rounds(self, site: Site, x: Tensor, seed: Tensor | None, rounded: Tensor | None = None) -> None:
+            seen.append((site.name, 0 if site.along is None else site.along.summed))
+
+    with hold(Sees()):
+        qsim.nn.Linear(64, 32, points=FivePoint(grad="mxfp8"))(torch.randn(32, 64).requires_grad_()).sum().backward()
+    assert seen == [("grad", -1), ("grad", -2)]
+
+
+TURNED = Quantizer("mxfp8", transform=qsim.transforms.Hadamard(32))
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        FivePoint(grad=Quantizer("mxfp8", "stochastic")),
+        FivePoint(act_bwd=TURNED, weight_bwd=TURNED, grad=TURNED),
+        FivePoint(grad="mxfp8", grad_w="mxfp6"),
+        FivePoint(grad="nvfp4"),
+        FivePoint(grad=Quantizer("e4m3", scale=PerRow())),
+        FivePoint(*["mxfp8"] * 2, act_bwd="mxfp8", weight_bwd="mxfp8", grad="mxfp8", accumulate="b200_mxfp8"),
+    ],
+    ids=str,
+)
+def test_other_gradients_are_rounded_product_by_product(points: FivePoint) -> None:
+    assert gradients(qsim.nn.Linear(64, 32, points=points), torch.randn(32, 64).requires_grad_(), torch.randn(32, 32))[1] == 0
 
 
 def test_a_table_is_scaled_along_its_rows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from qsim_kernels.triton.device.scaled_pairs import ScaledForm, TurnedForm
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch
 from qsim_kernels.triton.quantize.launch import quantize_into
-from qsim_kernels.triton.scaled import best, eden, nested, rescaling
+from qsim_kernels.triton.scaled import best, both_ways, eden, nested, rescaling
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
 from qsim_kernels.triton.scaled.basis import quantize_in_basis
 from qsim_kernels.triton.scaled.pairs import pairs_kernel
@@ -93,6 +94,17 @@ def _launch_on_tiles(
 ) -> None:
     written = (scales,) if launch.launcher.kernel is tiles_kernel else ()
     launch(x.contiguous(), out, *written, under, held, *noise)
+
+
+def quantize_both_ways_into(outs: Sequence[Tensor], x: Tensor, making: Scales, roundings: Sequence[ScaledRounding]) -> None:
+    """Round `x` in blocks along rows and along columns; see `reference.quantize_both_ways_into`."""
+    one, other = roundings
+    call, _ = call_of(outs[0], x, one)
+    launch = both_ways.prepared(call, other.tiles, making)
+    if launch is None:
+        reference.quantize_both_ways_into(outs, x, making, roundings, quantize_tiles_into)
+    else:
+        launch(x.contiguous(), *outs)
 
 
 def quantize_runs_into(out: Tensor, x: Tensor, held: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding) -> None:

@@ -1,0 +1,74 @@
+"""Rounding in blocks along rows and in blocks along columns from one read: an override of two roundings by `tiles`.
+
+Regions hold whole blocks of both directions.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import triton
+import triton.language as tl
+
+from qsim_kernels.numbers.carrier import RoundingNumbers
+from qsim_kernels.numbers.grid import NoiseNumbers
+from qsim_kernels.numbers.scales import ScaleNumbers, Scales, TileSizes
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.regions import Matrices, load_region, region_part, region_place
+from qsim_kernels.triton.device.saturation import clamp_of_tiles
+from qsim_kernels.triton.device.tile_scales import making_of, scale_numbers, tile_scales
+from qsim_kernels.triton.device.values import rounding_of
+from qsim_kernels.triton.host.launcher import Launch
+from qsim_kernels.triton.scaled.partition import ScaledCall, cut_between_tiles, reading
+from qsim_kernels.triton.scaled.tiles import largest_of_tiles, round_region, spread
+
+#: The most elements of a region. Programs of larger ones have many warps, which would exchange largest magnitudes.
+_LARGEST = 64 * 64
+
+
+@triton.jit
+def round_in_tiles(
+    values, out, at, matrices, rounding, making,
+    ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, REGION: tl.constexpr, RESTORE: tl.constexpr,
+    CLAMP: tl.constexpr,
+):  # fmt: skip
+    """Round the values of a region under the scales of its tiles, without random bits, and write them."""
+    scales, inverses = tile_scales(largest_of_tiles(values, REGION), None, making, MAKING, SCALE_ROUNDING)
+    inverses, factors, part = spread(inverses, REGION), spread(scales, REGION), region_part(at, matrices, REGION)
+    source = NoiseNumbers(0, 0, 0)
+    round_region(values, inverses, factors, 0.0, out, at, part, source, rounding, ROUNDING, REGION, RESTORE, CLAMP)
+
+
+@kernel()
+def both_ways_kernel(
+    x, out, other, matrices: Matrices, numbers: RoundingNumbers, making: ScaleNumbers,
+    ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, REGION: tl.constexpr, OTHER: tl.constexpr,
+    RESTORE: tl.constexpr, CLAMP: tl.constexpr,
+):  # fmt: skip
+    """Round matrices under the scales of two kinds of tiles; `OTHER` is `REGION` with those of the second result."""
+    rounding = rounding_of(None, 0, 0, numbers, ROUNDING.wide)
+    making = scale_numbers(making, SCALE_ROUNDING)
+    at = region_place(tl.program_id(0), matrices, REGION)
+    values = load_region(x, at, matrices, REGION)
+    round_in_tiles(values, out, at, matrices, rounding, making, ROUNDING, MAKING, SCALE_ROUNDING, REGION, RESTORE, CLAMP)
+    round_in_tiles(values, other, at, matrices, rounding, making, ROUNDING, MAKING, SCALE_ROUNDING, OTHER, RESTORE, CLAMP)
+
+
+@lru_cache(maxsize=4096)
+def prepared(call: ScaledCall, other: TileSizes, making: Scales) -> Launch | None:
+    """Prepare a launch for a call and other tiles, if these are blocks along rows and along columns that fit into regions."""
+    one, (source, target) = call.tiles, call.types
+    taller, wide = max(one, other, key=lambda tiles: tiles.height), max(one.width, other.width)
+    are_blocks = min(one.height, other.height) == min(one.width, other.width) == 1 and one.columns == other.columns
+    if not are_blocks or one.across or other.across or taller.height * wide > _LARGEST:
+        return None
+    read = reading(call.shape.numel(), source, taller._replace(width=wide), None)
+    regions = read and cut_between_tiles(read, call.types, call.elements, call.aligned, making, joins_rows=False)
+    if regions is None:
+        return None
+    variant, numbers = call.rounding
+    making_variants, making_numbers = making_of(making, False)
+    shapes = (regions.shape._replace(tile_height=tiles.height, tile_width=tiles.width) for tiles in (one, other))
+    clamp = clamp_of_tiles(making, call.elements, False, source, target)
+    constants = (variant, *making_variants, *shapes, int(call.elements.restore), int(clamp))
+    return regions.launch(both_ways_kernel, call.types, (*numbers, *making_numbers, *constants))
