@@ -112,7 +112,7 @@ def test_large_weights_are_rounded_by_kernels_of_their_own() -> None:
 
 @pytest.mark.parametrize("is_faster", [False, True])
 def test_gradients_in_blocks_are_rounded_by_one_operator_where_loops_do_not(is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowered.scaling, "_has_faster_kernel", lambda *_: is_faster)
+    monkeypatch.setattr(lowered.scaling, "_is_rounded_in_loops", lambda *_: not is_faster)
     layer, x = qsim.convert(nn.Linear(64, 32), "mxfp8"), torch.randn(32, 64)
     found = Counter(operators(layer, x.requires_grad_()))
     expected = (4, 1, 0) if is_faster else (0, 0, 6)

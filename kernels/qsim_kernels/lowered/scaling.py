@@ -174,9 +174,8 @@ def _is_lowered(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
 
 
 def _is_rounded_in_loops(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
-    """Whether a rounding under the scales of a tensor's own tiles is lowered: its own kernel is faster for large tensors, if it holds a tile."""
-    has_faster_kernel = sizes.is_large(x) and sizes.are_known(tiles.height * tiles.width <= _HELD)
-    return _is_lowered(x, tiles, turn) and not has_faster_kernel
+    """Whether a rounding under a tensor's own scales is lowered: not that of a large one whose tiles its own kernel holds, which is faster."""
+    return _is_lowered(x, tiles, turn) and not (sizes.is_large(x) and sizes.are_known(tiles.height * tiles.width <= _HELD))
 
 
 def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes, given: _RoundingArguments, draws: Draws) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is known of a tensor's size while a graph is traced: on a GPU it decides whether kernels or their launches take the time."""
+"""Sizes of tensors while a graph is traced: on a GPU they decide whether kernels take the time or their launches."""
 
 from __future__ import annotations
 
