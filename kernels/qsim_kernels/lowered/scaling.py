@@ -174,7 +174,7 @@ def _is_lowered(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
 
 
 def _is_rounded_in_loops(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
-    """Whether a rounding under a tensor's own scales is lowered: not that of a large one whose tiles its own kernel holds, which is faster."""
+    """Whether a rounding under a tensor's own scales is lowered: not for a large one whose tiles its own kernel holds, which is faster."""
     return _is_lowered(x, tiles, turn) and not (sizes.is_large(x) and sizes.are_known(tiles.height * tiles.width <= _HELD))
 
 
