@@ -157,7 +157,7 @@ class FivePointProduct(torch.autograd.Function):
         )
         result = not_a_view(plan.products[0].multiply(ops, x, y, bias if plan.adds_bias else None, seed, ends))
         is_traced = ops is DISPATCHED and torch.compiler.is_compiling() and not is_exporting()
-        return torch.ops.qsim.with_seed.default(result, seed) if is_traced and seed is not None else result
+        return torch.ops.qsim.with_seed.default(result, seed) if is_traced and plan.shares_signs else result
 
     @staticmethod
     @refuses_double_backward

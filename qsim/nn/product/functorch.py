@@ -36,7 +36,7 @@ def _check_plan(plan: ProductPlan) -> None:
         "layers with delayed scales": any(scale is not None and scale.is_recorded for scale in scales),
         "embeddings with points": plan.product.is_lookup,
         "layers with Outliers at grad": plan.split is not None,
-        "layers whose operands share random signs": any(site.draws_signs for site in plan.sites),
+        "layers whose operands share random signs": plan.shares_signs,
     }
     for reason, is_there in reasons.items():
         if is_there:

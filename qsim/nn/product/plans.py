@@ -94,6 +94,11 @@ class ProductPlan:
         """All sites."""
         return [site for pair in _pairs(self.first, self.second, self.gradient) for site in pair]
 
+    @property
+    def shares_signs(self) -> bool:
+        """Whether both operands of a product share random signs."""
+        return any(site.draws_signs for site in self.sites)
+
     def in_groups(self, ends: Tensor, *, is_observed: bool) -> ProductPlan:
         """The plan in one pass, whose rows fall into groups: only scales, transforms and observers need to know which."""
         if not is_observed and all(site.is_plain for site in self.sites):

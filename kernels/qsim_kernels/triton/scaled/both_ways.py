@@ -19,11 +19,11 @@ from qsim_kernels.triton.device.saturation import clamp_of_tiles
 from qsim_kernels.triton.device.tile_scales import making_of, scale_numbers, tile_scales
 from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.host.launcher import Launch
-from qsim_kernels.triton.scaled.partition import ScaledCall, cut_between_tiles, reading
+from qsim_kernels.triton.scaled.partition import ScaledCall, cut_into, reading
 from qsim_kernels.triton.scaled.tiles import largest_of_tiles, round_region, spread
 
-#: The most elements of a region. Programs of larger ones have many warps, which would exchange largest magnitudes.
-_LARGEST = 64 * 64
+#: The elements of a region and its warps, found by experiment.
+_REGION, _WARPS = 64 * 64, 4
 
 
 @triton.jit
@@ -58,14 +58,16 @@ def both_ways_kernel(
 def prepared(call: ScaledCall, other: TileSizes, making: Scales) -> Launch | None:
     """Prepare a launch for a call and other tiles, if these are blocks along rows and along columns that fit into regions."""
     one, (source, target) = call.tiles, call.types
-    taller, wide = max(one, other, key=lambda tiles: tiles.height), max(one.width, other.width)
+    height, width = max(one.height, other.height), max(one.width, other.width)
     are_blocks = min(one.height, other.height) == min(one.width, other.width) == 1 and one.columns == other.columns
-    if not are_blocks or one.across or other.across or taller.height * wide > _LARGEST:
+    are_powers = not (height & (height - 1) or width & (width - 1))
+    if not (are_blocks and are_powers) or one.across or other.across or height * width > _REGION:
         return None
-    read = reading(call.shape.numel(), source, taller._replace(width=wide), None)
-    regions = read and cut_between_tiles(read, call.types, call.elements, call.aligned, making, joins_rows=False)
-    if regions is None:
+    read = reading(call.shape.numel(), source, max(one, other, key=lambda tiles: tiles.height), None)
+    if read is None:
         return None
+    matrix, region = (read.tiles.rows, read.tiles.columns), (height, max(width, _REGION // height))
+    regions = cut_into(read.elements, call.types, call.aligned, matrix, region, (height, width), _WARPS)
     variant, numbers = call.rounding
     making_variants, making_numbers = making_of(making, False)
     shapes = (regions.shape._replace(tile_height=tiles.height, tile_width=tiles.width) for tiles in (one, other))
