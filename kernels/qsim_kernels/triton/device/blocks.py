@@ -23,6 +23,12 @@ def as_single(x):
 
 
 @triton.jit
+def larger(a, b):
+    """The larger of two numbers, NaN if one is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def with_one_nan(x):
     """Replace every NaN by the canonical one."""
     if x.dtype == tl.float64:

@@ -9,7 +9,7 @@ from qsim_kernels.meanings.triton import INTERPRETED, elements
 from qsim_kernels.numbers.carrier import RoundingNumbers
 from qsim_kernels.numbers.grid import NoiseNumbers
 from qsim_kernels.numbers.scales import Restore, ScaleNumbers
-from qsim_kernels.triton.device.blocks import narrowed, rounded
+from qsim_kernels.triton.device.blocks import larger, narrowed, rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
@@ -21,12 +21,6 @@ from qsim_kernels.triton.device.values import rounding_of
 
 NOTHING, ALL = (tl.constexpr(int(restore)) for restore in (Restore.NOTHING, Restore.ALL))
 kept_from_zero = elements.kept_from_zero
-
-
-@triton.jit
-def larger(a, b):
-    """The larger of two numbers, NaN if one is."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -20,27 +20,22 @@ from qsim_kernels.numbers.grid import NoiseNumbers
 from qsim_kernels.numbers.scales import ScaleNumbers
 from qsim_kernels.triton.device.pairs import larger_pair
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, in_memory, piece_factors, region_place
+from qsim_kernels.triton.device.regions import Matrices, in_memory, region_place
 from qsim_kernels.triton.device.scaled_pairs import pair_of, rounded_quotients
 from qsim_kernels.triton.device.tile_scales import scale_numbers, tile_scales
+from qsim_kernels.triton.device.transforms import (
+    bounded,
+    exists,
+    flips_of,
+    largest_of,
+    pairs_of_rows,
+    singles,
+    transformed,
+    transformed_rows,
+)
 from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.scaled.pairs import first_pair
-from qsim_kernels.triton.scaled.tiles import larger, restoring_factors
-
-
-@triton.jit
-def pairs_of_rows(x, columns, inside, ROWS: tl.constexpr, filled=None):
-    """Load the pairs of a column of pairs, a tuple; zeros where there are fewer rows."""
-    pairs = ()
-    for row in tl.static_range(ROWS):
-        pairs += (tl.load(x + row * columns, mask=exists(row, inside, filled), other=0),)
-    return pairs
-
-
-@triton.jit
-def exists(row, inside, filled):
-    """Whether the pairs of a row exist."""
-    return inside if filled is None else inside & (row < filled)
+from qsim_kernels.triton.scaled.tiles import restoring_factors
 
 
 @triton.jit
@@ -82,101 +77,12 @@ def exceed(pairs, LIMIT: tl.constexpr):
 
 
 @triton.jit
-def bounded(values, LARGEST: tl.constexpr):
-    """Values whose magnitudes are at most a number unless they are infinite."""
-    result = ()
-    for i in tl.static_range(len(values)):
-        x = values[i]
-        result += (tl.where(tl.abs(x) < float("inf"), tl.maximum(tl.minimum(x, LARGEST), -LARGEST), x),)
-    return result
-
-
-@triton.jit
-def transformed(values, factor):
-    """The transform of a block, in the order of `arithmetic.hadamard`."""
-    for level in tl.static_range(5):
-        if 1 << level < len(values):
-            sums = ()
-            for i in tl.static_range(len(values)):
-                if i & (1 << level):
-                    sums += (values[i - (1 << level)] - values[i],)
-                else:
-                    sums += (values[i] + values[i + (1 << level)],)
-            values = sums
-    result = ()
-    for i in tl.static_range(len(values)):
-        result += (values[i] * factor,)
-    return result
-
-
-@triton.jit
-def cut(values, filled):
-    """The transform of the rows of a block that exist, in powers of two; see `regions.transformed`."""
-    for level in tl.static_range(5):
-        if 1 << level < len(values):
-            sums = ()
-            for i in tl.static_range(len(values)):
-                if i & (1 << level):
-                    joined = values[i - (1 << level)] - values[i]
-                else:
-                    joined = values[i] + values[i + (1 << level)]
-                sums += (tl.where((((i >> (level + 1)) + 1) << (level + 1)) <= filled, joined, values[i]),)
-            values = sums
-    result = ()
-    for i in tl.static_range(len(values)):
-        result += (values[i] * piece_factors(i, filled, 5),)
-    return result
-
-
-@triton.jit
-def transformed_rows(values, filled, factor):
-    """The transform of a block of which some rows exist, or all."""
-    if filled is None:
-        values = transformed(values, factor)
-    else:
-        if filled < len(values):
-            values = cut(values, filled)
-        else:
-            values = transformed(values, factor)
-    return values
-
-
-@triton.jit
-def singles(pairs, flips, HALF: tl.constexpr):
-    """The first or the second elements of pairs as float32, some with their signs flipped."""
-    values = ()
-    for i in tl.static_range(len(pairs)):
-        pair = pairs[i] ^ flips[i]
-        values += (((pair & -0x10000) if HALF else (pair << 16)).to(tl.float32, bitcast=True),)
-    return values
-
-
-@triton.jit
 def interleaved(first, second):
     """The elements of two tuples in turn."""
     values = ()
     for i in tl.static_range(len(first)):
         values += (first[i], second[i])
     return values
-
-
-@triton.jit
-def largest_of(values):
-    """The largest of magnitudes, NaN if one is, as patterns."""
-    result = tl.abs(values[0])
-    for i in tl.static_range(1, len(values)):
-        result = larger(result, tl.abs(values[i]))
-    return result.to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def flips_of(signs, PAIRS: tl.constexpr, DOWN: tl.constexpr):
-    """The sign bits to flip in pairs, given the number that the launch makes of a transform's signs."""
-    flips = ()
-    for i in tl.static_range(PAIRS):
-        # Below each other, both elements have the sign of their row.
-        flips += ((((signs << (31 - i)) >> 31) if DOWN else (signs << (15 - i))) & -0x7FFF8000,)
-    return flips
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "under", "held"])

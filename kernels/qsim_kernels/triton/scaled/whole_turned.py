@@ -9,68 +9,19 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import ScaleNumbers, Scales, TileSizes, Turn
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.tile_scales import making_of
+from qsim_kernels.triton.device.transforms import largest_of_transform
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.partition import reading
-from qsim_kernels.triton.scaled.turned import bounded, flips_of, largest_of, pairs_of_rows, singles, transformed_rows
 from qsim_kernels.triton.scaled.whole import state_for, write_scale
 
 #: Pairs of columns of a program, its warps, and the blocks of a thread.
 _PAIRS, _WARPS, _STEPS = 128, 4, 4
-
-
-@triton.jit
-def finite_patterns(values):
-    """The largest magnitude of those values that are finite, as a pattern."""
-    largest = tl.zeros_like(values[0].to(tl.int32, bitcast=True))
-    for i in tl.static_range(len(values)):
-        bits = values[i].to(tl.int32, bitcast=True) & 0x7FFFFFFF
-        largest = tl.maximum(largest, tl.where(bits < 0x7F800000, bits, 0))
-    return largest
-
-
-@triton.jit
-def largest_sum(
-    x, row, blocks, columns, inside, signs, filled, FACTOR: tl.constexpr,
-    TURN: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, CAREFUL: tl.constexpr,
-):  # fmt: skip
-    """The largest magnitude of a transform, as a pattern.
-
-    Args:
-        x: Pointers to the first pairs of columns.
-        row: The first block of rows.
-        blocks: The number of blocks of rows.
-        columns: The pairs of a row.
-        inside: Which pairs of columns exist.
-        signs: The signs of a transform.
-        filled: The number of rows of a block that exist; `None` for all.
-        FACTOR: The factor of whole blocks.
-        TURN: The `TurnVariant`.
-        FINITE: Whether to ignore non-finite values, if `CAREFUL`.
-        STEPS: The number of blocks of a thread.
-        CAREFUL: Whether to saturate numbers whose sums could overflow.
-    """
-    SIZE: tl.constexpr = 1 << TURN.levels
-    flips = flips_of(signs.to(tl.int32), SIZE, True)
-    largest = tl.zeros(inside.shape, tl.int32)
-    for step in range(STEPS):
-        pairs = pairs_of_rows(x + (row + step) * SIZE * columns, columns, inside & (row + step < blocks), SIZE, filled)
-        for half in tl.static_range(2):
-            values = singles(pairs, flips, half)
-            if CAREFUL:
-                values = bounded(values, 3.4028234663852886e38 / SIZE)
-            values = transformed_rows(values, filled, FACTOR)
-            if CAREFUL and FINITE:
-                largest = tl.maximum(largest, finite_patterns(values))
-            else:
-                largest = tl.maximum(largest, largest_of(values))
-    return tl.max(largest, axis=0)
 
 
 @kernel(do_not_specialize_on_alignment=["out", "state"])
@@ -83,12 +34,7 @@ def turned_scale_kernel(
     row = (tl.program_id(0) // along).to(tl.int64) * STEPS
     pair = (tl.program_id(0) % along).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
     source, inside = x.to(tl.pointer_type(tl.int32)) + pair, pair < columns
-    amax = largest_sum(source, row, blocks, columns, inside, signs, None, 1.0, TURN, FINITE, STEPS, False)
-    # A sum is at least as large as the largest of its terms, up to its own rounding. Rare: then the program reads its blocks again.
-    LIMIT: tl.constexpr = 3.4028234663852886e38 / (1 << TURN.levels) * 0.99
-    if amax >= tl.full([], LIMIT, tl.float32).to(tl.int32, bitcast=True):
-        amax = largest_sum(source, row, blocks, columns, inside, signs, None, 1.0, TURN, FINITE, STEPS, True)
-    amax = (amax.to(tl.float32, bitcast=True) * TURN.factor).to(tl.int32, bitcast=True)
+    amax = largest_of_transform(source, row, blocks, columns, inside, signs, TURN, FINITE, STEPS)
     write_scale(out, state, amax, making, MAKING, SCALE_ROUNDING)
 
 
@@ -102,11 +48,7 @@ def turned_amaxes_kernel(
     pair = (tl.program_id(0) % along).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
     first, filled = tl.load(held + 2 * block).to(tl.int64), tl.load(held + 2 * block + 1)
     source, inside = x.to(tl.pointer_type(tl.int32)) + first * columns + pair, pair < columns
-    amax = largest_sum(source, 0, 1, columns, inside, signs, filled, TURN.factor, TURN, FINITE, 1, False)
-    # No piece of a block has a smaller factor.
-    LIMIT: tl.constexpr = 3.4028234663852886e38 / (1 << TURN.levels) * 0.99 * TURN.factor
-    if amax >= tl.full([], LIMIT, tl.float32).to(tl.int32, bitcast=True):
-        amax = largest_sum(source, 0, 1, columns, inside, signs, filled, TURN.factor, TURN, FINITE, 1, True)
+    amax = largest_of_transform(source, 0, 1, columns, inside, signs, TURN, FINITE, 1, filled)
     tl.atomic_max(out.to(tl.pointer_type(tl.int32)) + block, amax, sem="relaxed")
 
 
