@@ -150,6 +150,17 @@ def _both_ways(x: torch.Tensor) -> None:
         torch.ops.qsim.quantize_tiles.default(x, None, tiles, (), *making, None, spelt.grid, spelt.rule, 0, 0, x.dtype, 1)
 
 
+def _and_amaxes(x: torch.Tensor) -> None:
+    """Round in blocks along rows and find magnitudes of the transform along columns, in pairs and one by one."""
+    scaling, turn = qsim.scaling.PerBlock(16, -1, "e4m3"), qsim.transforms.Hadamard(16, seed=1).turn(x.shape, 0)
+    others = [*x.shape, 16, 256, 0]
+    for rounding in ("stochastic", "nearest"):
+        spelt = qsim.Quantizer("e2m1", rounding).spelt
+        making = scaling.spelling(spelt.format)
+        numbers = scaling.tiles(x.shape), others, turn, *making, torch.tensor(1), spelt.grid, spelt.rule, 0, 0, x.dtype, 1
+        torch.ops.qsim.quantize_tiles_and_amaxes.default(x, torch.tensor(1.0), *numbers)
+
+
 def _runs(x: torch.Tensor) -> None:
     """Round runs of rows in blocks, in pairs and one by one, with a transform and without."""
     held = torch.tensor([[0, 16], [16, 5]], dtype=torch.int32)
@@ -226,6 +237,7 @@ def works() -> dict[str, Callable[[], object]]:
         "blocks in pairs": lambda: [qsim.quantize(x.bfloat16(), "mxfp8", rounding="stochastic", seed=1, dim=dim) for dim in (-1, 0)],
         "transformed blocks in pairs": lambda: _transformed_blocks(x.bfloat16()),
         "blocks both ways": lambda: [_both_ways(y) for y in (x, x.bfloat16())],
+        "blocks and magnitudes of a transform": lambda: _and_amaxes(x.bfloat16()),
         "runs of rows": lambda: _runs(x.bfloat16()),
         "four over six": lambda: qsim.points.FourOverSix()(x.bfloat16()),
         "four over six stochastic": lambda: qsim.points.FourOverSix(rounding="stochastic")(x.bfloat16(), seed=1),

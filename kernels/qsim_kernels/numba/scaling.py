@@ -172,6 +172,7 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
 
 rescaled_into, matmul_rescaled_into = reference.rescaled_into, reference.matmul_rescaled_into
 quantize_both_ways_into = partial(reference.quantize_both_ways_into, quantize_tiles=quantize_tiles_into)
+quantize_tiles_and_amaxes_into = partial(reference.quantize_tiles_and_amaxes_into, quantize_tiles=quantize_tiles_into, largest=amaxes_into)
 quantize_best_into = partial(reference.quantize_best_into, quantize=quantize_into, transform=hadamard)
 quantize_eden_into = partial(reference.quantize_eden_into, quantize=quantize_into, transform=hadamard)
 quantize_nested_into = partial(reference.quantize_nested_into, quantize=quantize_tiles_into, transform=hadamard)

@@ -159,6 +159,8 @@ def variant_of_scales(rule: int) -> Variant:
     return Variant(rounding_of_scales(rule).mode, int(Overflow.SATURATE), **facts)
 
 
+#: The columns of tiles of a transform whose largest magnitudes kernels can find while they round the tensor.
+AHEAD = 256
 #: The smallest scale allowed, so that its inverse is a float32.
 SMALLEST = 2.0**-127
 

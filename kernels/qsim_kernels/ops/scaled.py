@@ -169,6 +169,33 @@ class Implementation(OnBackend):
         return out, other
 
     @operator(
+        f"(Tensor x, Tensor? under, SymInt[] tiles, SymInt[] others, SymInt[] turn, {_MAKING}, {_ROUNDING}) -> (Tensor, Tensor)",
+        lambda x, under, tiles, others, *rest: (x.new_empty(x.shape, dtype=rest[-2]), _fake_scales(x, others, dtype=_wide(x))),
+        vmap=one_by_one,
+    )
+    def quantize_tiles_and_amaxes(
+        self,
+        x: Tensor,
+        under: Tensor | None,
+        tiles: Sequence[int],
+        others: Sequence[int],
+        turn: Sequence[int],
+        making: str,
+        scale_grid: str,
+        *rounding: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Round a tensor under the scales of its tiles, by which elements are multiplied again, and find `amaxes` of other ones.
+
+        These are the finite ones of the tensor's transform, for its second rounding.
+        """
+        scaled, out, _ = _prepared(x, tiles, (), *rounding)
+        where = TileSizes.of(others)
+        amaxes = x.new_empty(where.counts(x.numel()), dtype=_wide(x))
+        making_of_scales = read_scales(making, scale_grid)
+        self._backend.quantize_tiles_and_amaxes_into(out, amaxes, x, under, making_of_scales, scaled, where, Turn(*turn))
+        return out, amaxes
+
+    @operator(
         "(Tensor x, Tensor held, SymInt size, SymInt[] turn) -> Tensor",
         lambda x, held, size, turn: x.new_empty((held.shape[0], size, x.shape[1]), dtype=_wide(x)),
     )

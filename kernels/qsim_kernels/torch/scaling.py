@@ -127,6 +127,23 @@ def quantize_both_ways_into(
         quantize_tiles(out, None, x, None, making, rounding)
 
 
+def quantize_tiles_and_amaxes_into(
+    out: Tensor,
+    amaxes: Tensor,
+    x: Tensor,
+    under: Tensor | None,
+    making: Scales,
+    rounding: ScaledRounding,
+    tiles: TileSizes,
+    turn: Turn,
+    quantize_tiles: Callable[..., None] = quantize_tiles_into,
+    largest: Callable[..., None] = amaxes_into,
+) -> None:
+    """Round `x`, as `quantize_tiles` does, and write the largest finite magnitudes of tiles of a transform of it, as `largest` does."""
+    quantize_tiles(out, None, x, under, making, rounding)
+    largest(amaxes, x, tiles, turn, True)
+
+
 def scales_of(largest: Tensor, scales: Scales, arithmetic: Any = None) -> Tensor:
     """The scales of tiles with given largest magnitudes, in float64.
 

@@ -150,8 +150,8 @@ class FivePointProduct(torch.autograd.Function):
             ends,
             kept_a,
             kept_w,
-            x.scales if needs_w and first.is_reused else None,
-            y.scales if needs_a and second.is_reused else None,
+            x.scales if needs_w and first.is_reused else x.ahead,
+            y.scales if needs_a and second.is_reused else y.ahead,
             first.forward.saturates(a) if first.clips and needs_a else None,
             second.forward.saturates(w) if second.clips and needs_w else None,
         )
@@ -185,7 +185,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tenso
 
 def _gradients_by(ctx: Any, plan: ProductPlan, g: Tensor, *, sums: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients by a plan: the product's own, or that of a part of the gradient."""
-    seed, weight_seed, ends, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w = ctx.saved_tensors
+    seed, weight_seed, ends, kept_a, kept_w, known_a, known_w, beyond_a, beyond_w = ctx.saved_tensors
     plan = plan if ends is None else plan.in_groups(ends, is_observed=ctx.observer is not None)
     # What was kept of operands with direct operators is like them.
     ops = operators(g, kept_a, kept_w) if plan.ops is DISPATCHED else operators(g)
@@ -198,7 +198,7 @@ def _gradients_by(ctx: Any, plan: ProductPlan, g: Tensor, *, sums: bool) -> tupl
         carriers = (for_first.carrier, for_second.carrier) if needs_both else (for_first.carrier,)
         x, z, total = gradient.round(ops, g, seed, carriers, observer, sums=sums)
         seed_of_w = seed if plan.two_inputs or plan.second.backward.call is not None else weight_seed
-        y = plan.second.recall(ops, kept_w, seed_of_w, for_first.carrier, scales_w)
+        y = plan.second.recall(ops, kept_w, seed_of_w, for_first.carrier, known_w)
         if observer is not None:
             plan.second.show_recalled(observer, kept_w, y, note_w, seed_of_w)
             observer.multiplies(*plan.pairs[1 : 1 if joins else 2])
@@ -210,7 +210,7 @@ def _gradients_by(ctx: Any, plan: ProductPlan, g: Tensor, *, sums: bool) -> tupl
         if z is None:
             z, _, more = gradient.round(ops, g, seed, (for_second.carrier,), observer, sums=sums and total is None, is_second=True)
             total = more if total is None else total
-        a = plan.first.recall(ops, kept_a, seed, for_second.carrier, scales_a)
+        a = plan.first.recall(ops, kept_a, seed, for_second.carrier, known_a)
         if observer is not None:
             plan.first.show_recalled(observer, kept_a, a, note_a, seed)
             observer.multiplies(*plan.pairs[1 if joins else 2 :])

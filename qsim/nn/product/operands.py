@@ -30,6 +30,7 @@ class Operand:
         clips: Whether its gradient is zero where it saturates forward.
         coding: The codes in which the backward pass keeps it; if there are none, it keeps the operand.
         is_requantized: Whether the backward pass rounds again what the forward pass rounded.
+        is_ahead: Whether the forward pass can find the scale of the whole tensor in the backward pass; see `Site.round_ahead`.
     """
 
     forward: Site
@@ -38,12 +39,15 @@ class Operand:
     clips: bool = False
     coding: str | None = None
     is_requantized: bool = False
+    is_ahead: bool = False
 
     def round(
         self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, *, keeps: bool, raw: Tensor | None = None
     ) -> tuple[RoundedOperand, Tensor | None]:
         """The operand for the forward product, and what the backward pass needs: the tensor, what it was rounded to, codes, or nothing."""
         one, other = self.forward.quantizer, self.backward.quantizer
+        if keeps and raw is None and self.is_ahead and self.forward.looks_ahead(x, self.backward, dtype):
+            return self.forward.round_ahead(ops, x, self.backward, seed, dtype), x
         if not keeps or self.coding is None or other is None:
             rounded = self.forward.round(ops, x, seed, dtype)
             return rounded, self._kept(ops, x if raw is None else raw, rounded, seed) if keeps else None
@@ -67,8 +71,8 @@ class Operand:
             return rounded.values if self.is_reused or self.is_requantized else x
         return self.forward.restored(ops, x, seed) if self.is_requantized else x
 
-    def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> RoundedOperand:
-        """The operand for a product of the backward pass, from what was kept of it, and the scales of the forward pass, if reused."""
+    def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None) -> RoundedOperand:
+        """The operand for a product of the backward pass, from what was kept of it, and what the forward pass found of its scales."""
         point = self.backward.quantizer
         if self.coding is not None and point is not None:
             return RoundedOperand(kept if self.forward.on_chip else ops.decode(kept, point.spelt.grid, self.coding, dtype))
@@ -76,7 +80,7 @@ class Operand:
             return RoundedOperand(kept if kept.dtype == dtype else kept.to(dtype))
         if ops is DISPATCHED and self.forward.name == "weight" and not self.forward.on_chip and torch.compiler.is_compiling():
             kept = _unlike_forward(kept, point)
-        return self.backward.round(ops, kept, seed, dtype, scales)
+        return self.backward.round(ops, kept, seed, dtype, known)
 
     def show(self, observer: Observer, x: Tensor, rounded: RoundedOperand, kept: Tensor | None, seed: Tensor | None) -> Any:
         """Report to an observer what `round` did: forward, and backward if codes were kept.
@@ -106,6 +110,7 @@ class Gradient:
         is_rounded_once: Whether one rounding serves both products.
         is_summed: Whether its sum over rows comes from the read that rounds it.
         is_rounded_both_ways: Whether the sites differ only in the direction of blocks, so that one read serves both, unless in groups.
+        is_ahead: Whether the first rounding can find the scale of the whole tensor in the second; see `Site.round_ahead`.
     """
 
     for_first: Site
@@ -113,6 +118,7 @@ class Gradient:
     is_rounded_once: bool
     is_summed: bool
     is_rounded_both_ways: bool = False
+    is_ahead: bool = False
 
     def round(
         self,
@@ -143,6 +149,9 @@ class Gradient:
             rounded, other = map(RoundedOperand, encoded_twice(ops, g, self.for_first, self.for_second, seed))
         elif self.is_rounded_both_ways and others and carrier == others[0] and site.groups is None:
             rounded, other = site.round_both_ways(ops, g, self.for_second, carrier)
+        elif self.is_ahead and others and site.looks_ahead(g, self.for_second, carrier):
+            rounded = site.round_ahead(ops, g, self.for_second, seed, carrier)
+            other = self.for_second.round(ops, g, seed, others[0], rounded.ahead)
         elif sums and self.is_summed:
             rounded, total = site.round_and_sum(ops, g, seed, carrier)
         else:

@@ -19,7 +19,7 @@ from qsim.functional.arguments import Spelling
 from qsim.functional.callables import CallablePoint
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer, short
-from qsim.functional.scaled import Scaled, ScaleLayout, Share, quantize_scaled
+from qsim.functional.scaled import Scaled, ScaleLayout, Share, quantize_scaled, whole_scale
 from qsim.nn.product.along import Along
 from qsim.nn.product.arithmetic import rows
 from qsim.nn.product.carriers import Values
@@ -29,13 +29,15 @@ from qsim.nn.product.groups import Groups
 from qsim.random.noise import Noise
 from qsim.random.places import WHOLE, Place, narrowed, widened
 from qsim.scaling import PerBlock, PerTile
-from qsim_kernels.numbers.scales import Restore
+from qsim_kernels.numbers.scales import AHEAD, Restore
 from qsim_kernels.ops.direct import DISPATCHED, Operators
 from qsim_kernels.torch.scaling import under_whole
 from qsim_kernels.torch.sums import ChainScales
 
 #: Significant bits that float32 holds.
 _SINGLE = 24
+#: The fewest elements for which `Site.round_ahead` is worthwhile.
+_LARGE = 2**20
 #: Number of shapes for which a site caches the layout of scales.
 MOST_LAYOUTS = 64
 
@@ -55,12 +57,14 @@ class RoundedOperand(NamedTuple):
         factor: What the product's result is still to be multiplied by, if anything.
         scales: The scales that were not multiplied in, for another rounding with the same ones.
         chains: The scales that enter with the short sums of an accumulator.
+        ahead: What `Site.round_ahead` found for another rounding.
     """
 
     values: Tensor
     factor: Tensor | None = None
     scales: Tensor | None = None
     chains: ChainScales | None = None
+    ahead: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ class Site:
             x: The tensor.
             seed: Needed only for stochastic rounding.
             dtype: The carrier.
-            known: The scales that are not multiplied in, if already computed.
+            known: The scales that are not multiplied in, or `RoundedOperand.ahead`, if already computed.
         """
         point = self.quantizer
         if point is None:
@@ -217,6 +221,25 @@ class Site:
         values = ops.quantize_both_ways(seen, own.numbers, others.numbers, *own.making, spelt.grid, spelt.rule, dtype)
         one, second = (RoundedOperand(each.view(x.shape)) for each in values)
         return one, second
+
+    def looks_ahead(self, x: Tensor, later: Site, dtype: torch.dtype) -> bool:
+        """Whether a kernel can do what `round_ahead` does, for a tensor so large that its reads determine the time."""
+        seen = self.as_matrix(x)
+        are_known = seen.dim() == 2 and all(isinstance(size, int) for size in seen.shape) and self.groups is None
+        if not (x.is_cuda and are_known and seen.numel() >= _LARGE) or (x.dtype, dtype) != (torch.bfloat16, torch.bfloat16):
+            return False
+        size, *matrix, _ = later.turn(seen.shape)
+        return size <= 32 and matrix == [*seen.shape] and not (seen.shape[0] % size or seen.shape[1] % 32)
+
+    def round_ahead(self, ops: Operators, x: Tensor, later: Site, seed: Tensor | None, dtype: torch.dtype) -> RoundedOperand:
+        """Round a tensor, and find in the same read the largest magnitudes of its transform, whose scale a later site needs."""
+        spelt, seen = self.spelt, self.as_matrix(x)
+        layout, turn = self.layout(seen.shape), later.turn(seen.shape)
+        under, parts = whole_scale(ops, seen, layout), [*seen.shape, turn[0], AHEAD, 0]
+        chosen = seed if spelt.is_stochastic else None
+        rounding = chosen, spelt.grid, spelt.rule, self.stream, 0, dtype, int(Restore.SCALE)
+        values, amaxes = ops.quantize_tiles_and_amaxes(seen, under, layout.numbers, parts, turn, *layout.making, *rounding)
+        return RoundedOperand(values.view(x.shape), under, ahead=amaxes)
 
     def restored(self, ops: Operators, x: Tensor, seed: Tensor | None) -> Tensor:
         """The rounded tensor, times its scales and without the transform, in at least float32."""

@@ -130,8 +130,8 @@ class ProductKind(NamedTuple):
         # A chip rounds the gradient in another read, and the bias's gradient must not depend on what multiplies.
         are_plain = all(site.quantizer is not None and site.is_plain for site in (first, second))
         is_summed = are_plain and points.accumulate is None and self.product.sums_rows
-        is_once = is_once and not (first.chain or second.chain)
-        return Gradient(first, second, is_once, is_summed, is_rounded_both_ways=_differ_in_direction(first, second))
+        is_once, both_ways = is_once and not (first.chain or second.chain), _differ_in_direction(first, second)
+        return Gradient(first, second, is_once, is_summed, is_rounded_both_ways=both_ways, is_ahead=_is_ahead_of(first, second))
 
     def _operand(self, name: str, role: str, forward_stream: int, backward_stream: int) -> Operand:
         point, after = self.points.used[name], getattr(self.points, f"{name}_bwd")
@@ -144,7 +144,8 @@ class ProductKind(NamedTuple):
         clips = isinstance(point, Quantizer) and point.clip_gradient
         is_requantized = after == "requantized" or (self.points.backward_of == "rounded" and after not in (None, "same"))
         coding = None if self.compiles or name != "act" or is_requantized else kept_coding(forward, backward)
-        return Operand(forward, backward, is_reused, clips, coding, is_requantized=is_requantized)
+        is_ahead = not is_requantized and _is_ahead_of(forward, backward)
+        return Operand(forward, backward, is_reused, clips, coding, is_requantized=is_requantized, is_ahead=is_ahead)
 
     def _site(self, role: str, name: str, point: Quantizer | CallablePoint | None, number: int) -> Site:
         """The site of a tensor in a role, at a point."""
@@ -182,6 +183,14 @@ def _differ_in_direction(one: Site, other: Site) -> bool:
     point = one.quantizer
     are_blocks = point is not None and isinstance(point.scale, PerBlock) and point.scale.outer is None and not one.is_stochastic
     return are_blocks and point == other.quantizer and not any(site.transform or site.chain for site in (one, other))
+
+
+def _is_ahead_of(one: Site, later: Site) -> bool:
+    """Whether two sites round in blocks under a scale of the whole tensor, which this process has, and only the later one transforms it."""
+    scales = [None if site.quantizer is None else site.quantizer.scale for site in (one, later)]
+    are_under = all(isinstance(scale, PerBlock) and scale.outer is not None for scale in scales)
+    is_whole = one.place == WHOLE and one.shared is None and not one.chain
+    return is_whole and are_under and one.transform is None and later.transform is not None
 
 
 def _is_directed(point: Quantizer | CallablePoint | None) -> bool:

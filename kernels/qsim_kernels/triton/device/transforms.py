@@ -20,7 +20,8 @@ def pairs_of_rows(x, columns, inside, ROWS: tl.constexpr, filled=None):
     """Load the pairs of a column of pairs, a tuple; zeros where there are fewer rows."""
     pairs = ()
     for row in tl.static_range(ROWS):
-        pairs += (tl.load(x + row * columns, mask=exists(row, inside, filled), other=0),)
+        pairs += (tl.load(x, mask=exists(row, inside, filled), other=0),)
+        x += columns
     return pairs
 
 
@@ -61,10 +62,10 @@ def bounded(values, LARGEST: tl.constexpr):
 
 
 @triton.jit
-def transformed(values, factor):
-    """The transform of a block, in the order of `arithmetic.hadamard`."""
+def summed(values, SIZE: tl.constexpr):
+    """The sums and differences of blocks of a size in the order of `arithmetic.hadamard`."""
     for level in tl.static_range(5):
-        if 1 << level < len(values):
+        if 1 << level < SIZE:
             sums = ()
             for i in tl.static_range(len(values)):
                 if i & (1 << level):
@@ -72,9 +73,16 @@ def transformed(values, factor):
                 else:
                     sums += (values[i] + values[i + (1 << level)],)
             values = sums
+    return values
+
+
+@triton.jit
+def transformed(values, factor):
+    """The transform of a block."""
+    sums = summed(values, len(values))
     result = ()
     for i in tl.static_range(len(values)):
-        result += (values[i] * factor,)
+        result += (sums[i] * factor,)
     return result
 
 
@@ -120,6 +128,18 @@ def largest_of(values):
 
 
 @triton.jit
+def largest_transformed(values):
+    """The largest magnitude of a block's transform without its factor, as patterns; not finite if a value is not."""
+    HALF: tl.constexpr = len(values) // 2
+    halves = summed(values, HALF)
+    sums = ()
+    for i in tl.static_range(HALF):
+        # The larger magnitude of a + b and a - b.
+        sums += (tl.abs(halves[i]) + tl.abs(halves[i + HALF]),)
+    return largest_of(sums)
+
+
+@triton.jit
 def finite_patterns(values):
     """The largest magnitude of those values that are finite, as a pattern."""
     largest = tl.zeros_like(values[0].to(tl.int32, bitcast=True))
@@ -158,12 +178,12 @@ def largest_sum(
         for half in tl.static_range(2):
             values = singles(pairs, flips, half)
             if CAREFUL:
-                values = bounded(values, 3.4028234663852886e38 / SIZE)
-            values = transformed_rows(values, filled, FACTOR)
-            if CAREFUL and FINITE:
-                largest = tl.maximum(largest, finite_patterns(values))
+                values = transformed_rows(bounded(values, 3.4028234663852886e38 / SIZE), filled, FACTOR)
+                largest = tl.maximum(largest, finite_patterns(values) if FINITE else largest_of(values))
+            elif filled is None:
+                largest = tl.maximum(largest, largest_transformed(values))
             else:
-                largest = tl.maximum(largest, largest_of(values))
+                largest = tl.maximum(largest, largest_of(transformed_rows(values, filled, FACTOR)))
     return tl.max(largest, axis=0)
 
 
@@ -182,3 +202,15 @@ def largest_of_transform(
     if filled is None:
         amax = (amax.to(tl.float32, bitcast=True) * TURN.factor).to(tl.int32, bitcast=True)
     return amax
+
+
+@triton.jit
+def write_ahead(out, x, row, pair, columns, signs, TURN: tl.constexpr, PAIRS: tl.constexpr):
+    """Write the largest finite magnitude of transformed rows, of so many pairs of columns, while a program rounds them untransformed.
+
+    It reads them again, from its cache: no arrangement in threads suits both blocks along rows and transforms along columns.
+    """
+    pair += tl.arange(0, PAIRS)
+    source = x.to(tl.pointer_type(tl.int32)) + row * columns + pair
+    amax = largest_of_transform(source, 0, 1, columns.to(tl.int32), pair < columns, signs, TURN, True, 1)
+    tl.store(out.to(tl.pointer_type(tl.int32)) + tl.program_id(0), amax)

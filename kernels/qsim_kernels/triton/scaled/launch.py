@@ -32,12 +32,14 @@ from qsim_kernels.triton.scaled.partition import (
     ScaledCall,
     call_of,
     cut,
+    cut_ahead,
     cut_between_tiles,
     cut_into,
     cut_into_blocks,
     cut_into_pairs,
     pair_signs,
     reading,
+    reading_ahead,
 )
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
 from qsim_kernels.triton.scaled.turned import turned_kernel
@@ -90,10 +92,31 @@ def quantize_tiles_into(
 
 
 def _launch_on_tiles(
-    launch: Launch, out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, held: Tensor | None, noise: tuple[Any, ...]
+    launch: Launch,
+    out: Tensor,
+    scales: Tensor | None,
+    x: Tensor,
+    under: Tensor | None,
+    held: Tensor | None,
+    noise: tuple[Any, ...],
+    ahead: Tensor | None = None,
 ) -> None:
-    written = (scales,) if launch.launcher.kernel is tiles_kernel else ()
-    launch(x.contiguous(), out, *written, under, held, *noise)
+    kernel = launch.launcher.kernel
+    written, found = (scales,) if kernel is tiles_kernel else (), () if kernel is turned_kernel else (ahead,)
+    launch(x.contiguous(), out, *written, under, held, *found, *noise)
+
+
+def quantize_tiles_and_amaxes_into(
+    out: Tensor, amaxes: Tensor, x: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding, tiles: TileSizes, turn: Turn
+) -> None:
+    """Round `x` and find magnitudes of its transform in one read; see `reference.quantize_tiles_and_amaxes_into`."""
+    call, noise = call_of(out, x, rounding, under)
+    ahead = reading_ahead(call, tiles, turn)
+    launch = None if ahead is None else _on_tiles(call, making, False, ahead)
+    if launch is None:
+        reference.quantize_tiles_and_amaxes_into(out, amaxes, x, under, making, rounding, tiles, turn, quantize_tiles_into, amaxes_into)
+    else:
+        _launch_on_tiles(launch, out, None, x, under, None, noise, amaxes)
 
 
 def quantize_both_ways_into(outs: Sequence[Tensor], x: Tensor, making: Scales, roundings: Sequence[ScaledRounding]) -> None:
@@ -160,28 +183,43 @@ def _quantize_tiles_in_turn(
 
 
 @lru_cache(maxsize=4096)
-def _on_tiles(call: ScaledCall, making: Scales, kept: bool) -> Launch | None:
-    """Prepare a launch of `pairs_kernel` or `tiles_kernel`, unless several reads are necessary; `kept` if scales are written."""
+def _on_tiles(call: ScaledCall, making: Scales, kept: bool, ahead: Reading | None = None) -> Launch | None:
+    """Prepare a launch of `pairs_kernel` or `tiles_kernel`, unless several reads are necessary.
+
+    Args:
+        call: The call.
+        making: How scales are made.
+        kept: Whether scales are written.
+        ahead: The reading of which magnitudes are found, too.
+    """
     read, (source, target) = call.reading, call.types
-    in_pairs = None if kept or read is None else _in_pairs(call, making, read)
-    regions = read and cut_between_tiles(read, call.types, call.elements, call.aligned, making, joins_rows=call.joins_rows)
-    if in_pairs is not None or read is None or regions is None:
+    in_pairs = None if kept or read is None else _in_pairs(call, making, read, ahead)
+    if in_pairs is not None or read is None:
         return in_pairs
+    if ahead is None:
+        regions = cut_between_tiles(read, call.types, call.elements, call.aligned, making, joins_rows=call.joins_rows)
+    else:
+        read, regions = ahead, cut_ahead(ahead, read.tiles.width, call.aligned)
+    if regions is None:
+        return None
     is_under = call.wholes > 0
     clamp = clamp_of_tiles(making, call.elements, is_under, source if call.turn is None else torch.float32, target)
     variant, numbers = call.rounding
     making_variants, making_numbers = tile_scales.making_of(making, is_under)
     constants = (variant, *making_variants, read.turn, regions.shape, int(call.elements.restore), int(clamp))
-    form = (source, target, is_under, call.unseeded, kept, call.in_runs)
+    form = (source, target, is_under, call.unseeded, kept, call.in_runs, ahead is None)
     return regions.launch(tiles_kernel, form, (*numbers, *making_numbers, *constants), read.signs, int(call.wholes > 1))
 
 
-def _in_pairs(call: ScaledCall, making: Scales, read: Reading) -> Launch | None:
+def _in_pairs(call: ScaledCall, making: Scales, read: Reading, ahead: Reading | None) -> Launch | None:
     """Prepare a launch of `pairs_kernel`, or of `turned_kernel`, if it supports the dtypes, the rounding and the tiles."""
     (variant, numbers), elements, is_under = call.rounding, call.elements, call.wholes > 0
     is_plain = call.types == (torch.bfloat16, torch.bfloat16) and call.aligned and call.even and elements.restore != Restore.NOTHING
     is_turned = read.turn.levels > 0
-    regions = (cut_into_blocks if is_turned else cut_into_pairs)(read, joins_rows=call.joins_rows)
+    if ahead is None:
+        regions = (cut_into_blocks if is_turned else cut_into_pairs)(read, joins_rows=call.joins_rows)
+    else:
+        regions = cut_ahead(ahead, read.tiles.width, call.aligned, each=2)
     if regions is None or not is_plain or not arguments.has_scaled_pairs(variant, elements.grid):
         return None
     making_variants, making_numbers = tile_scales.making_of(making, is_under)
@@ -190,16 +228,15 @@ def _in_pairs(call: ScaledCall, making: Scales, read: Reading) -> Launch | None:
     # Products with E4M3's scales, for example, are bfloat16 numbers.
     is_short = making.grid.mantissa < 8 and making.grid.exponent >= -126
     is_exact = are_powers or (is_short and not clamps and not (is_under and elements.restore == Restore.ALL))
-    clamps, form = clamps or not is_exact, (is_under, call.unseeded, call.in_runs)
+    clamps, form = clamps or not is_exact, (is_under, call.unseeded, call.in_runs, ahead is None)
     pairs: ScaledForm | TurnedForm
     if is_turned:
-        kernel, pairs, signs = turned_kernel, TurnedForm(is_exact, clamps, read.turn.down), [pair_signs(read)]
-        shape: tuple[Any, ...] = read.turn, regions.shape
+        kernel, pairs = turned_kernel, TurnedForm(is_exact, clamps, read.turn.down)
     else:
-        kernel, pairs, signs = pairs_kernel, ScaledForm(are_powers, is_exact, clamps), []
-        shape = regions.shape, read.tiles.width == 1
-    constants = (variant, *making_variants, *shape, int(elements.restore), pairs, *pairs.code)
-    return regions.launch(kernel, form, (*numbers, *making_numbers, *constants), *signs, int(call.wholes > 1))
+        kernel, pairs = pairs_kernel, ScaledForm(are_powers, is_exact, clamps)
+    read = ahead or read
+    constants = (variant, *making_variants, read.turn, regions.shape, int(elements.restore), pairs, *pairs.code)
+    return regions.launch(kernel, form, (*numbers, *making_numbers, *constants), pair_signs(read), int(call.wholes > 1))
 
 
 @lru_cache(maxsize=4096)

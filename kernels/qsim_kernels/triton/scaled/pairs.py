@@ -17,6 +17,7 @@ from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, in_memory, region_place
 from qsim_kernels.triton.device.scaled_pairs import pair_of, powers_of_pairs, rounded_pairs
 from qsim_kernels.triton.device.tile_scales import scale_numbers, tile_scales
+from qsim_kernels.triton.device.transforms import write_ahead
 from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.scaled.tiles import restoring_factors, spread
 
@@ -61,19 +62,22 @@ def factors_of_pairs(first, second, under, REGION: tl.constexpr, RESTORE: tl.con
     return (spread(first, REGION),) if FORM.multiplies_pairs else (spread(first, REGION), spread(second, REGION))
 
 
-@kernel(do_not_specialize_on_alignment=["seed_pointer", "under", "held"])
+@kernel(do_not_specialize_on_alignment=["seed_pointer", "under", "held", "ahead"])
 def pairs_kernel(
-    x, out, under, held, seed_pointer, source: NoiseNumbers, matrices: Matrices, apart: tl.int64,
+    x, out, under, held, ahead, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, apart: tl.int64,
     numbers: RoundingNumbers, making: ScaleNumbers,
-    ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, REGION: tl.constexpr, BY_COLUMN: tl.constexpr,
+    ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, REGION: tl.constexpr,
     RESTORE: tl.constexpr, FORM: tl.constexpr, TEXT: tl.constexpr, CONSTRAINTS: tl.constexpr,
 ):  # fmt: skip
     """Round matrices under the scales of their tiles; see `tiles_kernel`."""
+    BY_COLUMN: tl.constexpr = REGION.tile_width == 1
     rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
     making = scale_numbers(making, SCALE_ROUNDING)
     at = region_place(tl.program_id(0), matrices, REGION)
     if under is not None:
         under += at.matrix * apart
+    if ahead is not None:
+        write_ahead(ahead, x, at.row, at.column, matrices.columns, signs, TURN, REGION.width)
     place, bounds = in_memory(at, matrices, held, REGION)
     part = part_of_pairs(place, bounds, REGION)
     pairs = load_part(x.to(tl.pointer_type(tl.int32)), part)

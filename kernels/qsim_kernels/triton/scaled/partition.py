@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from qsim_kernels.numbers.grid import GridRounding, Mode
-from qsim_kernels.numbers.scales import ElementRounding, ScaledRounding, Scales, TileSizes, Turn
+from qsim_kernels.numbers.scales import AHEAD, ElementRounding, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch.hadamard import signs_of
 from qsim_kernels.triton.device.pairs import PAIRS
 from qsim_kernels.triton.device.regions import NO_TURN, RegionShape, TurnVariant
@@ -161,6 +161,20 @@ def reading(count: int, source: torch.dtype, tiles: TileSizes, turn: Turn | None
     return Reading(count, tiles, variant, _bits(turn)) if fits else None
 
 
+def reading_ahead(call: ScaledCall, tiles: TileSizes, turn: Turn) -> Reading | None:
+    """The way to find the largest magnitudes of tiles of a transform while a tensor is rounded untransformed, if kernels can.
+
+    They round blocks along the rows of one bfloat16 matrix, and transform whole blocks down its columns.
+    """
+    count, width = call.shape.numel(), call.tiles.width
+    read = reading(count, call.types[0], tiles, turn) if count == tiles.rows * tiles.columns > 0 else None
+    is_plain = call.types == (torch.bfloat16, torch.bfloat16) and call.even and call.turn is None and call.wholes < 2
+    are_rows = call.tiles == (call.tiles.rows, tiles.columns, 1, width, False) and not (tiles.columns | AHEAD) % width
+    if read is None or not (is_plain and are_rows) or not read.turn.down or tiles.columns % 32:
+        return None
+    return read._replace(tiles=tiles) if tiles[2:4] == (1 << read.turn.levels, AHEAD) else None
+
+
 def _bits(turn: Turn) -> int:
     """The signs of a transform, one bit per element of a block."""
     return sum((sign < 0) << place for place, sign in enumerate(signs_of(turn)))
@@ -207,6 +221,13 @@ def cut_between_tiles(
     if tall * wide > _LARGEST:
         return None
     return cut_into(count, types, aligned, (rows, columns), (tall, wide), (height, width), warps, registers)
+
+
+def cut_ahead(ahead: Reading, width: int, aligned: bool, each: int = 1) -> Cut:
+    """Regions that are whole tiles of `reading_ahead`, with blocks of a width along rows; columns are counted in `each`."""
+    rows, columns, height, wide, _ = ahead.tiles
+    types, warps = (torch.bfloat16, torch.bfloat16), wide // 64  # each thread has a pair of columns
+    return cut_into(ahead.elements // each, types, aligned, (rows, columns // each), (height, wide // each), (1, width // each), warps)
 
 
 #: The columns and warps of a region, found by experiment, where tiles are rows or larger.

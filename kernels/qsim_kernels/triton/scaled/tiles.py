@@ -13,10 +13,11 @@ from qsim_kernels.triton.device.blocks import larger, narrowed, rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.regions import Matrices, in_memory, load_transformed, region_part, region_place
+from qsim_kernels.triton.device.regions import Matrices, in_memory, load_region, load_transformed, region_part, region_place
 from qsim_kernels.triton.device.rounding import DOWN, ODD, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
 from qsim_kernels.triton.device.tile_scales import inverses_of, reciprocal, scale_numbers, tile_scales, under_whole
+from qsim_kernels.triton.device.transforms import write_ahead
 from qsim_kernels.triton.device.values import rounding_of
 
 NOTHING, ALL = (tl.constexpr(int(restore)) for restore in (Restore.NOTHING, Restore.ALL))
@@ -148,16 +149,17 @@ def round_region(
         store_part(out, narrowed(result, out.dtype.element_ty), part)
 
 
-@kernel(do_not_specialize_on_alignment=["seed_pointer", "under", "held"])
+@kernel(do_not_specialize_on_alignment=["seed_pointer", "under", "held", "ahead"])
 def tiles_kernel(
-    x, out, scales, under, held, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, apart: tl.int64,
+    x, out, scales, under, held, ahead, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, apart: tl.int64,
     numbers: RoundingNumbers, making: ScaleNumbers,
     ROUNDING: tl.constexpr, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr, TURN: tl.constexpr, REGION: tl.constexpr,
     RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """Round matrices under the scales of their tiles, and write these too.
 
-    `apart` is 1 if each is under a scale of its own; for `held` see `in_memory`.
+    `apart` is 1 if each is under a scale of its own; for `held` see `in_memory`. With `ahead`, values are rounded untransformed, and the
+    transform is that of `write_ahead`.
     """
     rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
     making = scale_numbers(making, SCALE_ROUNDING)
@@ -165,7 +167,11 @@ def tiles_kernel(
     if under is not None:
         under += at.matrix * apart
     place, bounds = in_memory(at, matrices, held, REGION)
-    values = load_transformed(x, place, bounds, signs, TURN, REGION, held is not None)
+    if ahead is None:
+        values = load_transformed(x, place, bounds, signs, TURN, REGION, held is not None)
+    else:
+        write_ahead(ahead, x, at.row, at.column // 2, matrices.columns // 2, signs, TURN, REGION.width // 2)
+        values = load_region(x, at, matrices, REGION)
     made, inverses = tile_scales(largest_of_tiles(values, REGION), under, making, MAKING, SCALE_ROUNDING)
     if scales is not None:
         store_scales(scales, made, at, matrices, REGION)
