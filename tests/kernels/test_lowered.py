@@ -15,6 +15,7 @@ from torch._inductor.utils import run_and_get_code
 
 import qsim
 from qsim.formats import E2M1, E4M3, E5M2, E8M0, Fixed, Format, Int, holders
+from qsim.nn.product.sites import Site
 from qsim_kernels import lowered
 from support import compilers, inputs, oracle, scaled_settings
 from support.catalogue import NAMED, VARIETY
@@ -129,6 +130,33 @@ def test_compiled_layers_call_the_operator_that_rounds_large_gradients_both_ways
     x.requires_grad_()
     assert Counter(operators(layer, x))["qsim.quantize_both_ways.default"] == 1
     found = [torch.autograd.grad(call(x), [x, *layer.parameters()], g) for call in (torch.compile(layer), layer)]
+    assert all(map(torch.equal, *found))
+
+
+def layer_that_looks_ahead(device: str, columns: int) -> tuple[nn.Module, Tensor]:
+    """A layer whose inputs and gradients are rounded again after a transform, and an input of 1024 rows."""
+    layer = qsim.nn.Linear(1024, columns, bias=False, points=qsim.recipes.nvfp4().points, device=device, dtype=torch.bfloat16)
+    return layer, torch.randn(1024, 1024, device=device).bfloat16().requires_grad_()
+
+
+def test_scales_of_transforms_are_found_in_graphs_without_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Site, "looks_ahead", lambda *_: True)
+    found = Counter(operators(*layer_that_looks_ahead("cpu", 64)))
+    # No scale of a whole transformed tensor is left: those of parts are lowered.
+    assert (found["qsim.quantize_tiles_and_amaxes.default"], found["qsim.scales_of_tiles.default"]) == (2, 0)
+
+
+@pytest.mark.gpu
+def test_compiled_layers_find_scales_of_transforms_of_large_tensors_without_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = layer_that_looks_ahead("cuda", 2080)
+    g, found = torch.randn(1024, 2080, device="cuda").bfloat16(), []
+    assert Counter(operators(layer, x))["qsim.quantize_tiles_and_amaxes.default"] == 2
+    for patch in ({}, {"looks_ahead": lambda *_: False}):
+        for name, function in patch.items():
+            monkeypatch.setattr(Site, name, function)
+        torch.compiler.reset()
+        torch.manual_seed(3)
+        found.append(torch.autograd.grad(torch.compile(layer)(x), [x, *layer.parameters()], g))
     assert all(map(torch.equal, *found))
 
 

@@ -192,7 +192,7 @@ def _gradients_by(ctx: Any, plan: ProductPlan, g: Tensor, *, sums: bool) -> tupl
     needs_both = kept_a is not None and kept_w is not None
     joins, observer, gradient, (_, for_first, for_second) = needs_both and plan.joins_gradients, ctx.observer, plan.gradient, plan.products
     note_a, note_w = ctx.noted if observer is not None else (None, None)
-    of_a = of_w = of_bias = total = z = None
+    of_a = of_w = of_bias = total = z = ahead = None
     y: Any = None
     if kept_w is not None:
         carriers = (for_first.carrier, for_second.carrier) if needs_both else (for_first.carrier,)
@@ -205,10 +205,12 @@ def _gradients_by(ctx: Any, plan: ProductPlan, g: Tensor, *, sums: bool) -> tupl
         if not joins:
             of_a = for_first.multiply(ops, x, y, ctx.shapes[0], seed, ends)
             y = None
+        ahead = x.ahead
         del x  # before the other product is computed
     if kept_a is not None:
         if z is None:
-            z, _, more = gradient.round(ops, g, seed, (for_second.carrier,), observer, sums=sums and total is None, is_second=True)
+            more_sums = sums and total is None
+            z, _, more = gradient.round(ops, g, seed, (for_second.carrier,), observer, sums=more_sums, is_second=True, known=ahead)
             total = more if total is None else total
         a = plan.first.recall(ops, kept_a, seed, for_second.carrier, known_a)
         if observer is not None:

@@ -130,6 +130,7 @@ class Gradient:
         *,
         sums: bool,
         is_second: bool = False,
+        known: Tensor | None = None,
     ) -> tuple[RoundedOperand, RoundedOperand | None, Tensor | None]:
         """The gradient for a product, for the second one, if it comes from the same read, and its sum, if it is needed, likewise.
 
@@ -141,6 +142,7 @@ class Gradient:
             observer: The observer of the layer, if there is one.
             sums: Whether the sum over rows is needed.
             is_second: Whether the product is that for the second operand.
+            known: What the first rounding found for the second one.
         """
         site = self.for_second if is_second else self.for_first
         carrier, *others = carriers
@@ -151,11 +153,10 @@ class Gradient:
             rounded, other = site.round_both_ways(ops, g, self.for_second, carrier)
         elif self.is_ahead and others and site.looks_ahead(g, self.for_second, carrier):
             rounded = site.round_ahead(ops, g, self.for_second, seed, carrier)
-            other = self.for_second.round(ops, g, seed, others[0], rounded.ahead)
         elif sums and self.is_summed:
             rounded, total = site.round_and_sum(ops, g, seed, carrier)
         else:
-            rounded = site.round(ops, g, seed, carrier)
+            rounded = site.round(ops, g, seed, carrier, known)
         if observer is not None:
             site.show(observer, g, seed, rounded)
             if other is not None and not self.is_rounded_once:
