@@ -64,7 +64,7 @@ def test_one_read_serves_both_roundings_of_inputs_and_of_gradients(points: FiveP
 def test_nothing_is_found_that_nobody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Site, "looks_ahead", lambda *_: True)
     layer, (x, g) = qsim.nn.Linear(64, 96, bias=False, points=POINTS, dtype=HALF), operands(torch.device("cpu"))
-    # The gradient of the weight alone: the gradient of the result is rounded once, after its transform.
+    # Only the gradient of the weight: the gradient of the result is rounded once, after its transform.
     assert step(layer, x, g)[1] == (1, 1)
     assert step(layer.requires_grad_(False), x.requires_grad_(), g)[1] == (0, 0)
     assert step(layer, x.detach(), g)[1] == (0, 0)

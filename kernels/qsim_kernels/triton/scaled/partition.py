@@ -170,7 +170,7 @@ def reading_ahead(call: ScaledCall, tiles: TileSizes, turn: Turn) -> Reading | N
     read = reading(count, call.types[0], tiles, turn) if count == tiles.rows * tiles.columns > 0 else None
     is_plain = call.types == (torch.bfloat16, torch.bfloat16) and call.even and call.turn is None and call.wholes < 2
     are_rows = call.tiles == (call.tiles.rows, tiles.columns, 1, width, False) and not (tiles.columns | AHEAD) % width
-    if read is None or not (is_plain and are_rows) or not read.turn.down or tiles.columns % 32:
+    if read is None or not (is_plain and are_rows and read.turn.down) or tiles.columns % 32 or tiles.columns >= 2**26:
         return None
     return read._replace(tiles=tiles) if tiles[2:4] == (1 << read.turn.levels, AHEAD) else None
 
