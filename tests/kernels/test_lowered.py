@@ -300,6 +300,14 @@ def test_small_tensors_draw_random_bits_in_loops(dtype: torch.dtype, device: tor
         assert same_bits(a, b), setting
 
 
+def test_operators_that_draw_for_each_element_give_the_same_bits_outside_of_loops() -> None:
+    x, seed = torch.randn(3, 40), torch.tensor(3)
+    where = torch.arange(7, 127).view(x.shape)
+    spelt = qsim.Quantizer("e2m1", "stochastic").spelt
+    found = torch.ops.qsim.quantize_fused.default(x, where, seed, 5, spelt.grid, spelt.rule, x.dtype)
+    assert same_bits(found, qsim.quantize(x, "e2m1", "stochastic", seed=qsim.random.Noise(seed, 5, 7)))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_small_tensors_draw_random_bits_under_their_scales(device: torch.device) -> None:
