@@ -323,17 +323,6 @@ def test_small_tensors_draw_random_bits_under_their_scales(device: torch.device)
     assert all(map(same_bits, found, call(x, seed)))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("small")
-def test_small_weights_draw_the_same_random_bits_in_loops(device: torch.device) -> None:
-    layer = qsim.convert(nn.Linear(48, 32, device=device), qsim.FivePoint(None, qsim.Quantizer("e2m1", "stochastic"), None))
-    x = torch.randn(4, 48, device=device)
-    found, (source,) = run_and_get_code(torch.compile(layer, fullgraph=True), x)
-    assert "weight_seed_in_graph" not in source
-    assert f"qsim_{device.type}_" not in source
-    assert torch.equal(found, layer(x))
-
-
 @pytest.mark.usefixtures("small")
 def test_layers_round_small_weights_once() -> None:
     found = operators(qsim.convert(nn.Linear(64, 32), "fp8_hybrid"), torch.randn(2, 64, requires_grad=True))
