@@ -42,7 +42,7 @@ def draws_of(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, 
     are_numbers = isinstance(stream, int) and isinstance(offset, int)
     if seed is None or seed.device != x.device or not (are_numbers and sizes.is_small(x) and inductor.generates(x.device)):
         return None
-    return Draws(torch.arange(offset, offset + x.numel(), device=x.device).view(x.shape), seed, stream)
+    return Draws(torch.arange(x.numel(), device=x.device).view(x.shape) + offset, seed, stream)
 
 
 def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor | None:
