@@ -126,8 +126,8 @@ def weight_seed(weight: Tensor, stream_number: Stream, place: Place = WHOLE, ops
     if redraws:
         return weight_seed(weight, stream_number, place, ops) + drawn(weight.device).to(weight.device, non_blocking=True)
     if not isinstance(stream_number, int):
-        number, _, *names = stream_number
-        return torch.ops.qsim.weight_seed_in_graph.default(weight, number, *names, *place)  # type: ignore[no-any-return]
+        number, _, *which = stream_number
+        return torch.ops.qsim.weight_seed_in_graph.default(weight, number, *which, *place)  # type: ignore[no-any-return]
     if ops is None:
         ops = operators(weight)
     if ops is DISPATCHED:
