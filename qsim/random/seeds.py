@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -12,7 +11,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from qsim.random.places import WHOLE, Place
 from qsim.random.sources import Stream, found
 from qsim.random.streams import LARGEST, stream
-from qsim_kernels.lowered import lower, sizes
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 # Passed explicitly in every call, because torch's default device may be another; a `torch.device`, because parsing a string is slower.
@@ -128,8 +126,8 @@ def weight_seed(weight: Tensor, stream_number: Stream, place: Place = WHOLE, ops
     if redraws:
         return weight_seed(weight, stream_number, place, ops) + drawn(weight.device).to(weight.device, non_blocking=True)
     if not isinstance(stream_number, int):
-        number, _, *names = stream_number
-        return torch.ops.qsim.weight_seed_in_graph.default(weight, number, *names, *place)  # type: ignore[no-any-return]
+        number, _, *which = stream_number
+        return torch.ops.qsim.weight_seed_in_graph.default(weight, number, *which, *place)  # type: ignore[no-any-return]
     if ops is None:
         ops = operators(weight)
     if ops is DISPATCHED:
@@ -151,45 +149,25 @@ def _of_weight(shared: int, stream_number: int) -> int:
     return stream("weight", shared, stream_number)
 
 
-def _weight_seed_in_loops(
-    weight: Tensor, number: Tensor, training: bool, name: str, variation: int, offset: int, row: int, stride: int, first: bool
-) -> Tensor | None:
-    """A small weight's seed as a sum: of a number that is looked up at every call, and of a checksum that compilers fuse."""
-    if not sizes.is_small(weight):
-        return None
-    checksum: Tensor = torch.ops.qsim.checksum.default(weight, 0, offset, row, stride)
-    return checksum + torch.ops.qsim.weight_start.default(number, training, name, variation) if first else checksum
-
-
-# Operators, so that compiled code requests the shared seed at every call.
+# An operator, so that compiled code requests the shared seed at every call.
 _library = torch.library.Library("qsim", "FRAGMENT")
-_PLACE, _FOUND = "int offset, int row, int stride, bool first", "Tensor number, bool training, str name, int variation"
-
-
-def _define(name: str, schema: str, function: Callable[..., Tensor], fake: Callable[..., Tensor]) -> None:
-    _library.define(f"{name}({schema}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"qsim::{name}", fake, lib=_library)
-
-
-def _fake_seed(weight: Tensor, *_: object) -> Tensor:
-    return weight.new_empty((), dtype=torch.int64)
-
-
-_define("weight_seed", f"Tensor weight, int stream_number, {_PLACE}", _weight_seed, _fake_seed)
-_define(
+_library.define(
+    "weight_seed(Tensor weight, int stream_number, int offset, int row, int stride, bool first) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("weight_seed", _weight_seed, "CompositeExplicitAutograd")
+_library.define(
+    "weight_seed_in_graph(Tensor weight, Tensor number, bool training, str name, int variation, "
+    "int offset, int row, int stride, bool first) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl(
     "weight_seed_in_graph",
-    f"Tensor weight, {_FOUND}, {_PLACE}",
     lambda weight, number, training, name, variation, *place: _weight_seed(weight, found(number, training, name, variation), *place),
-    _fake_seed,
+    "CompositeExplicitAutograd",
 )
-_define(
-    "weight_start",
-    _FOUND,
-    lambda *given: torch.tensor(_of_weight(shared_seed(), found(*given)), dtype=torch.int64, device=_CPU),
-    lambda *_: torch.empty((), dtype=torch.int64, device=_CPU),
-)
-lower("weight_seed_in_graph", _weight_seed_in_loops)
+torch.library.register_fake("qsim::weight_seed_in_graph", lambda weight, *_: weight.new_empty((), dtype=torch.int64), lib=_library)
+torch.library.register_fake("qsim::weight_seed", lambda weight, *_: weight.new_empty((), dtype=torch.int64), lib=_library)
 
 
 def check_source(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> None:

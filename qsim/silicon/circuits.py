@@ -47,6 +47,7 @@ class Circuit:
         object.__setattr__(self, "format", resolve_format(self.format))
         object.__setattr__(self, "source", resolve_format(self.source))
         object.__setattr__(self, "rounding", roundings.resolve(self.rounding))
+        object.__setattr__(self, "overflow", roundings.overflow_in(self.format, self.overflow))
         for fmt in (self.format, self.source):
             if fmt.grid.table:
                 raise ValueError(f"{described(fmt)} is a table of values, for which no circuits are emitted")

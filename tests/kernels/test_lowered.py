@@ -20,21 +20,13 @@ from qsim_kernels import lowered
 from support import compilers, inputs, oracle, scaled_settings
 from support.catalogue import NAMED, VARIETY
 from support.comparing import same_bits
+from support.compilers import operators
 from support.covering import dealt
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 FORMATS = [*NAMED, *VARIETY]
 SETTINGS = [(rounding, overflow) for rounding in oracle.DETERMINISTIC for overflow in oracle.OVERFLOWS]
-
-
-def operators(call: Callable[..., Any], *given: Tensor, compiler: Callable[..., Any] = compilers.inductor) -> list[str]:
-    """The operators of the graphs that a compiler gets for a call, forward and backward."""
-    graphs: list[torch.fx.Graph] = []
-    result = torch.compile(call, fullgraph=True, backend=compiler(graphs))(*given)
-    if result.requires_grad:
-        result.sum().backward()
-    return [str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"]
 
 
 @pytest.mark.sampled(12)
@@ -187,24 +179,6 @@ def test_products_get_the_scales_of_both_operands_as_one_number() -> None:
     assert (found["qsim.matmul_rescaled.default"], found["aten.mul.Tensor"]) == (3, 3)
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors count as such on every device."""
-    monkeypatch.setattr(lowered.sizes, "is_small", lambda x: x.numel() <= 2**16)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small")
-def test_small_tensors_are_rounded_where_their_scale_is_computed(device: torch.device) -> None:
-    layer = qsim.convert(nn.Linear(128, 128, device=device), "fp8_hybrid").requires_grad_(False)
-    x = torch.randn(64, 128, device=device)
-    found, (source,) = run_and_get_code(torch.compile(layer), x)
-    assert torch.equal(found, layer(x))
-    loops = re.findall(r"^ +((?:triton|cpp)_\w*amax\w*)", source, re.M)
-    assert any("quantize_scaled" in name for name in loops)
-    assert len(loops) <= 2, "no other loop goes through the partial results of one"
-
-
 def holds_plain_operators(device: torch.device, compiler: Callable[..., Any] = compilers.inductor) -> bool:
     """Whether a layer's graphs hold torch's own operators in place of those that fuse."""
     layer = qsim.convert(nn.Linear(64, 32, device=device), "fp8_hybrid")
@@ -302,62 +276,6 @@ def test_ties_that_a_contraction_would_break(device: torch.device) -> None:
     assert above.sum() > 100
     a, b = a[above], b[above]
     assert (torch.compile(lambda a, b: qsim.quantize(a * b, "e4m3"), fullgraph=True)(a, b) == 1).all()
-
-
-def is_one_kernel(source: str, device: torch.device) -> bool:
-    """Whether code that Inductor generated has a single loop and calls no operator's implementation."""
-    return len(re.findall(r"^ +(?:triton|cpp)_\w+(?:\.run)?\(", source, re.M)) == 1 and f"qsim_{device.type}_" not in source
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_small_tensors_draw_random_bits_in_loops(dtype: torch.dtype, device: torch.device) -> None:
-    """Formats of every kind, and as many random bits as decide in the first block, need a second, and have a correction."""
-    roundings = [qsim.Stochastic(), qsim.Stochastic(bits=7), qsim.Stochastic(bits=16), qsim.Stochastic(bits=3, correction=True)]
-    settings = list(zip((E4M3, E2M1, E8M0, E5M2), roundings, strict=True))
-
-    def call(x: Tensor, seed: Tensor) -> list[Tensor]:
-        return [qsim.quantize(x, fmt, rounding, overflow="saturate", seed=seed) for fmt, rounding in settings]
-
-    x = torch.cat([inputs.random_patterns(dtype, 4003, 0), inputs.specials(dtype), E4M3.smallest * torch.rand(999).to(dtype)]).to(device)
-    seed = torch.tensor(-(2**63) + 12345, device=device)
-    found, (source,) = run_and_get_code(torch.compile(call, fullgraph=True), x, seed)
-    assert is_one_kernel(source, device)
-    for setting, a, b in zip(settings, found, call(x, seed), strict=True):
-        assert same_bits(a, b), setting
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small")
-def test_small_tensors_draw_random_bits_under_their_scales(device: torch.device) -> None:
-    scales = ("e4m3", qsim.scaling.PerTensor()), ("e2m1", qsim.scaling.PerBlock(16, dim=0))
-    points = [qsim.Quantizer(fmt, "stochastic", scale=scale) for fmt, scale in scales]
-
-    def call(x: Tensor, seed: Tensor) -> list[Tensor]:
-        return [point(x, seed=seed) for point in points]
-
-    x, seed = torch.randn(32, 48, device=device), torch.tensor(5, device=device)
-    found, (source,) = run_and_get_code(torch.compile(call, fullgraph=True), x, seed)
-    assert f"qsim_{device.type}_" not in source
-    assert all(map(same_bits, found, call(x, seed)))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small")
-def test_small_weights_draw_the_same_random_bits_in_loops(device: torch.device) -> None:
-    layer = qsim.convert(nn.Linear(48, 32, device=device), qsim.FivePoint(None, qsim.Quantizer("e2m1", "stochastic"), None))
-    x = torch.randn(4, 48, device=device)
-    found, (source,) = run_and_get_code(torch.compile(layer, fullgraph=True), x)
-    assert "weight_seed_in_graph" not in source
-    assert f"qsim_{device.type}_" not in source
-    assert torch.equal(found, layer(x))
-
-
-@pytest.mark.usefixtures("small")
-def test_layers_round_small_weights_once() -> None:
-    found = operators(qsim.convert(nn.Linear(64, 32), "fp8_hybrid"), torch.randn(2, 64, requires_grad=True))
-    assert "qsim.again.default" not in found
 
 
 class LoweredScaling:

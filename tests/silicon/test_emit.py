@@ -173,6 +173,13 @@ def test_comments_specify_the_unit() -> None:
     assert text.count("#ifndef QSIM_E4M3_H") == 1
 
 
+def test_overflow_of_the_format_is_one_of_the_others() -> None:
+    """As in `quantize`: infinities where the format has them, else saturation. The name says which."""
+    for fmt, overflow in (("e5m2", "nonfinite"), ("e4m3", "saturate"), ("int8", "saturate")):
+        assert Circuit(fmt, overflow="format") == Circuit(fmt, overflow=overflow)
+        assert emit("c", fmt, overflow="format") == emit("c", fmt, overflow=overflow)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

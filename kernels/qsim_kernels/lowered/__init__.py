@@ -15,15 +15,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
-from qsim_kernels.lowered import fusible, inductor, products, reductions, rounding, scaling, sizes
+from qsim_kernels.lowered import fusible, inductor, products, rounding, scaling, sizes
 from qsim_kernels.ops import scaled  # noqa: F401 (defines operators)
 from qsim_kernels.ops.backend import library
 from qsim_kernels.ops.direct import FUNCTIONAL
 
-__all__ = ["inductor", "lower", "products", "rounding", "scaling", "sizes"]
+__all__ = ["inductor", "products", "rounding", "scaling", "sizes"]
 
 
-def lower(name: str, function: Callable[..., Any]) -> None:
+def _lower(name: str, function: Callable[..., Any]) -> None:
     """Replace an operator in graphs by the result of a function of its arguments, unless that is None."""
     operator = getattr(torch.ops.qsim, name).default
 
@@ -49,9 +49,8 @@ inductor.mark_caches()
 for _module, _names in (
     (fusible, ("again", "with_seed")),
     (products, ("accumulate", "matmul_rescaled")),
-    (reductions, ("checksum",)),
     (rounding, ("quantize", "quantize_and_sum")),
     (scaling, ("amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "quantize_both_ways", "rescaled")),
 ):
     for _name in _names:
-        lower(_name, getattr(_module, _name))
+        _lower(_name, getattr(_module, _name))

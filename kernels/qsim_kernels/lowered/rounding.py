@@ -39,9 +39,10 @@ def draws_of(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, 
         return None
     if read(Rule, rule).mode != Mode.STOCHASTIC:
         return Draws()
-    if seed is None or seed.device != x.device or not sizes.is_small(x) or not inductor.generates(x.device):
+    are_numbers = isinstance(stream, int) and isinstance(offset, int)
+    if seed is None or seed.device != x.device or not (are_numbers and sizes.is_small(x) and inductor.generates(x.device)):
         return None
-    return Draws(torch.arange(offset, offset + x.numel(), device=x.device).view(x.shape), seed, stream)
+    return Draws(torch.arange(x.numel(), device=x.device).view(x.shape) + offset, seed, stream)
 
 
 def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor | None:
@@ -54,8 +55,8 @@ def onto(x: Tensor, where: Tensor | None, seed: Tensor | None, stream: int, grid
     """Round elements onto a grid."""
     how = read(Rule, rule)
     values = rounding_bits(read(Grid, grid), how, wide=torch.float64 in (x.dtype, dtype))
-    noise = None if where is None or seed is None else ElementNoise(seed, stream, where)
-    return as_values(rounded(patterns(x, values), values, how, noise), values, dtype)
+    bits, noise = patterns(x, values), None if where is None or seed is None else ElementNoise(seed, stream, where)
+    return as_values(rounded(bits, values, how, noise), values, dtype)
 
 
 _quantize = fusible("quantize_fused(Tensor x, Tensor? where, Tensor? seed, int stream, str grid, str rule, ScalarType dtype) -> Tensor")(
@@ -67,8 +68,9 @@ def rounded(bits: Tensor, values: GridBits, rule: Rule, noise: ElementNoise | No
     """Round bit patterns of the carrier."""
     if noise is None and (rounds_by_addition(values, rule) or not inductor.writes_loops(bits)):
         return round_bits(bits, values, rule)
-    if not inductor.writes_loops(bits):
-        return tensor_rounded(bits, values, rule, noise)
+    if noise is not None and isinstance(noise.where, Tensor):
+        listed = noise._replace(where=noise.where.reshape(-1))
+        return tensor_rounded(bits.reshape(-1), values, rule, listed).view(bits.shape)
     from qsim_kernels.meanings import inductor as meaning  # imports Inductor
 
     arithmetic, count, drawn = meaning.rounding(values.carrier), bits_that_matter(values, rule), None

@@ -184,7 +184,7 @@ def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileS
     restored = whole if given.restore == Restore.ALL else scales if given.restore else None
     inverses = (_small_inverses if sizes.is_small(x) else _inverses)(whole, torch.float32)
     seen, where = x, draws.where
-    spread: Callable[[Tensor], Tensor] = _single
+    spread: Callable[[Tensor], Tensor] = _scalar
     if not sizes.are_known(scales.numel() == 1):
         seen, where, spread = _cut(x, tiles), None if where is None else _cut(where, tiles), _spread
     factors = spread(inverses), None if restored is None else spread(restored)
@@ -235,7 +235,7 @@ def _cut(x: Tensor, tiles: TileSizes) -> Tensor:
     return x.reshape(-1, rows // height, height, columns // width, width)
 
 
-def _single(scale: Tensor) -> Tensor:
+def _scalar(scale: Tensor) -> Tensor:
     """View the scale of a whole tensor so that it broadcasts to any shape."""
     return scale.reshape(())
 

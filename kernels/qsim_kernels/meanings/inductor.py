@@ -122,7 +122,7 @@ class LoopElement:
     bitwise_right_shift = __rshift__ = _binary("bitwise_right_shift")
     _maximum, _minimum = _binary("maximum"), _binary("minimum")
     add_, sub_, clamp_ = _in_place(add), _in_place(sub), _in_place(clamp)
-    bitwise_and_, bitwise_xor_ = _in_place(bitwise_and), _in_place(bitwise_xor)
+    bitwise_xor_ = _in_place(bitwise_xor)
 
 
 def select(mask: LoopElement, one: LoopElement | float, other: LoopElement | float) -> LoopElement:

@@ -30,20 +30,16 @@ def checksum(x: Tensor, start: int, offset: int = 0, row: int = 0, stride: int =
     Returns:
         A 0-d int64 tensor on the device of `x`.
     """
-    total = torch.full((), start, dtype=torch.int64, device=x.device)
-    for first, (piece,) in pieces(x):
-        index = torch.arange(first, first + piece.numel(), device=x.device)
+    total, words = torch.full((), start, dtype=torch.int64, device=x.device), x.view(WORDS[x.element_size()])
+    for first, (piece,) in pieces(words):
+        index = torch.arange(first, first + piece.numel(), device=words.device)
         if row:
             index = index // row * stride + index % row
-        total += summands(piece.reshape(-1), index.add_(offset)).sum()
+        word = piece.reshape(-1).to(torch.int64)
+        if words.dtype == torch.int64:
+            word = mixing.folded(word)
+        total += mixing.mixed(word, index.add_(offset)).sum()
     return total
-
-
-def summands(x: Tensor, where: Tensor) -> Tensor:
-    """The mixed bits of elements with the given indices."""
-    words = x.view(WORDS[x.dtype.itemsize]).to(torch.int64)
-    mixed: Tensor = mixing.mixed(mixing.folded(words) if x.dtype.itemsize == 8 else words, where)
-    return mixed
 
 
 def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:

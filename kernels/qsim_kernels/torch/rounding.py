@@ -53,7 +53,7 @@ def rounded(bits: Tensor, grid: GridBits, rule: Rule, noise: ElementNoise | None
     ones lead to different neighbours; on a GPU everywhere, because the host would have to wait to know where.
 
     Args:
-        bits: int32 patterns of float32 values, or int64 patterns of float64 values.
+        bits: int32 patterns of float32 values, or int64 patterns of float64 values, in one dimension.
         grid: The grid, in the bits of the carrier.
         rule: The rounding.
         noise: The source of random bits, for stochastic rounding.

@@ -87,8 +87,7 @@ def compare(
     if not comparer.differences:
         examples = ", ".join(map(repr, list(reference.operations)[:3])), ", ".join(map(repr, comparer.only_b[:3]))
         raise ValueError(f"compare: the runs share no operation: a has {examples[0]} …, b has {examples[1]} …")
-    only_a = tuple(title for title in reference.operations if title not in comparer.seen)
-    return RunComparison(tuple(comparer.differences), tolerance, only_a, tuple(comparer.only_b))
+    return RunComparison(tuple(comparer.differences), tolerance, *comparer.only())
 
 
 class _Keeper(TraceWriter):

@@ -13,6 +13,9 @@ from qsim.diagnostics.traces.comparison import TensorDifference
 from qsim.diagnostics.traces.measures import error, relative, ulps
 from qsim.diagnostics.traces.trace import Operation, Trace
 
+#: The roles of tensors that belong to a parameter.
+_OF_PARAMETERS = ("grad", "updated")
+
 
 @dataclass
 class Again:
@@ -45,6 +48,7 @@ class Comparer:
     differences: list[TensorDifference] = field(default_factory=list)
     only_b: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    _of_parameters: list[str] = field(default_factory=list)
     _operations: dict[str, Operation] = field(default_factory=dict)
     _users: dict[str, str] = field(default_factory=dict)
     _again: dict[str, Again | None] = field(default_factory=dict)
@@ -74,12 +78,27 @@ class Comparer:
         """Compare a tensor with the first run's."""
         name = f"{owner}/{role}"
         user = self._users.get(owner, owner)
+        if role in _OF_PARAMETERS:
+            self._of_parameters.append(name)
         if role.startswith("grad_output") or name not in self.reference.tensors or user not in self._operations:
             return
         if role == "updated" and self.updated is not None:
             self._again |= {f"{each}/updated": Again(value, None) for each, value in self.updated().items()}
             self.updated = None
         self.differences.append(self._difference(self._operations[user], _tensor(user, owner, role), self.reference.tensors[name], x, name))
+
+    def only(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return what only one run has: operations, and gradients of parameters for which the other run computes none."""
+        operations = self.reference.operations
+        only_a, only_b = [title for title in operations if title not in self.seen], list(self.only_b)
+        listed = {name for title in only_a for name in operations[title].state}
+        first = [name for name in self.reference.order if name.rpartition("/")[2] in _OF_PARAMETERS]
+        for role in _OF_PARAMETERS:
+            a, b = ([name for name in names if name.endswith(f"/{role}")] for names in (first, self._of_parameters))
+            if a and b:  # otherwise a run has no backward pass, or no optimizer
+                only_a += [name.replace("/", ".") for name in a if name not in b and name.rpartition("/")[0] not in listed]
+                only_b += [name.replace("/", ".") for name in b if name not in a and name.rpartition("/")[0] in self._users]
+        return tuple(only_a), tuple(only_b)
 
     def _begin(self, operation: Operation) -> bool:
         """Whether the first run has an operation; it counts as the user of its parameters."""

@@ -65,8 +65,8 @@ class RunComparison(Records[TensorDifference]):
     Attributes:
         records: A record of each tensor that both runs computed.
         tolerance: Relative error up to which tensors count as equal.
-        only_a: Operations that only run a has.
-        only_b: Operations that only run b has.
+        only_a: Operations that only run a has, and gradients of parameters for which run b computes none.
+        only_b: The same of run b.
 
     Example:
         >>> import copy, torch, qsim

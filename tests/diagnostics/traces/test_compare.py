@@ -225,6 +225,28 @@ def test_an_operation_that_only_one_run_has() -> None:
     assert str(found).splitlines()[-1] == "only in b: :clamp"
 
 
+def test_gradients_that_only_one_run_has() -> None:
+    """A frozen parameter, or a detached tensor: all that both runs compute is equal."""
+
+    class Cut(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[1](self[0](x).detach())
+
+    def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    layers = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+    model = nn.Sequential(*layers)
+    frozen = copy.deepcopy(model)
+    frozen[0].weight.requires_grad_(False)
+    x = torch.ones(3, WIDTH)
+    found = compare(model, frozen, x, optimizer=sgd)
+    assert (found.first, found.only_a, found.only_b) == (None, ("0.weight.grad", "0.weight.updated"), ())
+    assert compare(frozen, model, x).only_b == ("0.weight.grad",)
+    assert compare(frozen, model, x, backward=False).only_b == ()
+    assert sorted(compare(model, Cut(*layers), x).only_a) == ["0.bias.grad", "0.weight.grad"]
+
+
 def test_noise_is_the_same_although_one_run_draws_more() -> None:
     """Stochastic rounding draws seeds from torch's generator; the dropout behind it is the same as without, and so are weights' noise."""
     model = nn.Sequential(nn.Linear(WIDTH, 64), nn.Dropout(0.5), nn.Linear(64, 2))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import qsim
 from qsim.random import Noise
@@ -65,3 +66,29 @@ def test_operands_of_a_product_share_signs_in_whichever_pass_they_are_rounded() 
     for call in (plain, compiled):
         call(x.sin()).square().sum().backward()
     assert torch.equal(layer.weight.grad, plain.weight.grad)
+
+
+class Checkpointed(torch.nn.Module):
+    """A layer whose input is rounded stochastically, and again for the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = qsim.nn.Linear(8, 8, bias=False, points=qsim.FivePoint(act=qsim.Quantizer("e2m1", "stochastic")))
+        torch.nn.init.eye_(self.layer.weight)
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer."""
+        found: torch.Tensor = checkpoint(self.layer, x, use_reentrant=False)
+        return found
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="checkpoints in nested regions are tested from torch 2.13 on")
+def test_regions_that_checkpoint_draw_the_same_random_bits_again() -> None:
+    """The other order, a checkpoint around a region, does not in torch 2.13."""
+    blocks = [Checkpointed(), Checkpointed()]
+    x = torch.full((8, 8), 1.25, requires_grad=True)
+    results = torch.compile(lambda x: [block(x) for block in blocks], backend="aot_eager_decomp_partition", fullgraph=True)(x)
+    torch.autograd.backward(results, [torch.eye(8)] * 2)
+    assert not torch.equal(*results)
+    assert all(torch.equal(block.layer.weight.grad, result) for block, result in zip(blocks, results, strict=True))
