@@ -38,7 +38,7 @@ def rule_of_scales(rule: ScaleRule, element: str, grid: str, margin: int = 0) ->
 
 SETTINGS = [
     *(rule_of_scales(rule, element, "e8m0", margin) for rule in ScaleRule for element, margin in (("e2m1", 0), ("e4m3", 1))),
-    rule_of_scales(ScaleRule.FIT, "e2m1", "e4m3"),
+    *(rule_of_scales(rule, "e2m1", "e4m3") for rule in (ScaleRule.FIT, ScaleRule.CEIL)),
     rule_of_scales(ScaleRule.CEIL, "e2m1", "e5m2"),
     rule_of_scales(ScaleRule.FIT, "e4m3", "fp32"),
 ]
@@ -96,6 +96,20 @@ def test_faster_kernels_make_the_scales_of_the_definition(whole: float | None, m
         kernels.scales_into(found, MAGNITUDES.to(DEVICE), None if whole is None else torch.tensor(whole, device=DEVICE), scales)
         assert same_bits(found.cpu(), defined(MAGNITUDES, scales, whole)), scales
     kernels._prepared.cache_clear()
+
+
+@pytest.mark.parametrize("whole", [1.0, 0.37, 1.2e-38, 1e-40, 7e-21, 3e19, 1e35])
+def test_kernels_make_the_scales_of_magnitudes_next_to_where_they_change(whole: float) -> None:
+    """Values of the scales' grid and their middles, times `M` and the scale of the whole tensor, and their neighbours."""
+    kernels = pytest.importorskip("qsim_kernels.triton.device.tile_scales")
+    values = torch.tensor([value for value in qsim.format("e4m3").values() if value >= 0], dtype=torch.float64)
+    values = torch.cat([values, (values[1:] + values[:-1]) / 2])
+    ends = (values * 6 * torch.tensor(whole).double()).float().view(torch.int32)[:, None] + torch.arange(-3, 4, dtype=torch.int32)
+    amaxes = ends.clamp_min(0).view(-1).view(torch.float32)
+    for rule in (ScaleRule.FIT, ScaleRule.CEIL):
+        scales, found = rule_of_scales(rule, "e2m1", "e4m3"), torch.empty_like(amaxes, device=DEVICE)
+        kernels.scales_into(found, amaxes.to(DEVICE), torch.tensor(whole, device=DEVICE), scales)
+        assert same_bits(found.cpu(), defined(amaxes, scales, whole)), rule
 
 
 def _of_bits(function: Callable[..., Any], carrier: Carrier, *tensors: Tensor | int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED, elements, scale_of
 from qsim_kernels.numbers.carrier import double_bits
-from qsim_kernels.numbers.grid import Grid, GridRounding, Rule
+from qsim_kernels.numbers.grid import Grid, GridRounding
 from qsim_kernels.numbers.scales import SMALLEST, ScaleNumbers, ScaleRule, Scales, rounding_of_scales, scale_numbers as numbers_of
 from qsim_kernels.triton.device.directed import add_toward_zero
 from qsim_kernels.triton.device.records import kernel
@@ -37,7 +37,7 @@ class ScaleVariant(NamedTuple):
     Attributes:
         rule: A `ScaleRule`.
         powers: Whether `powers_as_scales` applies.
-        ratios: Whether `nearest_ratios` applies.
+        ratios: Whether `ratios_as_scales` applies.
     """
 
     rule: int
@@ -78,17 +78,19 @@ def powers_as_scales(amax, making, RULE: tl.constexpr):
 
 
 @triton.jit
-def nearest_ratios(a, under, making, SCALE_ROUNDING: tl.constexpr):
-    """The values of a grid that are exactly nearest to `a / (under * M)`, ties to even, computed in float32.
+def ratios_as_scales(a, under, making, RULE: tl.constexpr, SCALE_ROUNDING: tl.constexpr):
+    """The values of a grid that are exactly nearest to `a / (under * M)`, ties to even, or next above it, computed in float32.
 
-    A slightly inexact quotient, made slightly less, has the same neighbour below as the exact one, or the one before that. In both cases
-    the sign of `a - middle * M * under`, which one instruction computes exactly, tells whether the neighbour above is nearer.
+    A slightly inexact quotient, made slightly less, has the same neighbour below as the exact one, or the one before that; made slightly
+    more, the same or the one behind that. So one comparison with a number between the neighbours, or with the one below, tells which of
+    the two it is. One instruction computes the difference, with the exact one's sign.
 
     Args:
         a: Magnitudes, float32.
         under: A pointer to the scale of the whole tensor, or one for each magnitude.
         making: `ScaleNumbers`.
-        SCALE_ROUNDING: The `KernelVariant` of rounding onto the grid in float32.
+        RULE: A `ScaleRule`, `FIT` or `CEIL`.
+        SCALE_ROUNDING: The `KernelVariant` of rounding onto the grid in float32, to nearest.
     """
     whole = tl.load(under)
     # Tiny numbers are scaled up first, so that no difference vanishes, and huge ones down, so that no product overflows.
@@ -98,19 +100,21 @@ def nearest_ratios(a, under, making, SCALE_ROUNDING: tl.constexpr):
     a *= lift
     # Two to the margin divides by a subtraction of exponents.
     largest = as_double(making.largest - making.factor + ONE).to(tl.float32)
-    slightly_less = reciprocal(whole * largest) * 0.9999990463256836
-    y = tl.minimum(a * slightly_less, (making.grid.top - 1).to(tl.float32, bitcast=True))
+    quotient = a * (reciprocal(whole * largest) * (1.00000095367431640625 if RULE == CEIL else 0.99999904632568359375))
+    y = tl.minimum(quotient, (making.grid.top - 1).to(tl.float32, bitcast=True))
     # The spacing is 2**-23 of this power, whose sum with a number in steps ends in the same bit as the number's code.
     power = nearby_power(y, making.grid, SCALE_ROUNDING, False).to(tl.float32, bitcast=True)
     total = add_toward_zero(y, power)
     below = total - power
-    middle = below + power * 5.960464477539063e-08
+    limit = below if RULE == CEIL else below + power * 5.960464477539063e-08
     if INTERPRETED:
-        excess = a.to(tl.float64) - (middle * largest).to(tl.float64) * whole.to(tl.float64)
+        excess = a.to(tl.float64) - (limit * largest).to(tl.float64) * whole.to(tl.float64)
     else:
-        excess = tl.fma(-middle * largest, whole, a)
-    is_odd = (total.to(tl.int32, bitcast=True) & 1) != 0
-    return tl.where((excess > 0) | ((excess == 0) & is_odd), below + power * 1.1920928955078125e-07, below)
+        excess = tl.fma(-limit * largest, whole, a)
+    is_more = excess > 0
+    if RULE != CEIL:
+        is_more |= (excess == 0) & ((total.to(tl.int32, bitcast=True) & 1) != 0)
+    return tl.where(is_more, below + power * 1.1920928955078125e-07, below)
 
 
 @triton.jit
@@ -139,7 +143,7 @@ def tile_scales(bits, under, making, MAKING: tl.constexpr, SCALE_ROUNDING: tl.co
         amax = bits.to(tl.float32, bitcast=True)
         if MAKING.ratios and under is not None:
             smallest = as_double(making.least).to(tl.float32)
-            scales = tl.maximum(nearest_ratios(amax, under, making, SCALE_ROUNDING), smallest)
+            scales = tl.maximum(ratios_as_scales(amax, under, making, MAKING.rule, SCALE_ROUNDING), smallest)
             whole = tl.load(under)
             scales = tl.where(amax < tl.where(whole == whole, float("inf"), float("nan")), scales, float("nan"))
         else:
@@ -202,8 +206,8 @@ def making_of(scales: Scales, is_under: bool) -> tuple[tuple[ScaleVariant, Kerne
         scales: How scales are made.
         is_under: Whether they are under a scale of the whole tensor.
     """
-    rule = rounding_of_scales(scales.rule)
-    ratios = is_under and _is_of_ratios(scales, rule)
+    ratios = is_under and _is_of_ratios(scales)
+    rule = rounding_of_scales(ScaleRule.FIT if ratios else scales.rule)
     rounding, (*grid, _, _) = arguments.rounding(GridRounding(scales.grid, rule), not ratios)
     *numbers, _ = numbers_of(scales)
     return (ScaleVariant(scales.rule, not is_under and _is_of_powers(scales), ratios), rounding), (*numbers, *grid)
@@ -221,10 +225,13 @@ def is_e8m0(grid: Grid) -> bool:
     return grid.mantissa == 0 and not grid.zero and (grid.least, grid.max) == (2.0**-127, 2.0**127)
 
 
-def _is_of_ratios(scales: Scales, rule: Rule) -> bool:
-    """Whether `nearest_ratios` applies: a midpoint times `M` must be a float32, and scales far from float32's own limits."""
-    grid, (variant, _) = scales.grid, arguments.rounding(GridRounding(scales.grid, rule), False)
+def _is_of_ratios(scales: Scales) -> bool:
+    """Whether `ratios_as_scales` applies: a midpoint times `M` must be a float32, and scales far from float32's own limits."""
+    grid = scales.grid
+    variant, _ = arguments.rounding(GridRounding(grid, rounding_of_scales(ScaleRule.FIT)), False)
     fraction, _ = math.frexp(scales.largest)
     bits = next(bits for bits in range(1, 54) if math.ldexp(fraction, bits).is_integer())
     near = grid.least >= 2.0**-40 and grid.max <= 2.0**40 and 2.0**-40 <= scales.largest <= 2.0**40
-    return scales.rule == ScaleRule.FIT and variant.fast and not variant.only_powers and grid.mantissa + 2 + bits <= 24 and near
+    # What is lost of tiny magnitudes must not matter.
+    supported = scales.rule == ScaleRule.FIT or (scales.rule == ScaleRule.CEIL and scales.least >= grid.least)
+    return supported and variant.fast and not variant.only_powers and grid.mantissa + 2 + bits <= 24 and near
