@@ -32,12 +32,11 @@ def exists(row, inside, filled):
 
 
 @triton.jit
-def flips_of(signs, PAIRS: tl.constexpr, DOWN: tl.constexpr):
-    """The sign bits to flip in pairs, given the number that the launch makes of a transform's signs."""
+def flips_of(signs, PAIRS: tl.constexpr):
+    """The sign bits to flip in pairs, given the number that `partition.pair_signs` makes of a transform's signs."""
     flips = ()
     for i in tl.static_range(PAIRS):
-        # Below each other, both elements have the sign of their row.
-        flips += ((((signs << (31 - i)) >> 31) if DOWN else (signs << (15 - i))) & -0x7FFF8000,)
+        flips += (((signs.to(tl.int64) >> (i // 16 * 32)).to(tl.int32) << (15 - i % 16)) & -0x7FFF8000,)
     return flips
 
 
@@ -171,7 +170,7 @@ def largest_sum(
         CAREFUL: Whether to saturate numbers whose sums could overflow.
     """
     SIZE: tl.constexpr = 1 << TURN.levels
-    flips = flips_of(signs.to(tl.int32), SIZE, True)
+    flips = flips_of(signs, SIZE)
     largest = tl.zeros(inside.shape, tl.int32)
     for step in range(STEPS):
         pairs = pairs_of_rows(x + (row + step) * SIZE * columns, columns, inside & (row + step < blocks), SIZE, filled)

@@ -197,9 +197,9 @@ def _on_tiles(call: ScaledCall, making: Scales, kept: bool, ahead: Reading | Non
     if in_pairs is not None or read is None:
         return in_pairs
     if ahead is None:
-        regions = cut_between_tiles(read, call.types, call.elements, call.aligned, making, joins_rows=call.joins_rows)
+        regions, signs = cut_between_tiles(read, call.types, call.elements, call.aligned, making, joins_rows=call.joins_rows), read.signs
     else:
-        read, regions = ahead, cut_ahead(ahead, read.tiles.width, call.aligned)
+        regions, signs, read = cut_ahead(ahead, read.tiles.width, call.aligned), pair_signs(ahead), ahead
     if regions is None:
         return None
     is_under = call.wholes > 0
@@ -208,7 +208,7 @@ def _on_tiles(call: ScaledCall, making: Scales, kept: bool, ahead: Reading | Non
     making_variants, making_numbers = tile_scales.making_of(making, is_under)
     constants = (variant, *making_variants, read.turn, regions.shape, int(call.elements.restore), int(clamp))
     form = (source, target, is_under, call.unseeded, kept, call.in_runs, ahead is None)
-    return regions.launch(tiles_kernel, form, (*numbers, *making_numbers, *constants), read.signs, int(call.wholes > 1))
+    return regions.launch(tiles_kernel, form, (*numbers, *making_numbers, *constants), signs, int(call.wholes > 1))
 
 
 def _in_pairs(call: ScaledCall, making: Scales, read: Reading, ahead: Reading | None) -> Launch | None:

@@ -272,10 +272,13 @@ def cut_into_blocks(read: Reading, *, joins_rows: bool) -> Cut | None:
 
 
 def pair_signs(read: Reading) -> int:
-    """The signs of a transform for pairs along a row: bit `i` for the first element of pair `i`, bit `16 + i` for the second."""
-    if read.turn.down:
-        return read.signs
-    return sum((read.signs >> place & 1) << (place // 2 + 16 * (place % 2)) for place in range(1 << read.turn.levels))
+    """The signs of a transform for pairs: of each 16, bit `i` for the first element of pair `i`, `16 + i` for the second, as int64."""
+    block = range(1 << read.turn.levels)
+    # Below each other, both elements have the sign of their row.
+    elements = [(place, half) for place in block for half in (0, 1)] if read.turn.down else [divmod(place, 2) for place in block]
+    bits = [32 * (pair // 16) + 16 * half + pair % 16 for pair, half in elements]
+    word = sum((read.signs >> (number // 2 if read.turn.down else number) & 1) << bit for number, bit in enumerate(bits))
+    return word - (word >> 63 << 64)
 
 
 def cut_small(read: Reading, types: Types, elements: ElementRounding, aligned: bool, scales: Scales) -> Cut | None:

@@ -111,7 +111,7 @@ def turned_kernel(
         pairs = pairs_of_rows(given, columns, inside, PAIRS, filled)
     else:
         pairs = pairs_of_runs(given, inside, PAIRS)
-    flips = flips_of(signs.to(tl.int32), PAIRS, TURN.down)
+    flips = flips_of(signs, PAIRS)
     first, second = singles(pairs, flips, 0), singles(pairs, flips, 1)
     if not TURN.bounded:
         LARGEST: tl.constexpr = 3.4028234663852886e38 / (1 << TURN.levels)

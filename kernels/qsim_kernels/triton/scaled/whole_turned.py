@@ -17,7 +17,7 @@ from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.tile_scales import making_of
 from qsim_kernels.triton.device.transforms import largest_of_transform
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.scaled.partition import reading
+from qsim_kernels.triton.scaled.partition import pair_signs, reading
 from qsim_kernels.triton.scaled.whole import state_for, write_scale
 
 #: Pairs of columns of a program, its warps, and the blocks of a thread.
@@ -79,7 +79,7 @@ def _of_runs(count: int, source: torch.dtype, tiles: TileSizes, turn: Turn | Non
         return None
     columns = tiles.columns // 2
     run = launcher(turned_amaxes_kernel, (), read.turn, finite, _PAIRS, num_warps=_WARPS)
-    return Launch(run, count * -(-columns // _PAIRS), (columns, read.signs))
+    return Launch(run, count * -(-columns // _PAIRS), (columns, pair_signs(read)))
 
 
 @lru_cache(maxsize=4096)
@@ -92,4 +92,4 @@ def _prepared(shape: torch.Size, source: torch.dtype, tiles: TileSizes, turn: Tu
     blocks, columns = count // turn.inner >> read.turn.levels, turn.inner // 2
     variants, numbers = making_of(making, False)
     run = launcher(turned_scale_kernel, (), *numbers, *variants, read.turn, finite, _PAIRS, _STEPS, num_warps=_WARPS)
-    return Launch(run, -(-blocks // _STEPS) * -(-columns // _PAIRS), (blocks, columns, read.signs))
+    return Launch(run, -(-blocks // _STEPS) * -(-columns // _PAIRS), (blocks, columns, pair_signs(read)))
