@@ -55,7 +55,8 @@ def pairs_of_runs(x, inside, PAIRS: tl.constexpr):
 def store_rows(out, pairs, columns, inside, ROWS: tl.constexpr, filled=None):
     """Write what `pairs_of_rows` reads."""
     for row in tl.static_range(ROWS):
-        tl.store(out + row * columns, pairs[row], mask=exists(row, inside, filled))
+        tl.store(out, pairs[row], mask=exists(row, inside, filled))
+        out += columns
 
 
 @triton.jit
