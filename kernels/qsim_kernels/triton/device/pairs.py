@@ -44,12 +44,12 @@ class Ends(NamedTuple):
     """The ends of a text, which differ between roundings. Each makes PTX from a pair's number, a half of it if any, and the operands.
 
     Attributes:
-        magnitude: Puts the clamped magnitude of an element into `value`, a float32; `pair` and the pair's number is free.
-        powers: Puts magnitudes, cut to bfloat16, into `power` and the pair's number, given each in `sum` and its own number.
+        element: Puts a clamped element with any sign into `value`, a float32; `pair` and the pair's number is free.
+        powers: Puts elements, cut to bfloat16, into `power` and the pair's number, given each in `sum` and its own number.
         written: Writes the result, given the rounded magnitudes as a pair in `rounded`.
     """
 
-    magnitude: Callable[[int, int, Registers], list[str]]
+    element: Callable[[int, int, Registers], list[str]]
     powers: Callable[[int, Registers], list[str]]
     written: Callable[[int, Registers], list[str]]
 
@@ -68,7 +68,7 @@ def _sums(i: int, ends: Ends, of: Registers) -> list[str]:
     """PTX for the sums of a pair."""
     lines = []
     for half in (0, 1):
-        lines += [*ends.magnitude(i, half, of), f"mov.b32 sum{2 * i + half}, value;"]
+        lines += [*ends.element(i, half, of), f"mov.b32 sum{2 * i + half}, value;"]
     lines += [
         *ends.powers(i, of),
         # To 2**7 times the spacing, which is the same below the smallest normal value.
@@ -78,7 +78,8 @@ def _sums(i: int, ends: Ends, of: Registers) -> list[str]:
     ]
     for half in (0, 1):
         place = 2 * i + half
-        lines += [f"mov.b32 value, sum{place};", *_raised(i, half), "add.rz.f32 value, raised, value;", f"mov.b32 sum{place}, value;"]
+        lines += [f"mov.b32 value, sum{place};", "abs.f32 value, value;", *_raised(i, half)]
+        lines += ["add.rz.f32 value, raised, value;", f"mov.b32 sum{place}, value;"]
     return lines
 
 
@@ -86,7 +87,8 @@ def _carried(i: int, half: int, ends: Ends, of: Registers) -> list[str]:
     """PTX that adds to a sum what the rest of the magnitude and the last 16 random bits carry."""
     place = 2 * i + half
     return [
-        *ends.magnitude(i, half, of),
+        *ends.element(i, half, of),
+        "abs.f32 value, value;",
         *_raised(i, half),
         f"mov.b32 total, sum{place};",
         "sub.f32 total, total, raised;",

@@ -35,7 +35,7 @@ class ScaledForm(NamedTuple):
         named, constraints = registers(
             PAIRS, {name: (kind, PAIRS) for name, kind in ({"x": "r"} | COMMON | inverses | _factors(self)).items()}
         )
-        quotients = (_magnitude_of_pair, _powers_of_pair) if self.divides_pairs else (_magnitude, _powers)
+        quotients = (_clamped_pair, _powers_of_pair) if self.divides_pairs else (_clamped, _powers)
         return text(Ends(*quotients, self._written), named), constraints
 
     def _written(self, i: int, of: Registers) -> list[str]:
@@ -49,11 +49,13 @@ class TurnedForm(NamedTuple):
         multiplies_pairs: See `ScaledForm`.
         clamps: See `ScaledForm`.
         in_quads: See `pairs.text`.
+        is_within: Whether no quotient exceeds the largest magnitude.
     """
 
     multiplies_pairs: bool
     clamps: bool
     in_quads: bool
+    is_within: bool
 
     @property
     def code(self) -> tuple[str, str]:
@@ -61,7 +63,11 @@ class TurnedForm(NamedTuple):
         others = {name: (kind, 1) for name, kind in (COMMON | {"top": "f"} | _factors(self)).items()}
         named, constraints = registers(PAIRS, {"x": ("f", 2 * PAIRS)} | others)
         named |= {name: named[name] * PAIRS for name in others}
-        return text(Ends(_magnitude_of_quotient, _powers, self._written), named, in_quads=self.in_quads), constraints
+        return text(Ends(self._quotient, _powers, self._written), named, in_quads=self.in_quads), constraints
+
+    def _quotient(self, i: int, half: int, of: Registers) -> list[str]:
+        x = of["x"][2 * i + half]
+        return [f"mov.f32 value, {x};"] if self.is_within else [f"abs.f32 value, {x};", f"min.f32 value, value, {of['top'][0]};"]
 
     def _written(self, i: int, of: Registers) -> list[str]:
         x = of["x"][2 * i : 2 * i + 2]
@@ -91,20 +97,16 @@ def _multiplied(form: ScaledForm | TurnedForm, i: int, of: Registers) -> list[st
     return lines
 
 
-def _magnitude_of_quotient(i: int, half: int, of: Registers) -> list[str]:
-    return [f"abs.f32 value, {of['x'][2 * i + half]};", f"min.f32 value, value, {of['top'][0]};"]
-
-
-def _magnitude_of_pair(i: int, half: int, of: Registers) -> list[str]:
+def _clamped_pair(i: int, half: int, of: Registers) -> list[str]:
     quotients = [f"mul.bf16x2 pair{i}, {of['x'][i]}, {of['inverse'][i]};", f"min.xorsign.abs.bf16x2 pair{i}, pair{i}, {of['top'][0]};"]
-    return [*quotients, *split(f"pair{i}", half), "abs.f32 value, value;"]
+    return [*quotients, *split(f"pair{i}", half)]
 
 
 def _powers_of_pair(i: int, of: Registers) -> list[str]:
     return [f"mov.b32 power{i}, pair{i};"]
 
 
-def _magnitude(i: int, half: int, of: Registers) -> list[str]:
+def _clamped(i: int, half: int, of: Registers) -> list[str]:
     quotient = [*split(of["x"][i], half), f"mul.f32 value, value, {of[f'inverse{half}'][i]};", "abs.f32 value, value;"]
     return [*quotient, f"min.f32 value, value, {of['top'][0]};"]
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers.scales import Restore, ScaledRounding, Scales, TileSizes, Turn
+from qsim_kernels.numbers.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
 from qsim_kernels.torch import runs, scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.triton.device import tile_scales
@@ -231,7 +231,8 @@ def _in_pairs(call: ScaledCall, making: Scales, read: Reading, ahead: Reading | 
     clamps, form = clamps or not is_exact, (is_under, call.unseeded, call.in_runs, ahead is None)
     pairs: ScaledForm | TurnedForm
     if is_turned:
-        kernel, pairs = turned_kernel, TurnedForm(is_exact, clamps, read.turn.down)
+        is_within = are_powers and making.rule == ScaleRule.CEIL and making.margin >= 0 and making.largest >= 2
+        kernel, pairs = turned_kernel, TurnedForm(is_exact, clamps, read.turn.down, is_within)
     else:
         kernel, pairs = pairs_kernel, ScaledForm(are_powers, is_exact, clamps)
     read = ahead or read
