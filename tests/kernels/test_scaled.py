@@ -83,6 +83,19 @@ def test_the_scale_of_transformed_columns(shape: tuple[int, ...], size: int, wor
         assert equal(x, expected, KERNELS.scales_of_tiles(x.to(DEVICE), None, tiles, turn, finite, *making))
 
 
+@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_blocks_of_a_transform_with_numbers_too_large_to_be_summed(dim: int, size: int) -> None:
+    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(size)).bfloat16()
+    x[3, 5], x[40, 70], x[:, 33], x[50, 90] = math.inf, 3e38, -1.5e37, math.nan
+    spelt, scaling = spelling("e2m1", "nearest", "saturate"), PerBlock(size, dim)
+    rest = *scaling.spelling(spelt.format), None, spelt.grid, spelt.rule, 0, 0, torch.bfloat16, Restore.ALL
+    tiles, turn = scaling.tiles(x.shape), Hadamard(size, seed=1).turn(x.shape, dim)
+    expected, _ = REFERENCE.quantize_tiles(x, None, tiles, turn, *rest)
+    found, _ = KERNELS.quantize_tiles(x.to(DEVICE), None, tiles, turn, *rest)
+    assert equal(x, expected, found)
+
+
 @pytest.mark.parametrize("scaling", [PerTensor(), PerAxis(0), PerAxis(-1), PerBlock(4), PerTile(2, 4)], ids=str)
 def test_nothing_to_round(scaling: Scaling) -> None:
     spelt = spelling("e2m1", "nearest", "saturate")

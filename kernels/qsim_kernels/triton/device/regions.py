@@ -175,9 +175,9 @@ def with_signs(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
-def hadamard(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, filled=None):
-    """Transform a region of float32 values; see `transformed`. Large finite values saturate first."""
-    if not TURN.bounded:
+def hadamard(x, signs, TURN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, filled=None, CAREFUL: tl.constexpr = True):
+    """Transform a region of float32 values; see `transformed`. Large finite values saturate first, if `CAREFUL`."""
+    if CAREFUL and not TURN.bounded:
         x = limited(x, TURN)
     return transformed(x, signs, TURN, HEIGHT, WIDTH, filled)
 
@@ -234,13 +234,12 @@ def piece_factors(row, filled, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def load_transformed(x, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr, CUT: tl.constexpr = False):
+def load_transformed(
+    x, at, matrices, signs, TURN: tl.constexpr, REGION: tl.constexpr, CUT: tl.constexpr = False, CAREFUL: tl.constexpr = True
+):  # fmt: skip
     """Load the elements of a region as float32 and transform them; see `hadamard`. `CUT` if a matrix may end within a block."""
     values = load_region(x, at, matrices, REGION)
-    if CUT:
-        return hadamard(values, signs, TURN, REGION.height, REGION.width, matrices.rows - at.row)
-    else:
-        return hadamard(values, signs, TURN, REGION.height, REGION.width)
+    return hadamard(values, signs, TURN, REGION.height, REGION.width, matrices.rows - at.row if CUT else None, CAREFUL)
 
 
 @triton.jit

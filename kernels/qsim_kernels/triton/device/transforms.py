@@ -187,6 +187,16 @@ def largest_sum(
 
 
 @triton.jit
+def careful_from(TURN: tl.constexpr, FACTOR: tl.constexpr):
+    """The pattern of transformed magnitudes, given their factor, from which on numbers may be so large that their sums could overflow.
+
+    A sum is at least as large as the largest of its terms, up to its own rounding.
+    """
+    LIMIT: tl.constexpr = 3.4028234663852886e38 / (1 << TURN.levels) * 0.99 * FACTOR
+    return tl.full([], LIMIT, tl.float32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def largest_of_transform(
     x, row, blocks, columns, inside, signs, TURN: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, filled=None
 ):  # fmt: skip
@@ -194,9 +204,7 @@ def largest_of_transform(
     # Whole blocks have one factor; no piece of another has a smaller one.
     FACTOR: tl.constexpr = 1.0 if filled is None else TURN.factor
     amax = largest_sum(x, row, blocks, columns, inside, signs, filled, FACTOR, TURN, FINITE, STEPS, False)
-    # A sum is at least as large as the largest of its terms, up to its own rounding.
-    LIMIT: tl.constexpr = 3.4028234663852886e38 / (1 << TURN.levels) * 0.99 * FACTOR
-    if amax >= tl.full([], LIMIT, tl.float32).to(tl.int32, bitcast=True):
+    if amax >= careful_from(TURN, FACTOR):
         amax = largest_sum(x, row, blocks, columns, inside, signs, filled, FACTOR, TURN, FINITE, STEPS, True)
     if filled is None:
         amax = (amax.to(tl.float32, bitcast=True) * TURN.factor).to(tl.int32, bitcast=True)

@@ -204,7 +204,8 @@ def cut_between_tiles(
     if draws:
         a_thread, warps, registers = 32, 1 if narrow else 2, 0
     else:
-        a_thread, warps, registers = (64, 1, 0 if making.grid.mantissa == 0 else 128) if narrow else (32, 4, 0)
+        limit = 112 if turn.levels else 0 if making.grid.mantissa == 0 else 128
+        a_thread, warps, registers = (64, 1, limit) if narrow else (32, 4, 0)
     if height == 1 and columns % width == 0 and not turn.down:
         rows, columns = (1, count) if joins_rows else (rows, columns)
         size = 2048 if draws or (narrow and making.grid.mantissa == 0) else 4096 if narrow else 1024
@@ -267,7 +268,7 @@ def cut_into_blocks(read: Reading, *, joins_rows: bool) -> Cut | None:
         fits, matrix, region = joins_rows, (1, count // 2), (1, 16 * block)
     pairs = (tile[0], max(tile[1] // 2, 1))
     # Where matrices end within blocks, the compiler would use 154, and fewer threads would run.
-    registers = 0 if joins_rows or block < 32 else 128
+    registers = 0 if block < 32 else 112 if joins_rows else 128
     return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, matrix, region, pairs, 1, registers) if fits else None
 
 

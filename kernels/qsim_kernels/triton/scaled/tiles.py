@@ -17,7 +17,7 @@ from qsim_kernels.triton.device.regions import Matrices, in_memory, load_region,
 from qsim_kernels.triton.device.rounding import DOWN, ODD, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
 from qsim_kernels.triton.device.tile_scales import inverses_of, reciprocal, scale_numbers, tile_scales, under_whole
-from qsim_kernels.triton.device.transforms import write_ahead
+from qsim_kernels.triton.device.transforms import careful_from, write_ahead
 from qsim_kernels.triton.device.values import rounding_of
 
 NOTHING, ALL = (tl.constexpr(int(restore)) for restore in (Restore.NOTHING, Restore.ALL))
@@ -167,12 +167,20 @@ def tiles_kernel(
     if under is not None:
         under += at.matrix * apart
     place, bounds = in_memory(at, matrices, held, REGION)
+    # One warp decides faster than several, which would wait for each other.
+    DECIDES: tl.constexpr = TURN.levels > 0 and not TURN.bounded and REGION.height * REGION.width <= 2048
     if ahead is None:
-        values = load_transformed(x, place, bounds, signs, TURN, REGION, held is not None)
+        values = load_transformed(x, place, bounds, signs, TURN, REGION, held is not None, not DECIDES)
     else:
         write_ahead(ahead, x, at.row, at.column // 2, matrices.columns // 2, signs, TURN, REGION.width // 2)
         values = load_region(x, at, matrices, REGION)
-    made, inverses = tile_scales(largest_of_tiles(values, REGION), under, making, MAKING, SCALE_ROUNDING)
+    largest = largest_of_tiles(values, REGION)
+    if DECIDES and ahead is None:
+        is_large = tl.max(tl.max(largest, axis=1), axis=0) >= careful_from(TURN, TURN.factor)
+        if is_large:
+            values = load_transformed(x, place, bounds, signs, TURN, REGION, held is not None)
+            largest = largest_of_tiles(values, REGION)
+    made, inverses = tile_scales(largest, under, making, MAKING, SCALE_ROUNDING)
     if scales is not None:
         store_scales(scales, made, at, matrices, REGION)
     factors = spread(restoring_factors(made, under, RESTORE), REGION)
