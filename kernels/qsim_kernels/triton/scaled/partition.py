@@ -268,7 +268,7 @@ def cut_into_blocks(read: Reading, *, joins_rows: bool) -> Cut | None:
         fits, matrix, region = joins_rows, (1, count // 2), (1, 16 * block)
     pairs = (tile[0], max(tile[1] // 2, 1))
     # Where matrices end within blocks, the compiler would use 154, and fewer threads would run.
-    registers = 0 if block < 32 else 112 if joins_rows else 128
+    registers = 0 if block < 32 or not turn.down else 112 if joins_rows else 128
     return cut_into(count // 2, (torch.bfloat16, torch.bfloat16), True, matrix, region, pairs, 1, registers) if fits else None
 
 
