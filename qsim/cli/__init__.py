@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import qsim
@@ -51,6 +52,11 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """Print a warning without the line of Python that it is about."""
+    print(f"qsim: warning: {message}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -81,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unknown:
             # Otherwise argparse would print the usage of the whole program.
             args.command.error(f"unrecognized arguments: {' '.join(unknown)}")
-        code: int = args.run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            code: int = args.run(args)
         sys.stdout.flush()
     except (ValueError, TypeError) as error:
         print(f"qsim: {error}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import accumulate
@@ -202,6 +203,10 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         """
         if "weight" in group:
             raise TypeError(f"the format of weights is the option format=, got weight={group['weight']!r}")
+        # Other keys are ignored, as in torch's optimizers, and may be another library's.
+        for key in group.keys() - self.defaults.keys():
+            for meant in difflib.get_close_matches(str(key), [*_ROUNDING, "seed"], n=1, cutoff=0.8):
+                raise ValueError(f"{type(self).__name__}: a parameter group has the key {key!r}: did you mean {meant!r}?")
         group["format"], group["state"] = settings.name_of_format(group["format"]), settings.name_of_format(group["state"])
         group["update"] = settings.name_of_update(group["update"])
         group["state_rounding"] = settings.name_of_rounding(group["state_rounding"])

@@ -115,7 +115,7 @@ class _Surrogate(torch.autograd.Function):
         return (gradients[0] * slope).to(of_x), gradients[0].to(of_values), None
 
 
-def surrogate(x: Tensor, values: Tensor, slope: Tensor | float = 1.0) -> Tensor:
+def surrogate(x: Tensor, values: Tensor, slope: Tensor | float = 1) -> Tensor:
     """Return values, bit for bit, with the gradient of a function of your choice.
 
     Args:
@@ -131,6 +131,7 @@ def surrogate(x: Tensor, values: Tensor, slope: Tensor | float = 1.0) -> Tensor:
         >>> y, x.grad
         (tensor([0., 2.], grad_fn=<_SurrogateBackward>), tensor([1., 0.]))
     """
+    # The default is the integer 1, which is constant in compiled code: under dynamic=True, Dynamo cannot trace a default 1.0 of two calls.
     if not (torch.is_grad_enabled() and (x.requires_grad or values.requires_grad)) and not isinstance(slope, Tensor):
         return values
     return _Surrogate.apply(x, values, slope)  # type: ignore[no-any-return,no-untyped-call]

@@ -34,10 +34,12 @@ class Scaling:
     - `"even"`: like `"floor"`, after `a` has been rounded to the format's precision;
     - `"ceil_log2"`: `2**(ceil(log2 a) - floor(log2 M))`, torchao's `CEIL`. (Its `RCEIL` is `"ceil"` here.)
 
-    Scales that their format cannot hold become its largest or its smallest.
+    Scales that their format cannot hold become its largest or its smallest. None is smaller than 2**-127, for float64 tensors either, as
+    scales are float32 numbers whose inverses are finite. Under that scale, round-to-nearest makes elements of at most 2**-128 times the
+    smallest value of their format zero, such as 1e-42 in E4M3.
 
-    If all elements are zero, the scale is the smallest one, 2**-127 or more. An infinity or a NaN makes the scale NaN, and with it all
-    elements that share it, but no others.
+    If all elements are zero, the scale is the smallest one. An infinity or a NaN makes the scale NaN, and with it all elements that share
+    it, but no others.
 
     Args:
         format: The scales' format: fp32, `"e8m0"` for powers of two, `"e4m3"`, or any other whose values are float32 numbers. Only the

@@ -13,7 +13,7 @@ from qsim.formats import FP32, Float, Format, format as resolve_format, holds
 from qsim.rounding import NEAREST
 from qsim.scaling import Scaling
 from qsim.scaling.block_formats import NAMED, Block, resolve
-from qsim.silicon.circuits import described, identifier, rounding_lines, rounding_name
+from qsim.silicon.circuits import described, identifier, nan_lines, rounding_lines, rounding_name
 from qsim_kernels.numbers.grid import Rule
 from qsim_kernels.numbers.scales import Scales, read_scales
 
@@ -104,4 +104,5 @@ class BlockCircuit:
         if self.operation == "scale":
             return ("The code of the scale of a block, NaN if an element is not finite.", *facts)
         scale = f"scale: the code of a positive number, or of NaN, in {described(self.format.scale)}."
-        return ("The code of an element divided by its scale.", *facts, scale, *rounding_lines(self.rounding, self.random_bits))
+        rounded = rounding_lines(self.rounding, self.random_bits)
+        return ("The code of an element divided by its scale.", *facts, scale, *rounded, *nan_lines(self.output))

@@ -12,6 +12,7 @@ import torch
 from qsim import rounding as roundings
 from qsim.formats import FP32, Float, Format, format as resolve_format, holds, name_of
 from qsim.rounding import NEAREST, Overflow, Stochastic
+from qsim_kernels.numbers.encoding import largest_code
 from qsim_kernels.numbers.grid import Rule
 
 Operation = Literal["round", "encode", "decode"]
@@ -98,7 +99,7 @@ class Circuit:
         lines.append("Overflow: " + _OVERFLOW[self.overflow])
         if self.operation == "round":
             return (*lines, "The result is float32's bits of the rounded number; NaN is 0x7FFFFFFF.")
-        return (*lines, "The result is the code of the rounded number.", *_codes(target))
+        return (*lines, "The result is the code of the rounded number.", *_codes(target), *nan_lines(target))
 
 
 _RULES = {
@@ -123,6 +124,12 @@ def rounding_lines(rounding: roundings.Rounding, random_bits: int) -> list[str]:
     """Lines that say what a rounding does, and what random bits it reads."""
     lines = [f"Rounding: {rounding}. {_RULES[str(rounding).partition('(')[0].lower()]}"]
     return [*lines, *([f"random: an integer of {random_bits} bits, all values equally likely."] if random_bits else [])]
+
+
+def nan_lines(fmt: Format) -> list[str]:
+    """A line that says what is written for NaN, if the format has no code of it."""
+    last = f"0x{largest_code(fmt.grid, fmt.coding):0{-(-fmt.bits // 4)}X}"
+    return [] if fmt.has_nan else [f"NaN has no code and gets that of the largest value, {last}."]
 
 
 def described(fmt: Format) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -12,7 +13,7 @@ import torch
 import qsim
 from qsim.cli import main
 from qsim.cli.exact import neighbours, parse, round_to_odd
-from qsim.formats import NAMED, TABULATED
+from qsim.formats import NAMED, TABULATED, floating
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -53,6 +54,12 @@ def test_one_format_shows_its_facts_and_every_value(capsys: pytest.CaptureFixtur
     text = run(capsys, "formats", "E2M1")
     assert text.startswith(qsim.format("e2m1").describe())
     assert "0x8   -0  -0.5  -1  -1.5  -2  -3  -4  -6" in text
+
+
+def test_warnings_are_one_line_without_python(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floating, "_WARNED", set())
+    main(["formats", "Float(4,3)"])
+    assert re.fullmatch(r"qsim: warning: Float\(4, 3\) has no special values .*, whichever you mean\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name", ["MXFP4", "Block('e2m1', 32)"])

@@ -85,6 +85,17 @@ def test_options_are_refused(make: Any, options: dict[str, Any], error: type[Exc
         assert len(optimizer.param_groups) == 1
 
 
+@pytest.mark.parametrize(("key", "meant"), [("fromat", "format"), ("states", "state"), ("state_roundng", "state_rounding")])
+def test_misspelt_options_of_a_group_are_refused(key: str, meant: str) -> None:
+    with refused(ValueError, f"SGD: a parameter group has the key {key!r}: did you mean {meant!r}?"):
+        SGD([{"params": [weight()], key: "bf16"}], lr=0.1)
+
+
+def test_other_keys_of_a_group_are_kept() -> None:
+    keys = dict.fromkeys(("initial_lr", "max_momentum", "lr_scale", "name", "step"), 0.5)
+    assert SGD([{"params": [weight()], **keys}], lr=0.1).param_groups[0].items() >= keys.items()
+
+
 def test_formats_that_need_more_than_float32_computes_with() -> None:
     with refused(ValueError, "arithmetic='format'", "float32 has too few bits", "12 significant bits"):
         ADAM([weight(torch.float32)], format=qsim.Float(8, 11, specials="ieee"), **IN_FORMAT)

@@ -174,6 +174,13 @@ def test_pact_learns_a_range_that_fits() -> None:
     assert 1.8 < point.alpha.item() < 2.0
 
 
+def test_pact_compiles_with_dynamic_shapes() -> None:
+    x, point = torch.randn(6, 8, requires_grad=True), PACT("uint4", alpha=0.5)
+    compiled = torch.compile(point, fullgraph=True, dynamic=True, backend="eager")
+    gradients = [torch.autograd.grad(call(x).sum(), (x, point.alpha)) for call in (compiled, point)]
+    assert all(map(torch.equal, *gradients))
+
+
 def accuracy(net: nn.Module) -> float:
     """The accuracy in percent after training on digits."""
     x, y, x_test, y_test = digits()

@@ -43,3 +43,10 @@ def test_up_and_down_take_every_number_to_its_own_side(device: torch.device) -> 
     block = qsim.Block("e2m1", 4, scale="e8m0", rule="floor")
     assert qsim.quantize(x, block, rounding="up").tolist() == [2.0**126, 2.0**123, -0.0, 0.0]
     assert qsim.quantize(x, block, rounding="down").tolist() == [2.0**126, 0.0, -(2.0**123), 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "smallest"), [("e4m3", 2.0**-9), ("e2m1", 0.5), ("int8", 1.0)])
+def test_elements_far_below_the_smallest_scale_become_zero(name: str, smallest: float, dtype: torch.dtype) -> None:
+    x = torch.tensor([2.0**-128, 2.0**-128 * (1 + 2.0**-9)], dtype=dtype).view(2, 1) * smallest
+    assert torch.equal(qsim.quantize(x, name, scale="row"), torch.tensor([[0.0], [2.0**-127 * smallest]], dtype=dtype))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.silicon import Circuit, cost, emit, synthesis
+from qsim.silicon import BlockCircuit, Circuit, cost, emit, emit_circuits, synthesis
+from qsim.silicon.emission import Language
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
 from qsim.silicon.inputs import corners, weighted
@@ -171,6 +172,17 @@ def test_comments_specify_the_unit() -> None:
     assert "random: an integer of 8 bits" in text
     assert "Codes have 8 bits, sign and magnitude: 4 exponent bits with bias 7, 3 mantissa bits; NaN 0x7F." in text
     assert text.count("#ifndef QSIM_E4M3_H") == 1
+
+
+@pytest.mark.parametrize("language", ["c", "systemverilog", "javascript"])
+@pytest.mark.parametrize("name", ["e2m1", "int8", "uint4", "e4m0", "mxfp4"])
+def test_comments_name_the_code_of_nan_where_the_format_has_none(language: Language, name: str) -> None:
+    circuit = BlockCircuit(name, "encode") if name == "mxfp4" else Circuit(name, "encode")
+    nan = torch.tensor([[0x7FC00000, 0xFF]] if name == "mxfp4" else [0x7FC00000])
+    code = results(circuit, nan, torch.zeros(1, dtype=torch.int64)).item()
+    digits = -(-circuit.output.bits // 4)
+    line = f"NaN has no code and gets that of the largest value, 0x{code:0{digits}X}."
+    assert line in emit_circuits(language, [circuit])
 
 
 def test_overflow_of_the_format_is_one_of_the_others() -> None:

@@ -34,9 +34,10 @@ def compare(
 
     Runs are models, or traces that `qsim.diagnostics.trace` has recorded, on this machine or another: a float32 model and its conversion,
     two recipes, two accumulators, a checkpoint before and after, a CPU and a GPU. Operations are matched by the names of modules and
-    functions. Every operation of run b is repeated with run a's inputs and gradients, which splits a difference into what arises there and
-    what is inherited; products are also repeated with exact sums, which splits what arises into roundings of operands and accumulation. The
-    parts are norms, so they need not add up. Both runs draw the same random bits. Models are unchanged afterwards.
+    functions; a class derived from a layer of torch, which may compute anything, counts as the functions that it calls, so it matches no
+    layer of the other run. Every operation of run b is repeated with run a's inputs and gradients, which splits a difference into what
+    arises there and what is inherited; products are also repeated with exact sums, which splits what arises into roundings of operands and
+    accumulation. The parts are norms, so they need not add up. Both runs draw the same random bits. Models are unchanged afterwards.
 
     Models that do not fit into memory together: record one with `qsim.diagnostics.trace(…, folder=…)`, and compare the folder with the
     other, whose tensors are compared one by one. A recorded run is given first, since only run b is repeated; the sums of a recorded run

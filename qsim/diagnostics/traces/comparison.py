@@ -122,11 +122,13 @@ class RunComparison(Records[TensorDifference]):
         if first.settings[0] != first.settings[1]:
             # A module with children prints as several lines.
             lines += [f"  {run}: {' '.join(settings.split())}" for run, settings in zip("ab", first.settings, strict=True)]
+        if first.cause == "inherited" and (self.only_a or self.only_b):
+            lines.append("  inherited, perhaps from an operation that only one run has: it is not compared")
         return lines
 
     def _below(self) -> list[str]:
         lists = (("a", self.only_a), ("b", self.only_b))
-        return [f"only in {run}: {', '.join(names)}" for run, names in lists if names]
+        return [f"only in {run}: {', '.join(name or '(the model)' for name in names)}" for run, names in lists if names]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in plain values, for JSON, with the place of the first difference."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,14 @@ def test_an_operation_that_only_one_run_has() -> None:
     found = compare(nn.Sequential(*layers), Extra(*layers), torch.ones(3, WIDTH), backward=False)
     assert (found.first, found.only_a, found.only_b) == (None, (), (":clamp",))
     assert str(found).splitlines()[-1] == "only in b: :clamp"
+
+
+def test_a_class_derived_from_a_layer_is_named_as_what_only_one_run_has() -> None:
+    derived = type("Derived", (nn.Linear,), {})(4, 4)
+    printed = str(compare(nn.Linear(4, 4), derived, torch.randn(2, 4)))
+    assert re.search(
+        "inherited, perhaps from an operation that only one run has.*only in a: \\(the model\\)\nonly in b: :linear", printed, re.S
+    )
 
 
 def test_gradients_that_only_one_run_has() -> None:
