@@ -104,7 +104,9 @@ def brief(fmt: Format) -> str:
         >>> brief(qsim.format("fp16")), brief(qsim.Float(8, 13, specials="ieee")), brief(qsim.Float(4, 4))
         ('fp16', 'e8m13ieee', 'Float(4, 4)')
     """
-    if isinstance(fmt, Float) and fmt not in NAMED.values() and fmt == Float(fmt.exponent, fmt.mantissa, specials="ieee"):
+    # Without the first comparison, `Float(1, 0)` would be compared with a format that has no value but zero, which cannot be made.
+    is_ieee = isinstance(fmt, Float) and fmt.specials == "ieee" and fmt == Float(fmt.exponent, fmt.mantissa, specials="ieee")
+    if isinstance(fmt, Float) and is_ieee and fmt not in NAMED.values():
         return f"e{fmt.exponent}m{fmt.mantissa}ieee"
     return name_of(fmt)
 

@@ -88,7 +88,7 @@ def _near_one(fmt: Format, count: int, generator: torch.Generator) -> Tensor:
     """Codes in the middle of a format's range, whose exponents are near each other; any finite ones where formats have few."""
     codes = torch.randint(0, 1 << fmt.bits, (count,), generator=generator)
     magnitudes = 1 << fmt.bits - fmt.is_signed
-    middle, spread = magnitudes // 2, min(8 << fmt.grid.mantissa, magnitudes // 2)
+    middle, spread = magnitudes // 2, max(min(8 << fmt.grid.mantissa, magnitudes // 2), 1)
     near = (middle + codes % (2 * spread) - spread).clamp(0, magnitudes - 1)
     near = torch.where(values_of(near, fmt).isfinite(), near, middle)
     return near | codes & ((1 << fmt.bits) - magnitudes)

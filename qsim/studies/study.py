@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
+from qsim.studies.choices import require
 from qsim.studies.report import Report
 from qsim.studies.result import Result
 
@@ -143,6 +144,7 @@ class TrialStudy(Study[SettingsT, Run]):
         full_form: Settings for a GPU; by default its usual ones.
         shared: The settings that are values of every run.
         added: The values of runs that results of earlier versions do not have.
+        counts: The settings, of those that there are, that must be at least 1.
     """
 
     run = Run
@@ -150,6 +152,7 @@ class TrialStudy(Study[SettingsT, Run]):
     full_form: ClassVar[Any] = None
     shared: ClassVar[tuple[str, ...]] = ()
     added: ClassVar[Mapping[str, Any]] = {}
+    counts: ClassVar[tuple[str, ...]] = ("steps", "batch", "batches")
 
     def quick(self) -> SettingsT:
         """Return settings with which the study runs in seconds."""
@@ -168,6 +171,9 @@ class TrialStudy(Study[SettingsT, Run]):
 
     def runs(self, settings: SettingsT) -> Sequence[Run]:
         """Every way with every seed."""
+        for name in self.counts:
+            given = getattr(settings, name, 1)
+            require(settings, name, min(given if isinstance(given, tuple) else [given], default=1) >= 1, "be at least 1")
         self.check(settings)
         common = {name: getattr(settings, name) for name in self.shared}
         found = [Run(**{**common, **way, "seed": seed}) for seed in self.seeds(settings) for way in self.ways(settings, seed)]

@@ -139,6 +139,11 @@ def test_formats_without_nan_saturate_unless_told_otherwise() -> None:
     assert found[3] != found[3]
 
 
+def test_a_format_of_two_values_is_one_for_sums() -> None:
+    a, b = torch.tensor([[1.5, 0.9], [0.4, -3.0]]), torch.ones(2, 1)
+    assert qsim.matmul(a, b, Rounded(Float(1, 0))).tolist() == [[2.0], [-2.0]]
+
+
 # qsim.matmul
 
 

@@ -60,6 +60,18 @@ def test_scales_of_one_are_none(tmp_path: Path) -> None:
     assert same_bits(by_program(dot, codes, tmp_path, compiled_sums(dot, tmp_path, "gcc", ["-std=c99"])), expected)
 
 
+@pytest.mark.parametrize("fmt", ["e2m1", "fp16"])
+def test_zero_stays_zero_whatever_the_random_integer(fmt: str, tmp_path: Path) -> None:
+    """A sum's numbers are in the narrowest bits, where the code of zero is next to that of the smallest number."""
+    golden = vectors(Dot(qsim.accumulators.Rounded(fmt, rounding=qsim.Stochastic(8)), "e2m1" if fmt == "e2m1" else "e4m3"), count=100)
+    assert torch.equal(emitted.rows_in_c(golden, tmp_path, "gcc", ["-std=c99"]), golden.y)
+
+
+def test_vectors_of_a_sum_in_one_bit() -> None:
+    golden = vectors(Dot(qsim.accumulators.Rounded(qsim.Fixed(1, 0)), "e2m1"), count=100)
+    assert set(golden.y.tolist()) == {0, 1}
+
+
 def test_sums_that_are_no_circuits() -> None:
     with pytest.raises(ValueError, match="sequential order"):
         Dot("Rounded('fp16', order='kahan')", "e4m3")

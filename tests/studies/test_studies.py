@@ -289,6 +289,14 @@ def test_errors(options: dict[str, object], message: str, tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("study", "setting", "value"), [("batch-size", "steps", 0), ("batch-size", "batches", (0, 8)), ("formats", "batch", -1)]
+)
+def test_trainings_have_steps_and_examples(study: str, setting: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{setting}: must be at least 1; got {'0,8' if setting == 'batches' else value}"):
+        assert studies.plan(study, out=tmp_path, settings={setting: value}).runs
+
+
 def test_runs_that_measure_time_do_not_share_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

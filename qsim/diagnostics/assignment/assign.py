@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
@@ -80,7 +81,8 @@ def assign(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument has another value than these, a layer cannot have a candidate, the budget is below the cheapest
-            candidates, weights are not float32 or float64, or the loss is not a scalar or draws random numbers.
+            candidates, gradients are zero, infinite or NaN, weights are not float32 or float64, or the loss is not a scalar or draws random
+            numbers.
 
     Example:
         >>> import torch, qsim
@@ -111,6 +113,7 @@ def assign(
         _check_budget(sizes, possible, cost, budget)
         left += probe.products_of_calls()
         sensitivities = probe.measure({name: dict.fromkeys(names, points) for name, points in named.items()}, probes)
+    _check_finite(sensitivities)
     found, options = _options(sensitivities, sizes, possible, cost)
     # Sums of costs are rounded: a budget that uniform candidates meet exactly must hold them.
     picked = _SEARCHES[search](options, budget * (1 + 1e-12))
@@ -189,6 +192,16 @@ def _check_budget(sizes: Mapping[str, LayerSize], possible: Sequence[PointChoice
     mean = sum(own.amount for own in least) / sum(own.units for own in least)
     if budget < mean * (1 - 1e-12):
         raise ValueError(f"assign: the budget of {budget:g} {UNITS[cost]} is below the cheapest candidates, which cost {mean:.4g}")
+
+
+def _check_finite(sensitivities: Sensitivities) -> None:
+    """Raise an error if gradients overflow."""
+    overflown = [record for record in sensitivities if not math.isfinite(record.error)]
+    if not overflown:
+        return
+    candidate = overflown[0].candidate
+    layers = ", ".join(dict.fromkeys(record.layer or "(the model)" for record in overflown if record.candidate == candidate))
+    raise ValueError(f"assign: {candidate} makes gradients infinite or NaN in {layers}: give it scales or overflow='saturate', or omit it")
 
 
 def _mean_cost(sizes: Mapping[str, LayerSize], points: FivePoint, cost: Cost) -> float:

@@ -224,7 +224,11 @@ class SensitivityProbe:
     def _tangents(self, batch: Any, direction: Mapping[Tensor, Tensor]) -> Recorded:
         """The changes of all operands as the weights move along a direction."""
         before = {weight: weight.detach().clone() for weight in direction}
-        reach = _REACH * min(float(weight.detach().norm() / v.norm()) for weight, v in direction.items() if v.any())
+        moved = [(weight.detach(), v) for weight, v in direction.items() if v.any()]
+        if not moved:
+            raise ValueError(f"{self._owner}: the gradients of all weights are zero, infinite or NaN: check batches and loss")
+        # A weight that is zero, as some begin, has no norm that others could be compared with.
+        reach = _REACH * min((float(weight.norm()) or 1.0) / float(v.double().norm()) for weight, v in moved)
         ends = []
         try:
             for distance in (reach, -reach):

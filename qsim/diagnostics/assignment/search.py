@@ -119,8 +119,9 @@ def exact(items: Sequence[Sequence[Option]], budget: float) -> list[int]:
         >>> greedy(items, budget=4), exact(items, budget=4)
         ([1, 0, 0], [0, 1, 1])
     """
-    known = total(items, greedy(items, budget)).loss
     relaxations = _relaxations(items)
+    # Bounds are differences from the loss of the cheapest options, next to which the losses that decide can be small.
+    known = total(items, greedy(items, budget)).loss + 1e-12 * total(items, cheapest(items)).loss
     costs, losses = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     trail: list[tuple[Tensor, Tensor]] = []
     for options, relaxation in zip(items, relaxations[1:], strict=True):
@@ -128,7 +129,7 @@ def exact(items: Sequence[Sequence[Option]], budget: float) -> list[int]:
         costs, losses = (costs[:, None] + own[:, 0]).flatten(), (losses[:, None] + own[:, 1]).flatten()
         kept = _undominated(costs, losses)
         bound = losses[kept] + relaxation.loss(budget - costs[kept])
-        kept = kept[bound <= known + abs(known) * 1e-12]
+        kept = kept[bound <= known]
         trail.append((kept // len(options), kept % len(options)))
         costs, losses = costs[kept], losses[kept]
     place, chosen = int(losses.argmin()), []

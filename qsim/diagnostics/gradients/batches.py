@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -226,6 +227,9 @@ def _settings(weights: MeasuredWeights, given: Points) -> list[FivePoint]:
 def _factor(layer: str, found: Moments, other: Moments, norms: Moments, counts: list[int], level: float) -> BatchFactor:
     parts = sampling(found, counts[0]), rounding_variance(found)
     total, like = parts[0].plus(parts[1]), sampling(other, counts[1]).plus(rounding_variance(other))
+    for name, of_all in (("points", total), ("like", like)):
+        if not math.isfinite(of_all.value):
+            raise ValueError(f"batch_for: the gradient of {layer} has infinities or NaN under {name}: check batches, loss and overflow=")
     if float(like.value) <= 0:
         raise ValueError(f"batch_for: the gradient of {layer} does not vary under like: batches must differ, got identical ones")
     measured = (*parts, like, squared_bias(found), squared_bias(norms))

@@ -231,7 +231,7 @@ def listed_batches(owner: str, batches: Iterable[Any]) -> list[Any]:
     """All batches.
 
     Raises:
-        ValueError: If they are too few, or differ in size.
+        ValueError: If they are too few, differ in size, or are empty.
     """
     found = list(batches)
     if len(found) < 3:
@@ -240,6 +240,8 @@ def listed_batches(owner: str, batches: Iterable[Any]) -> list[Any]:
     for number, size in enumerate(sizes):
         if size != sizes[0]:
             raise ValueError(f"{owner}: batches must be of one size, got {sizes[0]} and, at index {number}, {size}: omit that one")
+    if sizes[0] == 0:
+        raise ValueError(f"{owner}: batches must have samples, got batches of size 0")
     return found
 
 

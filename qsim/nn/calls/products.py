@@ -142,7 +142,7 @@ def grouped(
 ) -> Tensor | None:
     """`torch.nn.functional.grouped_mm` of rows in groups, each of which has its matrix: a linear layer for each group.
 
-    `torch._grouped_mm` also takes the ends of the groups by position.
+    `torch._grouped_mm` also takes the ends of the groups by position. Groups of equal size, a batch of matrices, have none.
 
     Scales and transforms are those of single groups, delayed scales those of all groups together. With an accumulator the host reads the
     ends of the groups, and under the scales of blocks and tiles it then multiplies these as layers, one after the other.
@@ -151,6 +151,8 @@ def grouped(
         TypeError: If an operand is a distributed tensor.
         ValueError: If an accumulator adds under the scales of blocks, and another point has a delayed scale.
     """
+    if mat_a.dim() == mat_b.dim() == 3 and offs is None and bias is None and mat_a.shape[0] == mat_b.shape[0]:
+        return matmul(mat_a, mat_b, out_dtype)
     own = weight_of(mat_b)
     if own is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or offs is None:
         return None

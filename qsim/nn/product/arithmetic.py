@@ -88,9 +88,12 @@ def _accumulated(a: Tensor, b: Tensor, how: Arithmetic, spelt: str, dtype: torch
     """The product of two matrices, or of batches of them, by an accumulator; it adds a bias if short sums have no scales."""
     if how.chains == (None, None):
         return accumulated(how.ops, a, b, how.seed, spelt, how.stream, dtype=dtype, chip=how.chip, bias=bias)
-    # An operand without scales has a single one.
-    one = ChainScales(a.new_ones((1, 1), dtype=torch.float32), max(a.shape[-2], b.shape[-1], 1), max(a.shape[-1], 1))
-    left, right = (chains or one for chains in how.chains)
+    # An operand without scales has a single one, or none if it has no elements.
+    one = a.new_ones((1, 1), dtype=torch.float32)
+    left, right = (
+        chains or ChainScales(one[:lines, : a.shape[-1]], max(lines, 1), max(a.shape[-1], 1))
+        for chains, lines in zip(how.chains, (a.shape[-2], b.shape[-1]), strict=True)
+    )
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     operands = (x.expand(*batch, *x.shape[-2:]) for x in (a, b, left.values, right.values))
     shared = [left.lines, left.sums, right.lines, right.sums]

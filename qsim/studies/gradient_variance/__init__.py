@@ -59,6 +59,8 @@ class GradientVarianceStudy(TrialStudy[Settings]):
     source = "Liu et al., Training with Fewer Bits, Lemmas 1 to 3, Theorem 1, Figure 4"
     settings = Settings
     shared = ("data", "images", "steps")
+    #: The net may be new.
+    counts = ("batches",)
 
     #: Two batch sizes and two bits.
     quick_form = Settings(mantissas=(0, 1, 2), batches=(4, 64), fractions=(3, 5), images=256, draws=2, seeds=3)

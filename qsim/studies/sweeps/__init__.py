@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -93,8 +94,8 @@ def sweep(
 
     Raises:
         TypeError: If the data or a function has the wrong type, or contents that cannot be identified.
-        ValueError: If the grid is empty or not positive, inputs and targets differ in number, or `make_model` returns the same
-            parameters twice.
+        ValueError: If the grid is empty or not positive, there are no examples, inputs and targets differ in number, points round
+            nothing in the model, or `make_model` returns the same parameters twice.
 
     Example:
         >>> import tempfile, torch
@@ -116,8 +117,12 @@ def sweep(
         if not callable(function):
             raise TypeError(f"sweep: {name} must be a function, got {type(function).__name__}")
     for name, values in (("batches", batches), ("rates", rates), ("steps", [steps]), ("seeds", [seeds])):
-        if not values or min(values) <= 0:
-            raise ValueError(f"sweep: {name} must be positive, got {values if name in ('batches', 'rates') else values[0]}")
+        got = values if name in ("batches", "rates") else values[0]
+        if name != "rates" and not all(isinstance(value, int) for value in values):
+            kind = "integers" if name == "batches" else "an integer"
+            raise TypeError(f"sweep: {name} must be {kind}, got {got}")
+        if not values or not all(0 < value < math.inf for value in values):
+            raise ValueError(f"sweep: {name} must be positive, got {got}")
     if not designs or not set(designs) <= set(DESIGNS):
         raise ValueError(f"sweep: designs must be of {', '.join(DESIGNS)}, got {list(designs)}")
     grid = tuple(sorted(set(batches))), tuple(rates), steps, seeds, tolerance, tuple(dict.fromkeys(designs))
@@ -126,14 +131,21 @@ def sweep(
     sources.datasets()
     sources.check_model()
     with torch.random.fork_rng(devices=[]):
-        for chosen in labelled.values():
+        for label, chosen in labelled.items():
             if chosen is not None:
-                qsim.convert(make_model(), chosen)  # raises an error for an unknown name or points that do not suit the model
+                _check_points(label, qsim.convert(make_model(), chosen))  # raises an error for an unknown name or points that do not suit
     study = SweepStudy(sources, labelled, settings)
     prepared = plan(study, out=folder, device=device, workers=workers, scheduler=scheduler)
     prepared.carry_out()
     replace(prepared, command=write_configuration(Path(folder), sources, labelled, settings)).write()
     return Sweep(study, settings, prepared.results())
+
+
+def _check_points(label: str, model: nn.Module) -> None:
+    try:
+        Monitor(model)
+    except ValueError as error:
+        raise ValueError(f"sweep: {label} rounds nothing in this model: qsim.nn.conversion(model) says what it has") from error
 
 
 class SweepStudy(TrialStudy[Settings]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,13 @@ class Sources:
 
     def datasets(self) -> tuple[Dataset[Any], Dataset[Any], Callable[[list[Any]], Any]]:
         """Data for training and testing, and the function that makes a batch of examples."""
+        train, test, collate = self._datasets()
+        for kind, part in (("training", train), ("test", test)):
+            if isinstance(part, Sized) and len(part) == 0:
+                raise ValueError(f"sweep: data must have {kind} examples, got none")
+        return train, test, collate
+
+    def _datasets(self) -> tuple[Dataset[Any], Dataset[Any], Callable[[list[Any]], Any]]:
         data = self.data() if callable(self.data) else self.data
         if isinstance(data, Sequence) and len(data) == 4 and all(isinstance(part, Tensor) for part in data):
             for kind, x, y in (("training", *data[:2]), ("test", *data[2:])):

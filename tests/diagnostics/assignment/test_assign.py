@@ -285,3 +285,28 @@ def test_errors_of_models() -> None:
     unused = nn.ModuleDict({"used": nn.Linear(32, 8), "unused": nn.Linear(32, 8)})
     with pytest.raises(ValueError, match=r"no gradient reaches unused"):
         assign(unused, batches, lambda model, batch: loss(model["used"], batch), budget=6.0, candidates=CANDIDATES)
+
+
+@pytest.mark.parametrize(
+    ("factor", "candidates", "message"),
+    [
+        (float("nan"), CANDIDATES, "gradients of all weights are zero, infinite or NaN"),
+        (0.0, CANDIDATES, "gradients of all weights are zero, infinite or NaN"),
+        (
+            1e6,
+            {"narrow": FivePoint(grad=Quantizer("e5m2", overflow="nonfinite")), "bf16": "bf16"},
+            "narrow makes gradients infinite or NaN in 0",
+        ),
+    ],
+)
+def test_gradients_without_a_size_are_refused(factor: float, candidates: Any, message: str) -> None:
+    torch.manual_seed(0)
+    model, batches = nn.Sequential(nn.Linear(8, 2)), [torch.randn(4, 8) for _ in range(3)]
+    with pytest.raises(ValueError, match=message):
+        assign(model, batches, lambda model, x: factor * model(x).sum(), budget=99.0, candidates=candidates, probes=1)
+
+
+def test_a_layer_whose_weights_are_zero() -> None:
+    model, batches = small()
+    nn.init.zeros_(model[-1].weight)
+    assert assign(model, batches, loss, budget=6.0, candidates=CANDIDATES, probes=1).spent <= 6.0

@@ -32,6 +32,16 @@ def test_the_exact_search_finds_the_best_of_all_choices(seed: int) -> None:
     assert steps.loss >= best - 1e-12
 
 
+def test_losses_may_differ_by_many_powers_of_ten() -> None:
+    items = [
+        [Option(27 / 7, 186887.94704930854), Option(4.0, 1.3972355785947628e-09)],
+        [Option(10 / 7, 0.29611706662188136), Option(23 / 7, 0.0005002461890788216), Option(34 / 7, 0.00021078338833046463)],
+        [Option(1 / 7, 877.2589051657267), Option(19 / 7, 0.00012122460682072278)],
+        [Option(1 / 7, 68.4568122172703), Option(8 / 7, 0.20920247287767385), Option(20 / 7, 6.486045285139096e-10)],
+    ]
+    assert exact(items, 1000.0) == [1, 2, 1, 2]
+
+
 def test_no_choice_is_below_the_frontier() -> None:
     items, _ = items_of(7)
     path = frontier(items)

@@ -118,6 +118,12 @@ def test_gradients_that_do_not_vary_are_refused(model: nn.Linear, generator: tor
         batch_for(model, exact.linear_loss, batches, BACKWARD)
 
 
+def test_gradients_that_overflow_are_refused(model: nn.Linear, generator: torch.Generator) -> None:
+    batches = [tuple(part * torch.inf for part in batch) for batch in exact.batches(3, generator)]
+    with pytest.raises(ValueError, match=r"batch_for: the gradient of \(the model\) has infinities or NaN under points"):
+        batch_for(model, exact.linear_loss, batches, BACKWARD)
+
+
 def narrow(exponent: int, mantissa: int = 1, **options: object) -> qsim.FivePoint:
     return qsim.FivePoint(grad=qsim.Quantizer(qsim.Float(exponent, mantissa), "stochastic", **options))  # type: ignore[arg-type]
 

@@ -152,6 +152,7 @@ def forgets(model: nn.Module, x: Tensor) -> Tensor:
         ({"loss": lambda model, x: 1.0}, ValueError, r"loss must return one differentiable number, got 1.0"),
         ({"batches": [torch.ones(8, 32)] * 2}, ValueError, "there must be 3 or more batches, to compute intervals, got 2"),
         ({"batches": [torch.ones(8, 32)] * 3 + [torch.ones(5, 32)]}, ValueError, "of one size, got 8 and, at index 3, 5: omit that"),
+        ({"batches": [torch.ones(0, 32)] * 3}, ValueError, "batches must have samples, got batches of size 0"),
         ({"draws": 1}, ValueError, "draws must be 2 or more, to measure a variance, got 1"),
         ({"draws": 2.0}, TypeError, "draws must be an int, got 2.0"),
         ({"seed": "a"}, TypeError, "seed must be an int, got 'a'"),

@@ -193,6 +193,15 @@ def test_grouped_products_are_a_product_for_each_group(ends: tuple[int, ...]) ->
     assert qsim.coverage(model, inputs(7, 16)).share == 1
 
 
+def test_groups_of_equal_size_are_a_batch_of_matrices() -> None:
+    torch.manual_seed(0)
+    model: Any = Calls(lambda m, x: GROUPED_MM(x, m.stack.mT))
+    model.stack = nn.Parameter(torch.randn(3, 8, 16))
+    qsim.convert(model, NEAREST)
+    own, expected = (results(of, model, inputs(3, 5, 16)) for of in (model, lambda x: torch.stack(list(map(rounded, x, model.stack)))))
+    assert all(map(same_bits, own, expected))
+
+
 def test_grouped_products_have_one_dtype_under_autocast() -> None:
     """Whether groups have scales of their own, and are multiplied one by one, or not."""
     offs, found = torch.tensor([3, 5, 6], dtype=torch.int32), set()

@@ -109,3 +109,14 @@ def test_deepseek_v3_is_the_blockwise_recipe_with_promoted_sums() -> None:
     found.sum().backward()
     assert torch.allclose(found, torch.nn.functional.linear(x, model[0].weight, model[0].bias), atol=0.1)
     assert all(torch.isfinite(parameter.grad).all() for parameter in model[0].parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (2, 0, 64)])
+@pytest.mark.parametrize("grad", [None, BLOCK])
+def test_a_batch_without_rows(shape: tuple[int, ...], grad: Quantizer | None) -> None:
+    """As experts get it that no token is sent to: only the weight has blocks."""
+    points = FivePoint("e4m3", BLOCK, grad=grad or "e5m2", accumulate=CHAIN)
+    a, w = torch.randn(shape, requires_grad=True), torch.randn(32, 64, requires_grad=True)
+    functional.linear(a, w, points=points).sum().backward()
+    assert w.grad is not None
+    assert not w.grad.any()
