@@ -105,13 +105,16 @@ def quantize_scaled(
         restore: The factors that the elements are multiplied by again.
         layout: The arrangement of scales in the tensor, if not that of the scaling.
         share: How the largest magnitude of the whole tensor is found, if this is a share of it.
-        known: What an earlier rounding found: the scales; or of blocks and tiles, the largest magnitudes of parts of the whole tensor.
+        known: What an earlier rounding found: the scales; or of blocks and tiles, that of the whole tensor.
     """
     if layout is None:
         layout = scale_layout(scaling, spelt.format, x.shape)
     own, turn, (seed, stream, offset) = layout.numbers, layout.turn, noise
     rounding = (seed, spelt.grid, spelt.rule, stream, offset, dtype, int(restore))
-    under = None if layout.whole is None else whole_scale(ops, x, layout, share, known if layout.is_local else None)
+    if layout.is_local and known is not None:
+        under: Tensor | None = known
+    else:
+        under = None if layout.whole is None else whole_scale(ops, x, layout, share)
     if layout.is_local:
         values, scales = ops.quantize_tiles(x, under, own, turn, *layout.making, *rounding)
         return values, None if restore else scales, under
@@ -120,16 +123,21 @@ def quantize_scaled(
     return ops.quantize_scaled(x, known, under, own, turn, *rounding), known, under
 
 
-def whole_scale(ops: Operators, x: Tensor, layout: ScaleLayout, share: Share | None = None, parts: Tensor | None = None) -> Tensor:
-    """The scale of the whole tensor that others are under, from the largest magnitudes of its parts, if they are known."""
-    if parts is not None:
-        of_whole = ops.scales_of_tiles(parts, None, [1, parts.numel(), 1, parts.numel(), 0], (), True, *layout.largest)
-    elif share is None:
+def whole_scale(ops: Operators, x: Tensor, layout: ScaleLayout, share: Share | None = None) -> Tensor:
+    """The scale of the whole tensor that others are under."""
+    if share is None:
         of_whole = ops.scales_of_tiles(x, None, layout.whole, layout.turn, True, *layout.largest)
     else:
         of_whole = ops.scales(share.of_all(ops.amaxes(x, layout.whole, layout.turn, True)), None, *layout.largest)
     found: Tensor = of_whole.view(()) if x.numel() else of_whole.new_ones(())  # an empty tensor has no scale
     return found
+
+
+def whole_scale_of(ops: Operators, amaxes: Tensor, layout: ScaleLayout) -> Tensor:
+    """The same from the largest magnitudes of the tensor's parts."""
+    count = amaxes.numel()
+    of_whole: Tensor = ops.scales_of_tiles(amaxes, None, [1, count, 1, count, 0], (), True, *layout.largest)
+    return of_whole.view(())
 
 
 def _scales(ops: Operators, x: Tensor, scaling: Scaling, under: Tensor | None, layout: ScaleLayout, share: Share | None) -> Tensor:

@@ -19,7 +19,7 @@ from qsim.functional.arguments import Spelling
 from qsim.functional.callables import CallablePoint
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer, short
-from qsim.functional.scaled import Scaled, ScaleLayout, Share, quantize_scaled, whole_scale
+from qsim.functional.scaled import Scaled, ScaleLayout, Share, quantize_scaled, whole_scale, whole_scale_of
 from qsim.nn.product.along import Along
 from qsim.nn.product.arithmetic import rows
 from qsim.nn.product.carriers import Values
@@ -57,7 +57,7 @@ class RoundedOperand(NamedTuple):
         factor: What the product's result is still to be multiplied by, if anything.
         scales: The scales that were not multiplied in, for another rounding with the same ones.
         chains: The scales that enter with the short sums of an accumulator.
-        ahead: What `Site.round_ahead` found for another rounding.
+        ahead: The scale that `Site.round_ahead` found for another rounding.
     """
 
     values: Tensor
@@ -157,7 +157,7 @@ class Site:
             x: The tensor.
             seed: Needed only for stochastic rounding.
             dtype: The carrier.
-            known: The scales that are not multiplied in, or `RoundedOperand.ahead`, if already computed.
+            known: The scales that are not multiplied in, if already computed.
         """
         point = self.quantizer
         if point is None:
@@ -232,14 +232,14 @@ class Site:
         return size <= 32 and matrix == [*seen.shape] and not (seen.shape[0] % size or seen.shape[1] % 32)
 
     def round_ahead(self, ops: Operators, x: Tensor, later: Site, seed: Tensor | None, dtype: torch.dtype) -> RoundedOperand:
-        """Round a tensor, and find in the same read the largest magnitudes of its transform, whose scale a later site needs."""
+        """Round a tensor, and find in the same read the scale of its whole transform, which a later site needs."""
         spelt, seen = self.spelt, self.as_matrix(x)
         layout, turn = self.layout(seen.shape), later.turn(seen.shape)
         under, parts = whole_scale(ops, seen, layout), [*seen.shape, turn[0], AHEAD, 0]
         chosen = seed if spelt.is_stochastic else None
         rounding = chosen, spelt.grid, spelt.rule, self.stream, 0, dtype, int(Restore.SCALE)
         values, amaxes = ops.quantize_tiles_and_amaxes(seen, under, layout.numbers, parts, turn, *layout.making, *rounding)
-        return RoundedOperand(values.view(x.shape), under, ahead=amaxes)
+        return RoundedOperand(values.view(x.shape), under, ahead=whole_scale_of(ops, amaxes, later.layout(seen.shape)))
 
     def restored(self, ops: Operators, x: Tensor, seed: Tensor | None) -> Tensor:
         """The rounded tensor, times its scales and without the transform, in at least float32."""
@@ -299,7 +299,7 @@ class Site:
         assert self.along is not None  # an operand's
         if layout.is_local:
             chains = None if scales is None else self.along.chains(scales, layout.tiles, seen.shape, self.chain)
-            return RoundedOperand(values, under, chains=chains)
+            return RoundedOperand(values, under, under, chains)
         assert scales is not None  # only scales of blocks and tiles are not returned
         return RoundedOperand(values, self.along.spread(scales if under is None else under_whole(scales, under), seen.shape), scales)
 

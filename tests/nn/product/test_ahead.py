@@ -23,7 +23,7 @@ POINTS = qsim.recipes.nvfp4().points
 
 
 class Reads(TorchDispatchMode):
-    """Counts rounding with a look ahead, and reads of a tensor only for the scale of its transform."""
+    """Counts rounding with a look ahead, and reads only for a scale of the whole tensor or its transform."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,8 +31,10 @@ class Reads(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.name().removeprefix("qsim::")
-        self.found["ahead"] += name == "quantize_tiles_and_amaxes"
-        self.found["alone"] += name == "scales_of_tiles" and bool(args[3])
+        if name == "quantize_tiles_and_amaxes":
+            self.found["ahead"] += 1
+        elif name == "scales_of_tiles":
+            self.found["alone" if args[3] else "plain"] += 1
         return function(*args, **(kwargs or {}))
 
 
@@ -59,6 +61,13 @@ def test_one_read_serves_both_roundings_of_inputs_and_of_gradients(points: FiveP
     found, reads = step(layer, x, g)
     assert reads == (2, 0)
     assert all(map(torch.equal, found, due))
+
+
+def test_the_scale_of_a_weight_that_is_rounded_again_is_found_once() -> None:
+    layer, (x, g) = qsim.nn.Linear(64, 96, points=POINTS, dtype=HALF), operands(torch.device("cpu"))
+    with Reads() as reads:
+        layer(x.requires_grad_()).backward(g)
+    assert reads.found["plain"] == 3  # with those of the input and of the gradient
 
 
 def test_nothing_is_found_that_nobody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
