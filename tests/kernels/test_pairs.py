@@ -43,7 +43,7 @@ def test_codes_of_all_inputs(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dim", [-1, 0])
 @pytest.mark.parametrize("name", [*NAMED, "Block('e2m1', 64, rule='ceil')", "Block('e4m3', 16, scale='bf16', rule='fit')"])
-def test_blocks_of_all_exponents(name: str, dim: int) -> None:
+def test_stochastic_blocks_of_all_exponents(name: str, dim: int) -> None:
     for x in matrices():
         expected = qsim.quantize(x, name, rounding="stochastic", dim=dim, seed=Noise(7, 5))
         found = qsim.quantize(x.cuda(), name, rounding="stochastic", dim=dim, seed=Noise(torch.tensor(7, device="cuda"), 5))
@@ -53,6 +53,16 @@ def test_blocks_of_all_exponents(name: str, dim: int) -> None:
     expected, found = (qsim.quantize(y, name, rounding="stochastic", dim=dim, seed=Noise(7, 5, offset=16)) for y in pieces)
     assert same_bits(found.cpu(), expected)
     assert same_bits(qsim.quantize(pieces[0].cuda(), name, rounding="stochastic", dim=dim, seed=Noise(7, 5, offset=16)).cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [-1, 0])
+@pytest.mark.parametrize("name", [*NAMED, "Block('e2m1', 64, rule='ceil')", "Block('e5m1', 16, scale='e8m0', rule='even')"])
+def test_nearest_blocks_of_all_exponents(name: str, dim: int) -> None:
+    for x in matrices():
+        assert same_bits(qsim.quantize(x.cuda(), name, dim=dim).cpu(), qsim.quantize(x, name, dim=dim))
+        ties = (x.float() * 0.0625).round().bfloat16()
+        assert same_bits(qsim.quantize(ties.cuda(), name, dim=dim).cpu(), qsim.quantize(ties, name, dim=dim))
 
 
 def matrices() -> Iterator[torch.Tensor]:
@@ -92,12 +102,14 @@ def test_threads_hold_all_elements_that_share_random_bits(height: int, width: in
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("rounding", "scale"), [("stochastic", "e4m3"), ("nearest", "e8m0")])
 @pytest.mark.parametrize(("height", "width"), [(2, 16), (4, 64), (8, 16), (16, 16), (128, 128)])
-def test_tiles(height: int, width: int) -> None:
-    spelt, scaling = spelling("e2m1", "stochastic", "saturate"), PerTile(height, width, "e4m3")
+def test_tiles(height: int, width: int, rounding: str, scale: str) -> None:
+    spelt, scaling = spelling("e2m1", rounding, "saturate"), PerTile(height, width, scale, "ceil")
     for x in matrices():
         numbers = scaling.tiles(x.shape), (), *scaling.spelling(spelt.format)
-        noise = torch.tensor(3), spelt.grid, spelt.rule, 7, 16, torch.bfloat16, int(Restore.SCALE)
+        seed = torch.tensor(3) if spelt.is_stochastic else None
+        noise = seed, spelt.grid, spelt.rule, 7, 16, torch.bfloat16, int(Restore.SCALE)
         expected, _ = REFERENCE.quantize_tiles(x, None, *numbers, *noise)
         found, _ = KERNELS.quantize_tiles(x.cuda(), None, *numbers, *noise)
         assert same_bits(found.cpu(), expected)
@@ -111,7 +123,9 @@ def test_tiles(height: int, width: int) -> None:
     [
         ("e2m1", PerBlock(32, rule="ceil"), 32, None),
         ("e4m3", PerBlock(32), 32, None),
+        ("e2m1", PerBlock(32, format="e8m0", rule="ceil"), 32, None),
         ("e2m1", PerBlock(16, format="e4m3"), 16, 0.37),
+        ("e2m1", PerBlock(16, format="e4m3", rule="ceil"), 16, 0.37),
         ("e5m2", PerBlock(16, format="bf16", rule="fit"), 16, None),
     ],
 )

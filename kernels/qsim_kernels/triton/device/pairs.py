@@ -64,18 +64,21 @@ def _raised(i: int, half: int) -> list[str]:
     return [f"prmt.b32 bits, first{i}, power{i}, {'0x7632' if half else '0x5410'};", "mov.b32 raised, bits;"]
 
 
+def steps_of_pair(i: int, of: Registers) -> list[str]:
+    """PTX that takes magnitudes in `power` and the pair's number to 2**7 times the spacing, the same below the smallest normal value."""
+    return [
+        f"and.b32 power{i}, power{i}, 0x7F807F80;",
+        f"add.u16x2 power{i}, power{i}, {of['lift'][0]};",
+        f"max.u16x2 power{i}, power{i}, {of['lowest'][0]};",
+    ]
+
+
 def _sums(i: int, ends: Ends, of: Registers) -> list[str]:
     """PTX for the sums of a pair."""
     lines = []
     for half in (0, 1):
         lines += [*ends.element(i, half, of), f"mov.b32 sum{2 * i + half}, value;"]
-    lines += [
-        *ends.powers(i, of),
-        # To 2**7 times the spacing, which is the same below the smallest normal value.
-        f"and.b32 power{i}, power{i}, 0x7F807F80;",
-        f"add.u16x2 power{i}, power{i}, {of['lift'][0]};",
-        f"max.u16x2 power{i}, power{i}, {of['lowest'][0]};",
-    ]
+    lines += [*ends.powers(i, of), *steps_of_pair(i, of)]
     for half in (0, 1):
         place = 2 * i + half
         lines += [f"mov.b32 value, sum{place};", "abs.f32 value, value;", *_raised(i, half)]

@@ -1,4 +1,4 @@
-"""Stochastic rounding to bfloat16 values under the scales of their tiles, two elements per instruction; see `pairs`.
+"""Rounding to bfloat16 values under the scales of their tiles, two elements per instruction; stochastically, see `pairs`, or to nearest.
 
 Scales that are powers of two divide and multiply pairs exactly. Under others, quotients and most products are float32, one by one. So are
 values that were transformed.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.device.pairs import COMMON, PAIRS, Ends, Registers, in_both_halves, registers, split, text
+from qsim_kernels.triton.device.pairs import COMMON, PAIRS, Ends, Registers, in_both_halves, registers, split, steps_of_pair, text
 from qsim_kernels.triton.device.tile_scales import CEIL
 
 
@@ -75,6 +75,31 @@ class TurnedForm(NamedTuple):
         return signs + _signed("bits") + _multiplied(self, i, of)
 
 
+class NearestForm(NamedTuple):
+    """A rounding to nearest, with ties to even, under scales that are powers of two, that kernels are compiled for.
+
+    The power of two whose last place is the spacing is added and subtracted, as in `rounding.round_nearest`, in bfloat16.
+
+    Attributes:
+        clamps: See `ScaledForm`.
+    """
+
+    clamps: bool
+
+    @property
+    def multiplies_pairs(self) -> bool:
+        """See `ScaledForm`; powers of two are bfloat16 numbers."""
+        return True
+
+    @property
+    def code(self) -> tuple[str, str]:
+        """The PTX, and the constraints of its operands."""
+        of, constraints = registers(1, dict.fromkeys(("x", "lift", "lowest", "top", "inverse", "factor"), ("r", 1)))
+        lines = [".reg .b32 bits, rounded, pair0, power0;", *_clamped_quotient(0, of), *_powers_of_pair(0, of), *steps_of_pair(0, of)]
+        lines += ["abs.bf16x2 rounded, pair0;", "add.bf16x2 rounded, rounded, power0;", "sub.bf16x2 rounded, rounded, power0;"]
+        return "{" + "\n".join([*lines, *_signed("pair0"), *_multiplied(self, 0, of), "}"]), constraints
+
+
 def _factors(form: ScaledForm | TurnedForm) -> dict[str, str]:
     """The kinds of the registers of a rounded pair's factors."""
     return {"factor": "r"} if form.multiplies_pairs else {"factor0": "f", "factor1": "f"}
@@ -85,7 +110,7 @@ def _signed(signs: str) -> list[str]:
     return [f"lop3.b32 rounded, rounded, {signs}, 0x80008000, 0xF8;"]
 
 
-def _multiplied(form: ScaledForm | TurnedForm, i: int, of: Registers) -> list[str]:
+def _multiplied(form: ScaledForm | TurnedForm | NearestForm, i: int, of: Registers) -> list[str]:
     """PTX that multiplies a rounded pair by its factors."""
     if form.multiplies_pairs:
         lines = [f"mul.bf16x2 ${i}, rounded, {of['factor'][i]};"]
@@ -97,9 +122,12 @@ def _multiplied(form: ScaledForm | TurnedForm, i: int, of: Registers) -> list[st
     return lines
 
 
+def _clamped_quotient(i: int, of: Registers) -> list[str]:
+    return [f"mul.bf16x2 pair{i}, {of['x'][i]}, {of['inverse'][i]};", f"min.xorsign.abs.bf16x2 pair{i}, pair{i}, {of['top'][0]};"]
+
+
 def _clamped_pair(i: int, half: int, of: Registers) -> list[str]:
-    quotients = [f"mul.bf16x2 pair{i}, {of['x'][i]}, {of['inverse'][i]};", f"min.xorsign.abs.bf16x2 pair{i}, pair{i}, {of['top'][0]};"]
-    return [*quotients, *split(f"pair{i}", half)]
+    return [*_clamped_quotient(i, of), *split(f"pair{i}", half)]
 
 
 def _powers_of_pair(i: int, of: Registers) -> list[str]:
@@ -179,6 +207,23 @@ def rounded_pairs(x, block, noise, inverses, factors, grid, FORM: tl.constexpr, 
         top = in_both_halves(grid.top >> 16)
     given = (x, block, noise.seed, noise.stream, lift, lowest, top) + inverses + factors  # noqa: RUF005 (Triton has no stars)
     return tl.inline_asm_elementwise(TEXT, CONSTRAINTS, given, dtype=tl.int32, is_pure=True, pack=4)
+
+
+@triton.jit
+def nearest_pairs(x, inverses, factors, grid, TEXT: tl.constexpr, CONSTRAINTS: tl.constexpr):
+    """Round pairs of bfloat16 to nearest under scales that are powers of two.
+
+    Args:
+        x: Pairs.
+        inverses: The inverses of scales as pairs.
+        factors: The scales as pairs.
+        grid: `GridNumbers`; for which grids, `arguments.has_scaled_pairs` decides.
+        TEXT: The text of a `NearestForm`.
+        CONSTRAINTS: Its constraints.
+    """
+    lift, lowest, _ = limits_of(grid)
+    given = x, lift, lowest, in_both_halves(grid.top >> 16), inverses, factors
+    return tl.inline_asm_elementwise(TEXT, CONSTRAINTS, given, dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit

@@ -100,14 +100,15 @@ def has_pairs(variant: KernelVariant, coding: CodeVariant, grid: Grid) -> bool:
     """Whether `triton.device.code_pairs` supports the codes of bfloat16 values, given the variant that `drawn_later` returned."""
     bits = grid_bits(grid, variant.wide)
     is_plain = coding.signed and coding.subnormals and coding.zero and not (coding.twos_complement or coding.nan_is_zero or coding.far)
-    return _has_values_in_pairs(variant, bits) and is_plain and bits.low <= SINGLE.bias
+    return variant.draws_late and _has_values_in_pairs(variant, bits) and is_plain and bits.low <= SINGLE.bias
 
 
 def _has_values_in_pairs(variant: KernelVariant, bits: GridBits) -> bool:
     """Whether `triton.device.pairs` rounds to values of a grid, given the variant that `drawn_later` returned."""
     # Values of at most 7 significant bits, normal ones among them, far from float32's own limits.
     fits = bits.shift > 16 and bits.top >= bits.low << 23 and bits.least >= 64 << 23 and bits.top < 192 << 23
-    return has_dpx() and variant.draws_late and variant.saturates and fits and bits.top == bits.bottom
+    rounds = variant.draws_late or (variant.mode == Mode.NEAREST and variant.fast and not variant.only_powers)
+    return has_dpx() and rounds and variant.saturates and fits and bits.top == bits.bottom
 
 
 def has_scaled_pairs(variant: KernelVariant, grid: Grid) -> bool:

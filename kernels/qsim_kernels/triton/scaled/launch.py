@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from qsim_kernels.numbers.grid import Mode
 from qsim_kernels.numbers.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
 from qsim_kernels.torch import runs, scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
@@ -19,7 +20,7 @@ from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_transformed, region_part, region_place
 from qsim_kernels.triton.device.saturation import Clamp, clamp_of_given, clamp_of_tiles
-from qsim_kernels.triton.device.scaled_pairs import ScaledForm, TurnedForm
+from qsim_kernels.triton.device.scaled_pairs import NearestForm, ScaledForm, TurnedForm
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch
 from qsim_kernels.triton.quantize.launch import quantize_into
@@ -214,27 +215,28 @@ def _on_tiles(call: ScaledCall, making: Scales, kept: bool, ahead: Reading | Non
 def _in_pairs(call: ScaledCall, making: Scales, read: Reading, ahead: Reading | None) -> Launch | None:
     """Prepare a launch of `pairs_kernel`, or of `turned_kernel`, if it supports the dtypes, the rounding and the tiles."""
     (variant, numbers), elements, is_under = call.rounding, call.elements, call.wholes > 0
-    is_plain = call.types == (torch.bfloat16, torch.bfloat16) and call.aligned and call.even and elements.restore != Restore.NOTHING
     is_turned = read.turn.levels > 0
     if ahead is None:
         regions = (cut_into_blocks if is_turned else cut_into_pairs)(read, joins_rows=call.joins_rows)
     else:
         regions = cut_ahead(ahead, read.tiles.width, call.aligned, each=2)
-    if regions is None or not is_plain or not arguments.has_scaled_pairs(variant, elements.grid):
+    if regions is None or not call.are_pairs or not arguments.has_scaled_pairs(variant, elements.grid):
         return None
     making_variants, making_numbers = tile_scales.making_of(making, is_under)
     clamp = clamp_of_tiles(making, elements, is_under, torch.float32 if is_turned else torch.bfloat16, torch.bfloat16)
-    are_powers, clamps = making_variants[0].powers, clamp != Clamp.NEVER
+    are_powers, clamps, is_nearest = making_variants[0].powers, clamp != Clamp.NEVER, variant.mode == Mode.NEAREST
+    if is_nearest and (is_turned or ahead is not None or not are_powers):
+        return None
     # Products with E4M3's scales, for example, are bfloat16 numbers.
     is_short = making.grid.mantissa < 8 and making.grid.exponent >= -126
     is_exact = are_powers or (is_short and not clamps and not (is_under and elements.restore == Restore.ALL))
     clamps, form = clamps or not is_exact, (is_under, call.unseeded, call.in_runs, ahead is None)
-    pairs: ScaledForm | TurnedForm
+    pairs: ScaledForm | TurnedForm | NearestForm
     if is_turned:
         is_within = are_powers and making.rule == ScaleRule.CEIL and making.margin >= 0 and making.largest >= 2
         kernel, pairs = turned_kernel, TurnedForm(is_exact, clamps, read.turn.down, is_within)
     else:
-        kernel, pairs = pairs_kernel, ScaledForm(are_powers, is_exact, clamps)
+        kernel, pairs = pairs_kernel, NearestForm(clamps) if is_nearest else ScaledForm(are_powers, is_exact, clamps)
     read = ahead or read
     constants = (variant, *making_variants, read.turn, regions.shape, int(elements.restore), pairs, *pairs.code)
     return regions.launch(kernel, form, (*numbers, *making_numbers, *constants), pair_signs(read), int(call.wholes > 1))

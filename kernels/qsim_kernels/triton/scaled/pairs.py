@@ -1,4 +1,4 @@
-"""Stochastic rounding of bfloat16 matrices under the scales of their tiles, two elements at a time: an override of `tiles`.
+"""Rounding of bfloat16 matrices under the scales of their tiles, two elements at a time: an override of `tiles`.
 
 A region is one of pairs: its columns, and those of matrices and tiles, are counted in pairs.
 """
@@ -15,7 +15,8 @@ from qsim_kernels.triton.device.pairs import larger_pair
 from qsim_kernels.triton.device.parts import Part, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, in_memory, region_place
-from qsim_kernels.triton.device.scaled_pairs import pair_of, powers_of_pairs, rounded_pairs
+from qsim_kernels.triton.device.rounding import NEAREST
+from qsim_kernels.triton.device.scaled_pairs import nearest_pairs, pair_of, powers_of_pairs, rounded_pairs
 from qsim_kernels.triton.device.tile_scales import scale_numbers, tile_scales
 from qsim_kernels.triton.device.transforms import write_ahead
 from qsim_kernels.triton.device.values import rounding_of
@@ -62,6 +63,13 @@ def factors_of_pairs(first, second, under, REGION: tl.constexpr, RESTORE: tl.con
     return (spread(first, REGION),) if FORM.multiplies_pairs else (spread(first, REGION), spread(second, REGION))
 
 
+@triton.jit
+def nearest_in_tiles(pairs, making, grid, RULE: tl.constexpr, REGION: tl.constexpr, TEXT: tl.constexpr, CONSTRAINTS: tl.constexpr):
+    """Round the pairs of a region to nearest under the scales of its tiles, which are powers of two."""
+    scales, inverses = powers_of_pairs(largest_of_pairs(pairs, REGION, REGION.tile_width == 1), making, RULE)
+    return nearest_pairs(pairs, spread(inverses, REGION), spread(scales, REGION), grid, TEXT, CONSTRAINTS)
+
+
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "under", "held", "ahead"])
 def pairs_kernel(
     x, out, under, held, ahead, seed_pointer, source: NoiseNumbers, matrices: Matrices, signs: tl.int64, apart: tl.int64,
@@ -81,18 +89,21 @@ def pairs_kernel(
     place, bounds = in_memory(at, matrices, held, REGION)
     part = part_of_pairs(place, bounds, REGION)
     pairs = load_part(x.to(tl.pointer_type(tl.int32)), part)
-    amax = largest_of_pairs(pairs, REGION, BY_COLUMN)
-    if FORM.divides_pairs:
-        scales, inverses = powers_of_pairs(amax, making, MAKING.rule)
-        inverses, factors = (spread(inverses, REGION),), (spread(scales, REGION),)
+    if ROUNDING.mode == NEAREST:
+        result = nearest_in_tiles(pairs, making, rounding.grid, MAKING.rule, REGION, TEXT, CONSTRAINTS)
     else:
-        first, first_inverses = tile_scales(amax << 16, under, making, MAKING, SCALE_ROUNDING)
-        second, second_inverses = first, first_inverses
-        if BY_COLUMN:
-            second, second_inverses = tile_scales(amax & -0x10000, under, making, MAKING, SCALE_ROUNDING)
-        inverses = spread(first_inverses, REGION), spread(second_inverses, REGION)
-        factors = factors_of_pairs(first, second, under, REGION, RESTORE, FORM)
-    # Four pairs share a Philox block.
-    block = (source.offset >> 3) + (first_pair(at, matrices) >> 2) + (part.places >> 2)
-    result = rounded_pairs(pairs, block, rounding.noise, inverses, factors, rounding.grid, FORM, TEXT, CONSTRAINTS)
+        amax = largest_of_pairs(pairs, REGION, BY_COLUMN)
+        if FORM.divides_pairs:
+            scales, inverses = powers_of_pairs(amax, making, MAKING.rule)
+            inverses, factors = (spread(inverses, REGION),), (spread(scales, REGION),)
+        else:
+            first, first_inverses = tile_scales(amax << 16, under, making, MAKING, SCALE_ROUNDING)
+            second, second_inverses = first, first_inverses
+            if BY_COLUMN:
+                second, second_inverses = tile_scales(amax & -0x10000, under, making, MAKING, SCALE_ROUNDING)
+            inverses = spread(first_inverses, REGION), spread(second_inverses, REGION)
+            factors = factors_of_pairs(first, second, under, REGION, RESTORE, FORM)
+        # Four pairs share a Philox block.
+        block = (source.offset >> 3) + (first_pair(at, matrices) >> 2) + (part.places >> 2)
+        result = rounded_pairs(pairs, block, rounding.noise, inverses, factors, rounding.grid, FORM, TEXT, CONSTRAINTS)
     store_part(out.to(tl.pointer_type(tl.int32)), result, part)

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from qsim_kernels.numbers.grid import GridRounding, Mode
-from qsim_kernels.numbers.scales import AHEAD, ElementRounding, ScaledRounding, Scales, TileSizes, Turn
+from qsim_kernels.numbers.scales import AHEAD, ElementRounding, Restore, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch.hadamard import signs_of
 from qsim_kernels.triton.device.pairs import PAIRS
 from qsim_kernels.triton.device.regions import NO_TURN, RegionShape, TurnVariant
@@ -102,6 +102,12 @@ class ScaledCall(NamedTuple):
     rows: int
     unflipped: bool
     in_runs: bool
+
+    @property
+    def are_pairs(self) -> bool:
+        """Whether kernels of pairs can read and write the tensors, and multiply by the scales."""
+        types = torch.bfloat16, torch.bfloat16
+        return self.types == types and self.aligned and self.even and self.elements.restore != Restore.NOTHING
 
     @property
     def joins_rows(self) -> bool:
