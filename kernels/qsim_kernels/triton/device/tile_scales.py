@@ -90,7 +90,7 @@ def ratios_as_scales(a, under, making, RULE: tl.constexpr, SCALE_ROUNDING: tl.co
         under: A pointer to the scale of the whole tensor, or one for each magnitude.
         making: `ScaleNumbers`.
         RULE: A `ScaleRule`, `FIT` or `CEIL`.
-        SCALE_ROUNDING: The `KernelVariant` of rounding onto the grid in float32, to nearest.
+        SCALE_ROUNDING: The `KernelVariant` of round-to-nearest onto the grid in float32.
     """
     whole = tl.load(under)
     # Tiny numbers are scaled up first, so that no difference vanishes, and huge ones down, so that no product overflows.
