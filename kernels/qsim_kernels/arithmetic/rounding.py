@@ -136,7 +136,8 @@ def reaches(magnitude, drawn, grid):
     field, lowest = magnitude >> MANTISSA, grid.least >> MANTISSA
     # Shares below the last random bit are zero: without its leading one, a significand leaves nothing after the longest shift of a word.
     # Zero has none either, which narrow carriers hold next to the smallest values.
-    significand = (magnitude & ((1 << MANTISSA) - 1)) | where(field > maximum(lowest - (SPARE + MANTISSA + 2), 0), 1 << MANTISSA, 0)
+    has_leading = (field > lowest - (SPARE + MANTISSA + 2)) & (field > 0)
+    significand = (magnitude & ((1 << MANTISSA) - 1)) | where(has_leading, 1 << MANTISSA, 0)
     binades = lowest - maximum(field, 1)
     share = (to_word(significand) << SPARE) >> minimum(maximum(binades - 1, 0), SPARE + MANTISSA)
     return carries(share, drawn)

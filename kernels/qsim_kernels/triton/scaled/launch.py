@@ -214,32 +214,38 @@ def _on_tiles(call: ScaledCall, making: Scales, kept: bool, ahead: Reading | Non
 
 def _in_pairs(call: ScaledCall, making: Scales, read: Reading, ahead: Reading | None) -> Launch | None:
     """Prepare a launch of `pairs_kernel`, or of `turned_kernel`, if it supports the dtypes, the rounding and the tiles."""
-    (variant, numbers), elements, is_under = call.rounding, call.elements, call.wholes > 0
-    is_turned = read.turn.levels > 0
+    (variant, numbers), is_under, is_turned = call.rounding, call.wholes > 0, read.turn.levels > 0
     if ahead is None:
         regions = (cut_into_blocks if is_turned else cut_into_pairs)(read, joins_rows=call.joins_rows)
     else:
         regions = cut_ahead(ahead, read.tiles.width, call.aligned, each=2)
-    if regions is None or not call.are_pairs or not arguments.has_scaled_pairs(variant, elements.grid):
+    if regions is None or not call.are_pairs or not arguments.has_scaled_pairs(variant, call.elements.grid):
         return None
     making_variants, making_numbers = tile_scales.making_of(making, is_under)
-    clamp = clamp_of_tiles(making, elements, is_under, torch.float32 if is_turned else torch.bfloat16, torch.bfloat16)
-    are_powers, clamps, is_nearest = making_variants[0].powers, clamp != Clamp.NEVER, variant.mode == Mode.NEAREST
-    if is_nearest and (is_turned or ahead is not None or not are_powers):
+    are_powers = making_variants[0].powers
+    if variant.mode == Mode.NEAREST and (is_turned or ahead is not None or not are_powers):
         return None
+    kernel, pairs = turned_kernel if is_turned else pairs_kernel, _form_of_pairs(call, making, read, are_powers)
+    read, form = ahead or read, (is_under, call.unseeded, call.in_runs, ahead is None)
+    constants = (variant, *making_variants, read.turn, regions.shape, int(call.elements.restore), pairs, *pairs.code)
+    return regions.launch(kernel, form, (*numbers, *making_numbers, *constants), pair_signs(read), int(call.wholes > 1))
+
+
+def _form_of_pairs(call: ScaledCall, making: Scales, read: Reading, are_powers: bool) -> ScaledForm | TurnedForm | NearestForm:
+    """The form of a rounding of pairs, given whether scales are computed as powers of two."""
+    elements, is_under, is_turned = call.elements, call.wholes > 0, read.turn.levels > 0
+    source = torch.float32 if is_turned else torch.bfloat16
+    clamps = clamp_of_tiles(making, elements, is_under, source, torch.bfloat16) != Clamp.NEVER
+    if elements.rule.mode == Mode.NEAREST:
+        return NearestForm(clamps)
     # Products with E4M3's scales, for example, are bfloat16 numbers.
     is_short = making.grid.mantissa < 8 and making.grid.exponent >= -126
     is_exact = are_powers or (is_short and not clamps and not (is_under and elements.restore == Restore.ALL))
-    clamps, form = clamps or not is_exact, (is_under, call.unseeded, call.in_runs, ahead is None)
-    pairs: ScaledForm | TurnedForm | NearestForm
-    if is_turned:
-        is_within = are_powers and making.rule == ScaleRule.CEIL and making.margin >= 0 and making.largest >= 2
-        kernel, pairs = turned_kernel, TurnedForm(is_exact, clamps, read.turn.down, is_within)
-    else:
-        kernel, pairs = pairs_kernel, NearestForm(clamps) if is_nearest else ScaledForm(are_powers, is_exact, clamps)
-    read = ahead or read
-    constants = (variant, *making_variants, read.turn, regions.shape, int(elements.restore), pairs, *pairs.code)
-    return regions.launch(kernel, form, (*numbers, *making_numbers, *constants), pair_signs(read), int(call.wholes > 1))
+    clamps = clamps or not is_exact
+    if not is_turned:
+        return ScaledForm(are_powers, is_exact, clamps)
+    is_within = are_powers and making.rule == ScaleRule.CEIL and making.margin >= 0 and making.largest >= 2
+    return TurnedForm(is_exact, clamps, read.turn.down, is_within)
 
 
 @lru_cache(maxsize=4096)
