@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.ops_handler import MockHandler
 from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
 
 import qsim
 from qsim.formats import E2M1, E4M3, E5M2, E8M0
+from qsim.functional.arguments import spelling
 from qsim_kernels import lowered
+from qsim_kernels.lowered import rounding as lowered_rounding
+from qsim_kernels.meanings.inductor import LoopElement
 from support import inputs
 from support.comparing import same_bits
 from support.compilers import operators
@@ -40,6 +46,21 @@ def test_small_tensors_are_rounded_where_their_scale_is_computed(device: torch.d
 def is_one_kernel(source: str, device: torch.device) -> bool:
     """Whether code that Inductor generated has a single loop and calls no operator's implementation."""
     return len(re.findall(r"^ +(?:triton|cpp)_\w+(?:\.run)?\(", source, re.M)) == 1 and f"qsim_{device.type}_" not in source
+
+
+@pytest.mark.parametrize(
+    "rounding", ["nearest", "up", "odd", "stochastic", qsim.Stochastic(bits=7), qsim.Stochastic(bits=3, correction=True)]
+)
+@pytest.mark.parametrize("fmt", ["e4m3", "e5m2", "e8m0", "int8"])
+def test_loops_of_every_rounding_are_written(fmt: str, rounding: str | qsim.Stochastic) -> None:
+    """As text: compiling them is left to slow tests."""
+    spelt = spelling(fmt, rounding, "saturate")
+    x: Any = LoopElement("x", torch.bfloat16)
+    noise: Any = [LoopElement(name, torch.int64) for name in ("place", "seed")] if spelt.is_stochastic else [None, None]
+    with V.set_ops_handler(MockHandler()):
+        found: Any = lowered_rounding.onto(x, *noise, 7, spelt.grid, spelt.rule, torch.float32)
+    assert found.dtype == torch.float32
+    assert ("place" in str(found.value)) == spelt.is_stochastic
 
 
 @pytest.mark.slow
