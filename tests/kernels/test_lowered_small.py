@@ -56,9 +56,9 @@ def test_loops_of_every_rounding_are_written(fmt: str, rounding: str | qsim.Stoc
     """As text: compiling them is left to slow tests."""
     spelt = spelling(fmt, rounding, "saturate")
     x: Any = LoopElement("x", torch.bfloat16)
-    noise: Any = [LoopElement(name, torch.int64) for name in ("place", "seed")] if spelt.is_stochastic else [None, None]
+    where, seed = (LoopElement(name, torch.int64) if spelt.is_stochastic else None for name in ("place", "seed"))
     with V.set_ops_handler(MockHandler()):
-        found: Any = lowered_rounding.onto(x, *noise, 7, spelt.grid, spelt.rule, torch.float32)
+        found: Any = lowered_rounding.onto(x, where, seed, 7, spelt.grid, spelt.rule, torch.float32)
     assert found.dtype == torch.float32
     assert ("place" in str(found.value)) == spelt.is_stochastic
 
