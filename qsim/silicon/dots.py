@@ -96,7 +96,7 @@ class Dot:
     @property
     def name(self) -> str:
         """The name of the function or module."""
-        adder = self.accumulator.label or re.sub(r"\W+", "_", repr(self.accumulator)).strip("_").lower()
+        adder = self.accumulator.label or re.sub(r"\W+", "_", repr(self.accumulator).replace("-", "m")).strip("_").lower()
         operands = [identifier(self.a), *([] if self.a == self.b else [identifier(self.b)])]
         return "_".join([f"qsim_dot{self.length}", adder, *operands])
 

@@ -72,6 +72,11 @@ def test_vectors_of_a_sum_in_one_bit() -> None:
     assert set(golden.y.tolist()) == {0, 1}
 
 
+def test_names_of_sums_tell_their_formats_apart() -> None:
+    names = {Dot(qsim.accumulators.Rounded(qsim.Float(5, 10, bias=bias)), "e4m3").name for bias in (-3, 3)}
+    assert len(names) == 2
+
+
 def test_sums_that_are_no_circuits() -> None:
     with pytest.raises(ValueError, match="sequential order"):
         Dot("Rounded('fp16', order='kahan')", "e4m3")

@@ -242,6 +242,7 @@ def test_verdicts(tmp_path: Path) -> None:
         ({"steps": 0}, "sweep: steps must be positive, got 0"),
         ({"rates": [-1.0]}, "sweep: rates must be positive, got [-1.0]"),
         ({"seeds": 0}, "sweep: seeds must be positive, got 0"),
+        ({"tolerance": -0.1}, "sweep: tolerance must be a share of the loss, 0 or more, got -0.1"),
         ({"batches": [8.0]}, "sweep: batches must be integers, got [8.0]"),
         ({"steps": 2.5}, "sweep: steps must be an integer, got 2.5"),
         ({"rates": [float("nan")]}, "sweep: rates must be positive, got [nan]"),

@@ -161,7 +161,7 @@ def grouped(
             "grouped products of distributed tensors (DTensor) are not rounded, because groups may have rows on several processes: "
             "multiply shards, weight.to_local() and rows.to_local(), which every process rounds as tensors of its own"
         )
-    if mat_a.shape[1] != mat_b.shape[1] or offs.shape != mat_b.shape[:1]:
+    if mat_a.shape[1] != mat_b.shape[1] or offs.shape != mat_b.shape[:1] or offs.is_floating_point():
         return None  # torch raises an error
     by_group = _sums_under_scales(own.points) or torch._C._are_functorch_transforms_active()
     if by_group and any(isinstance(scale, Recorded) for scale in _scales(own.points)):

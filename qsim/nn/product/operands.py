@@ -30,7 +30,7 @@ class Operand:
         clips: Whether its gradient is zero where it saturates forward.
         coding: The codes in which the backward pass keeps it; if there are none, it keeps the operand.
         is_requantized: Whether the backward pass rounds again what the forward pass rounded.
-        is_ahead: Whether the forward pass can find the scale of the whole tensor in the backward pass; see `Site.round_ahead`.
+        is_ahead: Whether the forward pass can find the scale of the whole tensor in the backward pass; see `Site.round`.
     """
 
     forward: Site
@@ -46,10 +46,9 @@ class Operand:
     ) -> tuple[RoundedOperand, Tensor | None]:
         """The operand for the forward product, and what the backward pass needs: the tensor, what it was rounded to, codes, or nothing."""
         one, other = self.forward.quantizer, self.backward.quantizer
-        if keeps and raw is None and self.is_ahead and self.forward.looks_ahead(x, self.backward, dtype):
-            return self.forward.round_ahead(ops, x, self.backward, seed, dtype), x
         if not keeps or self.coding is None or other is None:
-            rounded = self.forward.round(ops, x, seed, dtype)
+            later = self.backward if keeps and raw is None and self.is_ahead else None
+            rounded = self.forward.round(ops, x, seed, dtype, later=later)
             return rounded, self._kept(ops, x if raw is None else raw, rounded, seed) if keeps else None
         if self.forward.on_chip:
             codes, kept = encoded_twice(ops, x, self.forward, self.backward, seed)
@@ -110,7 +109,7 @@ class Gradient:
         is_rounded_once: Whether one rounding serves both products.
         is_summed: Whether its sum over rows comes from the read that rounds it.
         is_rounded_both_ways: Whether the sites differ only in the direction of blocks, so that one read serves both, unless in groups.
-        is_ahead: Whether the first rounding can find the scale of the whole tensor in the second; see `Site.round_ahead`.
+        is_ahead: Whether the first rounding can find the scale of the whole tensor in the second; see `Site.round`.
     """
 
     for_first: Site
@@ -151,12 +150,10 @@ class Gradient:
             rounded, other = map(RoundedOperand, encoded_twice(ops, g, self.for_first, self.for_second, seed))
         elif self.is_rounded_both_ways and others and carrier == others[0] and site.groups is None:
             rounded, other = site.round_both_ways(ops, g, self.for_second, carrier)
-        elif self.is_ahead and others and site.looks_ahead(g, self.for_second, carrier):
-            rounded = site.round_ahead(ops, g, self.for_second, seed, carrier)
         elif sums and self.is_summed:
             rounded, total = site.round_and_sum(ops, g, seed, carrier)
         else:
-            rounded = site.round(ops, g, seed, carrier, known)
+            rounded = site.round(ops, g, seed, carrier, known, self.for_second if self.is_ahead and others else None)
         if observer is not None:
             site.show(observer, g, seed, rounded)
             if other is not None and not self.is_rounded_once:

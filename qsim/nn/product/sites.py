@@ -36,7 +36,7 @@ from qsim_kernels.torch.sums import ChainScales
 
 #: Significant bits that float32 holds.
 _SINGLE = 24
-#: The fewest elements for which `Site.round_ahead` is worthwhile.
+#: The fewest elements of which a later scale is found in the same read.
 _LARGE = 2**20
 #: Number of shapes for which a site caches the layout of scales.
 MOST_LAYOUTS = 64
@@ -57,7 +57,7 @@ class RoundedOperand(NamedTuple):
         factor: What the product's result is still to be multiplied by, if anything.
         scales: The scales that were not multiplied in, for another rounding with the same ones.
         chains: The scales that enter with the short sums of an accumulator.
-        ahead: The scale that `Site.round_ahead` found for another rounding.
+        ahead: The scale that a later rounding needs, if it was found in the same read.
     """
 
     values: Tensor
@@ -149,7 +149,15 @@ class Site:
         scale = None if self.quantizer is None else self.quantizer.scale
         return self.multiplies and scale is not None and (not isinstance(scale, (PerBlock, PerTile)) or scale.outer is not None)
 
-    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None = None) -> RoundedOperand:
+    def round(
+        self,
+        ops: Operators,
+        x: Tensor,
+        seed: Tensor | None,
+        dtype: torch.dtype,
+        known: Tensor | None = None,
+        later: Site | None = None,
+    ) -> RoundedOperand:
         """Round a tensor.
 
         Args:
@@ -158,7 +166,10 @@ class Site:
             seed: Needed only for stochastic rounding.
             dtype: The carrier.
             known: The scales that are not multiplied in, if already computed.
+            later: A site that needs a scale of the whole transform of the tensor, to be found in the same read if a kernel can.
         """
+        if later is not None and self.looks_ahead(x, later, dtype):
+            return self._round_ahead(ops, x, later, seed, dtype)
         point = self.quantizer
         if point is None:
             seen = x if self.call is None or self.is_outside else self.called(self.call, x, seed)
@@ -223,15 +234,16 @@ class Site:
         return one, second
 
     def looks_ahead(self, x: Tensor, later: Site, dtype: torch.dtype) -> bool:
-        """Whether a kernel can do what `round_ahead` does, for a tensor so large that its reads determine the time."""
+        """Whether a kernel finds a later scale in the same read, for a tensor so large that its reads determine the time."""
+        if not x.is_cuda or self.groups is not None or (x.dtype, dtype) != (torch.bfloat16, torch.bfloat16):
+            return False
         seen = self.as_matrix(x)
-        are_known = seen.dim() == 2 and all(isinstance(size, int) for size in seen.shape) and self.groups is None
-        if not (x.is_cuda and are_known and seen.numel() >= _LARGE) or (x.dtype, dtype) != (torch.bfloat16, torch.bfloat16):
+        if seen.dim() != 2 or not all(isinstance(size, int) for size in seen.shape) or seen.numel() < _LARGE:
             return False
         size, *matrix, _ = later.turn(seen.shape)
         return size <= 32 and matrix == [*seen.shape] and not (seen.shape[0] % size or seen.shape[1] % 32)
 
-    def round_ahead(self, ops: Operators, x: Tensor, later: Site, seed: Tensor | None, dtype: torch.dtype) -> RoundedOperand:
+    def _round_ahead(self, ops: Operators, x: Tensor, later: Site, seed: Tensor | None, dtype: torch.dtype) -> RoundedOperand:
         """Round a tensor, and find in the same read the scale of its whole transform, which a later site needs."""
         spelt, seen = self.spelt, self.as_matrix(x)
         layout, turn = self.layout(seen.shape), later.turn(seen.shape)

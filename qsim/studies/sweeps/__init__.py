@@ -123,6 +123,8 @@ def sweep(
             raise TypeError(f"sweep: {name} must be {kind}, got {got}")
         if not values or not all(0 < value < math.inf for value in values):
             raise ValueError(f"sweep: {name} must be positive, got {got}")
+    if not 0 <= tolerance < math.inf:
+        raise ValueError(f"sweep: tolerance must be a share of the loss, 0 or more, got {tolerance}")
     if not designs or not set(designs) <= set(DESIGNS):
         raise ValueError(f"sweep: designs must be of {', '.join(DESIGNS)}, got {list(designs)}")
     grid = tuple(sorted(set(batches))), tuple(rates), steps, seeds, tolerance, tuple(dict.fromkeys(designs))

@@ -213,6 +213,13 @@ def test_grouped_products_have_one_dtype_under_autocast() -> None:
     assert found == {torch.bfloat16}
 
 
+def test_ends_of_groups_that_are_no_integers_are_refused_by_torch() -> None:
+    model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs=torch.tensor([3.0, 7.0])))
+    model.stack = nn.Parameter(torch.randn(2, 8, 16).bfloat16())
+    with pytest.raises(RuntimeError, match="int32"):
+        qsim.convert(model, NEAREST)(inputs(7, 16).bfloat16())
+
+
 def test_torch_learns_of_grouped_products_once() -> None:
     made(lambda m, x: x)
     made(lambda m, x: x)
