@@ -94,8 +94,8 @@ def sweep(
 
     Raises:
         TypeError: If the data or a function has the wrong type, or contents that cannot be identified.
-        ValueError: If the grid is empty or not positive, there are no examples, inputs and targets differ in number, points round
-            nothing in the model, or `make_model` returns the same parameters twice.
+        ValueError: If the grid is empty or not positive, the tolerance negative, there are no examples, inputs and targets differ in
+            number, points round nothing in the model, or `make_model` returns the same parameters twice.
 
     Example:
         >>> import tempfile, torch

@@ -1,4 +1,4 @@
-"""Rounding to bfloat16 values under the scales of their tiles, two elements per instruction; stochastically, see `pairs`, or to nearest.
+"""Rounding to bfloat16 values under the scales of their tiles, two elements per instruction, stochastic as in `pairs` or nearest.
 
 Scales that are powers of two divide and multiply pairs exactly. Under others, quotients and most products are float32, one by one. So are
 values that were transformed.
@@ -76,7 +76,7 @@ class TurnedForm(NamedTuple):
 
 
 class NearestForm(NamedTuple):
-    """A rounding to nearest, with ties to even, under scales that are powers of two, that kernels are compiled for.
+    """Round-to-nearest, ties to even, under scales that are powers of two, as kernels are compiled for it.
 
     The power of two whose last place is the spacing is added and subtracted, as in `rounding.round_nearest`, in bfloat16.
 

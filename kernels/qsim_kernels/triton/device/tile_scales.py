@@ -79,7 +79,7 @@ def powers_as_scales(amax, making, RULE: tl.constexpr):
 
 @triton.jit
 def ratios_as_scales(a, under, making, RULE: tl.constexpr, SCALE_ROUNDING: tl.constexpr):
-    """The values of a grid that are exactly nearest to `a / (under * M)`, ties to even, or next above it, computed in float32.
+    """The values of a grid that are nearest to `a / (under * M)`, ties to even, or the smallest not below it: exact, in float32.
 
     A slightly inexact quotient, made slightly less, has the same neighbour below as the exact one, or the one before that; made slightly
     more, the same or the one behind that. So one comparison with a number between the neighbours, or with the one below, tells which of

@@ -99,5 +99,5 @@ def prepared(call: ScaledCall, other: TileSizes, making: Scales) -> Launch | Non
     shapes = (regions.shape._replace(tile_height=tiles.height, tile_width=max(tiles.width // each, 1)) for tiles in (one, other))
     constants = (*numbers, *making_numbers, variant, *making_variants, *shapes)
     if in_pairs:
-        return regions.launch(pairs_both_ways_kernel, (), (*constants, *NearestForm(clamp != Clamp.NEVER).code))
+        return regions.launch(pairs_both_ways_kernel, (), (*constants, *NearestForm(clamps=clamp != Clamp.NEVER).code))
     return regions.launch(both_ways_kernel, call.types, (*constants, int(call.elements.restore), int(clamp)))

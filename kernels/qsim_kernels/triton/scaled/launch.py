@@ -85,7 +85,7 @@ def quantize_tiles_into(
     if not x.numel():
         return
     call, noise = call_of(out, x, rounding, under)
-    launch = _on_tiles(call, making, scales is not None)
+    launch = _on_tiles(call, making, kept=scales is not None)
     if launch is None:
         _quantize_tiles_in_turn(out, scales, x, under, making, rounding)
         return
@@ -113,7 +113,7 @@ def quantize_tiles_and_amaxes_into(
     """Round `x` and find magnitudes of its transform in one read; see `reference.quantize_tiles_and_amaxes_into`."""
     call, noise = call_of(out, x, rounding, under)
     ahead = reading_ahead(call, tiles, turn)
-    launch = None if ahead is None else _on_tiles(call, making, False, ahead)
+    launch = None if ahead is None else _on_tiles(call, making, ahead, kept=False)
     if launch is None:
         reference.quantize_tiles_and_amaxes_into(out, amaxes, x, under, making, rounding, tiles, turn, quantize_tiles_into, amaxes_into)
     else:
@@ -134,7 +134,7 @@ def quantize_both_ways_into(outs: Sequence[Tensor], x: Tensor, making: Scales, r
 def quantize_runs_into(out: Tensor, x: Tensor, held: Tensor, under: Tensor | None, making: Scales, rounding: ScaledRounding) -> None:
     """Round runs of rows under the scales of their tiles, in place of `runs.quantize_runs_into`'s copies."""
     call, noise = call_of(out, x, rounding, under, held=held)
-    launch = _on_tiles(call, making, False) if x.numel() else None
+    launch = _on_tiles(call, making, kept=False) if x.numel() else None
     if launch is None:
         runs.quantize_runs_into(out, x, held, under, making, rounding, hadamard, quantize_tiles_into)
     else:
@@ -184,14 +184,14 @@ def _quantize_tiles_in_turn(
 
 
 @lru_cache(maxsize=4096)
-def _on_tiles(call: ScaledCall, making: Scales, kept: bool, ahead: Reading | None = None) -> Launch | None:
+def _on_tiles(call: ScaledCall, making: Scales, ahead: Reading | None = None, *, kept: bool) -> Launch | None:
     """Prepare a launch of `pairs_kernel` or `tiles_kernel`, unless several reads are necessary.
 
     Args:
         call: The call.
         making: How scales are made.
-        kept: Whether scales are written.
         ahead: The reading of which magnitudes are found, too.
+        kept: Whether scales are written.
     """
     read, (source, target) = call.reading, call.types
     in_pairs = None if kept or read is None else _in_pairs(call, making, read, ahead)
@@ -225,13 +225,13 @@ def _in_pairs(call: ScaledCall, making: Scales, read: Reading, ahead: Reading | 
     are_powers = making_variants[0].powers
     if variant.mode == Mode.NEAREST and (is_turned or ahead is not None or not are_powers):
         return None
-    kernel, pairs = turned_kernel if is_turned else pairs_kernel, _form_of_pairs(call, making, read, are_powers)
+    kernel, pairs = turned_kernel if is_turned else pairs_kernel, _form_of_pairs(call, making, read, are_powers=are_powers)
     read, form = ahead or read, (is_under, call.unseeded, call.in_runs, ahead is None)
     constants = (variant, *making_variants, read.turn, regions.shape, int(call.elements.restore), pairs, *pairs.code)
     return regions.launch(kernel, form, (*numbers, *making_numbers, *constants), pair_signs(read), int(call.wholes > 1))
 
 
-def _form_of_pairs(call: ScaledCall, making: Scales, read: Reading, are_powers: bool) -> ScaledForm | TurnedForm | NearestForm:
+def _form_of_pairs(call: ScaledCall, making: Scales, read: Reading, *, are_powers: bool) -> ScaledForm | TurnedForm | NearestForm:
     """The form of a rounding of pairs, given whether scales are computed as powers of two."""
     elements, is_under, is_turned = call.elements, call.wholes > 0, read.turn.levels > 0
     source = torch.float32 if is_turned else torch.bfloat16
@@ -243,9 +243,9 @@ def _form_of_pairs(call: ScaledCall, making: Scales, read: Reading, are_powers: 
     is_exact = are_powers or (is_short and not clamps and not (is_under and elements.restore == Restore.ALL))
     clamps = clamps or not is_exact
     if not is_turned:
-        return ScaledForm(are_powers, is_exact, clamps)
+        return ScaledForm(divides_pairs=are_powers, multiplies_pairs=is_exact, clamps=clamps)
     is_within = are_powers and making.rule == ScaleRule.CEIL and making.margin >= 0 and making.largest >= 2
-    return TurnedForm(is_exact, clamps, read.turn.down, is_within)
+    return TurnedForm(multiplies_pairs=is_exact, clamps=clamps, in_quads=read.turn.down, is_within=is_within)
 
 
 @lru_cache(maxsize=4096)
