@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qsim_kernels.chip import cublas
 from qsim_kernels.chip.cublas import CublasProduct, Stored
+from qsim_kernels.torch.lasting import lasting
 
 # torch.cuda's functions check first that CUDA is initialized. A torch without CUDA lacks these.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
@@ -23,8 +24,8 @@ _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawSt
 
 #: One thread at a time gives cuBLAS the address of a bias and launches the product.
 _turn = Lock()
-#: The number 0 for each stream of a GPU: another stream could read it before it is written.
-_zeros: dict[tuple[int, int], Tensor] = {}
+#: The number 0 on each GPU.
+_zeros: dict[int, Tensor] = {}
 
 
 def multiplied_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> bool:
@@ -48,12 +49,11 @@ def multiplied_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor]
     biased = None if bias is None else bias.data_ptr()
     if product is None or (pointers[0] | pointers[1] | pointers[2] | (biased or 0)) % cublas.ALIGNMENT:
         return False
-    stream = _current_stream(device)
-    zero = _zeros.get((device, stream))
+    zero = _zeros.get(device)
     if zero is None:
-        zero = _zero(a, stream)
-        if zero is None:
+        if torch.cuda.is_current_stream_capturing():  # nothing is written now, only in replays
             return False
+        zero = _zeros[device] = lasting(0.0, torch.float32, a.device)
     number = factors[0] if len(factors) == 1 else factors[0] * factors[1]
     workspace = a.new_empty(product.workspace_bytes, dtype=torch.uint8) if product.workspace_bytes else None
     with _turn:
@@ -63,7 +63,7 @@ def multiplied_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor]
             zero=zero.data_ptr(),
             bias=biased,
             workspace=None if workspace is None else workspace.data_ptr(),
-            stream=stream,
+            stream=_current_stream(device),
         )
     return True
 
@@ -73,15 +73,6 @@ def product_of(a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | N
     scaled = tuple((factor.dtype, factor.numel()) for factor in factors)
     added = None if bias is None else (bias.dtype, bias.stride())
     return _product(a.get_device(), (a.dtype, a.shape, a.stride()), (b.dtype, b.shape, b.stride()), scaled, added, target)
-
-
-def _zero(a: Tensor, stream: int) -> Tensor | None:
-    """The number 0 on the device of a tensor, for a stream that has none yet; `None` if there is none to record in a graph."""
-    device = a.get_device()
-    if torch.cuda.is_current_stream_capturing():  # a new one would be zero in replays only; others have been written long ago
-        return next((zero for (owner, _), zero in _zeros.items() if owner == device), None)
-    _zeros[device, stream] = a.new_zeros((), dtype=torch.float32)
-    return _zeros[device, stream]
 
 
 #: A matrix's dtype, shape and strides.

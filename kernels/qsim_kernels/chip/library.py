@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qsim_kernels.numbers.grid import Mode
 from qsim_kernels.numbers.sums import CHUNK_SUM, SINGLE_GRID, AlignedSum, PromotedSum, Sum
+from qsim_kernels.torch.lasting import lasting
 
 #: The running sum of FP8 products: float32 without its ten last bits.
 _E8M13 = SINGLE_GRID._replace(
@@ -151,4 +152,4 @@ def _obstacle(device: torch.device) -> str:
 @lru_cache(maxsize=64)
 def one_on(device: torch.device) -> Tensor:
     """The number 1 on a device."""
-    return torch.ones((), device=device)
+    return lasting(1.0, torch.float32, device)
