@@ -56,7 +56,8 @@ def drawn(device: torch.device, ops: Operators = DISPATCHED, stream_number: Stre
     """
     where = device if _repeats(device, ops) else _CPU
     if not isinstance(stream_number, int):
-        return torch.randint(LARGEST, (), device=where) + stream_number.summand
+        seed = torch.randint(LARGEST, (), device=where)
+        return torch.ops.qsim.of_stream.default(seed, stream_number.summand, torch.int64)  # type: ignore[no-any-return]
     first = stream_number & _HALF  # an addition would take a call of its own
     return torch.randint(first, first + _HALF, (), device=where) if first else torch.randint(LARGEST, (), device=where)
 

@@ -6,13 +6,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import qsim
 from qsim import FivePoint
 from qsim.cli.bench._timing import replay
+from qsim_kernels.chip import factored
 from support.calls import noisy, same, seeded
 from support.cuda_graphs import captured
+
+pytest.importorskip("triton")
+
+from qsim_kernels.triton.scaled import whole
 
 pytestmark = pytest.mark.gpu
 
@@ -120,6 +125,30 @@ def test_compiled_into_graphs() -> None:
     warmup, _, *replays = [compiled(x).clone() for _ in range(6)]  # the first replay may repeat the warm-up's noise: see the limitations
     draws = [warmup, *replays]
     assert [(i, j) for i in range(5) for j in range(i) if torch.equal(draws[i], draws[j])] == []
+
+
+NOISE = qsim.Quantizer("e4m3", "stochastic")
+POINTS = {"fp8_hybrid": "fp8_hybrid", "nvfp4": "nvfp4", "stochastic": FivePoint(NOISE, NOISE, NOISE, act_bwd=NOISE, weight_bwd=NOISE)}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_training_compiled_into_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays on the device is made while a graph warms up, and seeds of the backward pass are drawn in the forward pass."""
+    for module, kept in ((factored, "_zeros"), (whole, "_states")):
+        monkeypatch.setattr(module, kept, {})
+    model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).to("cuda", torch.bfloat16)
+    qsim.convert(model, POINTS[name])
+    x, compiled = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16), torch.compile(model, mode="reduce-overhead")
+
+    def gradient(call: Callable[[Tensor], Tensor]) -> Tensor:
+        model.zero_grad()
+        call(x).float().square().sum().backward()
+        return model[0].weight.grad.clone()  # type: ignore[union-attr, operator, no-any-return]
+
+    *_, first, second = (gradient(compiled) for _ in range(5))
+    assert torch.equal(first, second) == (name == "fp8_hybrid")
+    expected = gradient(model)
+    assert (first - expected).norm() < 0.5 * expected.norm()
 
 
 def layer_and_step(points: FivePoint) -> tuple[qsim.nn.Linear, Tensor, Callable[[], None]]:

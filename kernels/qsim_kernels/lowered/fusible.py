@@ -46,11 +46,12 @@ def fusible(schema: str, *, held: bool = True) -> Callable[[Callable[..., Tensor
     return define
 
 
-for _schema in ("in_memory(Tensor x)", "again(Tensor x)", "with_seed(Tensor x, Tensor seed)"):
+for _schema in ("in_memory(Tensor x)", "again(Tensor x)", "with_seed(Tensor x, Tensor seed, bool shares_signs)"):
     _name = define_operator(f"{_schema} -> Tensor", lambda x, *_: x.new_empty_strided(x.shape, x.stride()))
     library.impl(_name, lambda x, *_: x.clone(), "CompositeExplicitAutograd")
 define_operator("amax_whole(Tensor x, int[] dim) -> Tensor", torch.amax)
 library.impl("amax_whole", lambda x, dim: x.amax(dim), "CompositeExplicitAutograd")
+define_operator("of_stream(Tensor seed, Tensor stream, ScalarType dtype) -> Tensor", lambda seed, *_: torch.empty_like(seed))
 #: The integers of a dtype's size, in bytes.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -71,13 +72,37 @@ def amax_whole(x: Tensor, dim: tuple[int, ...]) -> Tensor:
     return torch.ops.qsim.amax_whole.default(x, dim)  # type: ignore[no-any-return]
 
 
-def with_seed(x: Tensor, seed: Tensor) -> None:
-    """A result of the forward pass that depends on the seed of the backward pass; Inductor takes the same memory for it.
+def with_seed(x: Tensor, seed: Tensor, shares_signs: bool) -> Tensor | None:
+    """A result of the forward pass that depends on a seed which the backward pass needs, too; Inductor takes the same memory for it.
 
-    Where only the backward pass needs a seed, AOTAutograd may draw one in each pass: operands rounded there would not share random signs.
+    Where only the backward pass needs a seed, AOTAutograd draws one there, or in each pass: operands rounded there would not share random
+    signs. It keeps what the seed depends on, such as the stream, which is on the CPU, where CUDA graphs have no results.
     """
+    if not (shares_signs or inductor.records_graphs()):
+        return x.view_as(x)
     if inductor.generates(x.device):
         inductor.learn_to_hold(torch.ops.qsim.with_seed)
+    return None
+
+
+def _seed_of_stream(seed: Tensor, stream: Tensor, dtype: torch.dtype) -> Tensor:
+    return seed + stream
+
+
+library.impl("of_stream", _seed_of_stream, "CompositeExplicitAutograd")
+
+
+def of_stream(seed: Tensor, stream: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """A seed of a layer's stream, a number on the CPU that is an input of the graph.
+
+    For CUDA graphs, Inductor moves such inputs of torch's own operators to the GPU, even those that the forward pass keeps for the backward
+    pass, which was compiled to read them on the CPU.
+    """
+    if not inductor.compiles():
+        return _seed_of_stream(seed, stream, dtype)
+    if inductor.generates(seed.device):
+        inductor.learn(torch.ops.qsim.of_stream, _seed_of_stream, held=False, computed_again=False)
+    return None
 
 
 def again(x: Tensor) -> Tensor | None:

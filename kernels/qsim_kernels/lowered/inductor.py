@@ -43,6 +43,13 @@ def compiles() -> bool:
     return not isinstance(V.get_fake_mode(), NullHandler)
 
 
+def records_graphs() -> bool:
+    """Whether what Inductor compiles will be recorded in CUDA graphs."""
+    from torch._inductor import config  # imports much
+
+    return compiles() and bool(config.triton.cudagraphs)
+
+
 #: Operators whose result is the memory that they read.
 _SAME_MEMORY = ("qsim.again.default", "aten.detach.default", "aten.alias.default")
 
@@ -75,15 +82,16 @@ def writes_loops(x: object) -> bool:
 
 
 @cache
-def learn(operator: Any, function: Callable[..., Tensor], *, held: bool) -> None:
-    """Let Inductor generate an operator's loops, and AOTAutograd compute it again in the backward pass if keeping its result costs more.
+def learn(operator: Any, function: Callable[..., Tensor], *, held: bool, computed_again: bool = True) -> None:
+    """Let Inductor generate an operator's loops.
 
     Args:
         operator: The operator, with all its overloads.
         function: What it computes, from broadcast tensors; its last argument is the result's dtype.
         held: Whether the result is kept in memory.
+        computed_again: Whether AOTAutograd may compute it again in the backward pass if keeping its result costs more.
     """
-    _register(operator, _loops(function, held=held))
+    _register(operator, _loops(function, held=held), computed_again=computed_again)
 
 
 @cache
@@ -147,11 +155,12 @@ def _write_call(name: str, node: Any, write: Callable[[Any], None]) -> None:
     write(ExternKernelAllocLine(wrapper, node))
 
 
-def _register(operator: Any, lowered: Callable[..., Any]) -> None:
+def _register(operator: Any, lowered: Callable[..., Any], *, computed_again: bool = True) -> None:
     from torch._functorch.partitioners import pointwise_ops  # imports sympy
     from torch._inductor.lowering import register_lowering
 
-    pointwise_ops().append(operator)
+    if computed_again:
+        pointwise_ops().append(operator)
     register_lowering(operator, type_promotion_kind=None)(lowered)
 
 
@@ -170,7 +179,7 @@ def _loops(function: Callable[..., Any], *, held: bool) -> Callable[..., Any]:
         def body(*loaded: Any) -> Any:
             values = list(given)
             for place, box, value in zip(places, boxes, loaded, strict=True):
-                values[place] = LoopElement(value, box.get_dtype())
+                values[place] = LoopElement(value, box.get_dtype(), box.get_device())
             return function(*pytree.tree_unflatten(values, spec)).value
 
         result = make_pointwise(body, override_return_dtype=arguments[-1])(*boxes)

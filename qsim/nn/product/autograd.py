@@ -156,8 +156,10 @@ class FivePointProduct(torch.autograd.Function):
             second.forward.saturates(w) if second.clips and needs_w else None,
         )
         result = not_a_view(plan.products[0].multiply(ops, x, y, bias if plan.adds_bias else None, seed, ends))
-        is_traced = ops is DISPATCHED and torch.compiler.is_compiling() and not is_exporting()
-        return torch.ops.qsim.with_seed.default(result, seed) if is_traced and plan.shares_signs else result
+        if ops is DISPATCHED and torch.compiler.is_compiling() and not is_exporting():
+            for each in (seed, weight_seed):
+                result = result if each is None else torch.ops.qsim.with_seed.default(result, each, plan.shares_signs)
+        return result
 
     @staticmethod
     @refuses_double_backward
