@@ -25,6 +25,9 @@ from support.compilers import operators
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
+PLACES = [("place", torch.int64), ("seed", torch.int64)]
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors count as such on every device."""
@@ -61,6 +64,18 @@ def test_loops_of_every_rounding_are_written(fmt: str, rounding: str | qsim.Stoc
         found: Any = lowered_rounding.onto(x, where, seed, 7, spelt.grid, spelt.rule, torch.float32)
     assert found.dtype == torch.float32
     assert ("place" in str(found.value)) == spelt.is_stochastic
+
+
+@pytest.mark.parametrize(("bits", "drawn"), [(16, 1), (17, 2)])
+def test_loops_on_a_gpu_draw_by_one_operation(bits: int, drawn: int) -> None:
+    """Inductor's own would be hundreds, which it reads many times."""
+    spelt = spelling("e4m3", qsim.Stochastic(bits=bits), "saturate")
+    x, where, seed = (LoopElement(name, dtype, torch.device("cuda")) for name, dtype in (("x", torch.bfloat16), *PLACES))
+    with V.set_ops_handler(MockHandler()):
+        found: Any = lowered_rounding.onto(x, where, seed, 7, spelt.grid, spelt.rule, torch.float32)  # type: ignore[arg-type]
+    (text,) = set(re.findall(r"\{\.reg .*?\bcvt\.u64\.u32 \$0, bits;\}", str(found.value)))
+    assert text.count("_ROUND:") == drawn
+    assert "bitwise_xor" not in str(found.value)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from qsim_kernels.lowered import inductor, sizes
 from qsim_kernels.lowered.fusible import fusible, in_memory
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, bits_that_matter, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
-from qsim_kernels.torch.philox import ElementNoise, random_bits
+from qsim_kernels.torch.philox import ElementNoise
 from qsim_kernels.torch.rounding import as_values, round_bits, rounded as tensor_rounded, rounds_by_addition
 
 
@@ -75,8 +75,9 @@ def rounded(bits: Tensor, values: GridBits, rule: Rule, noise: ElementNoise | No
 
     arithmetic, count, drawn = meaning.rounding(values.carrier), bits_that_matter(values, rule), None
     if noise is not None:
-        words = noise.first_bits() << 16 if count <= 16 else random_bits(noise, 32)
-        drawn = arithmetic.random_bits(words, used_bits(values.carrier, count, rule.correction))
+        from qsim_kernels.lowered.drawing import drawn_words
+
+        drawn = arithmetic.random_bits(drawn_words(noise, count), used_bits(values.carrier, count, rule.correction))
     result: Tensor = arithmetic.round_bits(bits, drawn, values, variant_of(values, rule))
     return result
 

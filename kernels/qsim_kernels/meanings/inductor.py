@@ -47,10 +47,11 @@ class LoopElement:
     Args:
         value: Inductor's value.
         dtype: The dtype of the tensor.
+        device: Its device; `None` for what is computed.
     """
 
-    def __init__(self, value: Any, dtype: torch.dtype) -> None:
-        self.value, self.dtype = value, dtype
+    def __init__(self, value: Any, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        self.value, self.dtype, self.device = value, dtype, device
 
     @classmethod
     def constant(cls, number: float, dtype: torch.dtype) -> LoopElement:

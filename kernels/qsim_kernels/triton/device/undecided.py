@@ -53,7 +53,7 @@ def philox_text(name: str, block: str, seed: str, stream: str, upper: str, *, un
     return [*start, "mov.b32 round, 0;", f'{name}_ROUND: .pragma "nounroll";', *step, *again]
 
 
-def _half_word(result: str, name: str, place: str) -> list[str]:
+def half_word(result: str, name: str, place: str) -> list[str]:
     """PTX for the half word of the element at a position, 0 to 7, of a Philox block."""
     return [
         f"setp.gt.u32 second, {place}, 1;",
@@ -75,8 +75,8 @@ def _round_again(i: int, of: dict[str, list[str]]) -> list[str]:
     return [
         f"setp.eq.u64 here, {block}, current;",
         f"@here and.b32 left, left, {~(1 << i) & 0xFF};",
-        *_half_word("first", "first", place),
-        *_half_word("last", "last", place),
+        *half_word("first", "first", place),
+        *half_word("last", "last", place),
         "shl.b32 random, first, 16;",
         "or.b32 random, random, last;",
         # Up if position + random carries.
