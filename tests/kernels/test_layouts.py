@@ -37,6 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encount
 TRANSPOSED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], Transposed]] = {
     "channels last": (lambda x: x.contiguous(memory_format=torch.channels_last), (2, 70, 6, 8), Transposed(48, 70)),
     "channels last, whole tiles": (lambda x: x.contiguous(memory_format=torch.channels_last), (2, 64, 8, 8), Transposed(64, 64)),
+    "channels last, pairs of them": (lambda x: x.contiguous(memory_format=torch.channels_last), (2, 80, 6, 8), Transposed(48, 80)),
     "channels last, three of them": (lambda x: x.contiguous(memory_format=torch.channels_last), (3, 3, 9, 11), Transposed(99, 3)),
     "channels last, in space": (lambda x: x.contiguous(memory_format=torch.channels_last_3d), (2, 11, 2, 3, 4), Transposed(24, 11)),
     "transposed": (lambda x: x.t().contiguous().t(), (37, 80), Transposed(80, 37)),

@@ -121,43 +121,67 @@ def _exchanged(words: str, distance: int) -> list[str]:
     return lines
 
 
-def _drawn(words: str, upper: str, of: Registers, *, in_quads: bool) -> list[str]:
-    """PTX for the random words of four pairs."""
-    lines = philox_text(words, of["block"][0], of["seed"][0], of["stream"][0], upper, unrolled=upper == "0")
-    return lines + (_exchanged(words, 1) + _exchanged(words, 2) if in_quads else [])
+def _block_of_words(name: str, block: str, upper: str, of: Registers) -> list[str]:
+    return philox_text(name, block, of["seed"][0], of["stream"][0], upper, unrolled=upper == "0")
 
 
-def text(ends: Ends, of: Registers, *, in_quads: bool = False) -> str:
-    """PTX for four pairs.
+#: Makes PTX for the random words of pairs, in registers of a name, from what is set in the Philox blocks' upper words, and the operands.
+Drawing = Callable[[str, str, Registers], list[str]]
+
+
+def in_one_block(words: str, upper: str, of: Registers) -> list[str]:
+    """PTX for the random words of four pairs that are a Philox block."""
+    return _block_of_words(words, of["block"][0], upper, of)
+
+
+def in_quads(words: str, upper: str, of: Registers) -> list[str]:
+    """PTX for the random words of four pairs in four Philox blocks, each of which four neighbouring lanes share.
+
+    `block` is that of the first pair in the first lane, of the second pair in the second, and so on.
+    """
+    return ["mov.u32 lane, %laneid;", *in_one_block(words, upper, of), *_exchanged(words, 1), *_exchanged(words, 2)]
+
+
+def in_columns(words: str, upper: str, of: Registers) -> list[str]:
+    """PTX for the random words of eight pairs, whose first elements are a Philox block, and whose second ones are another."""
+    lines = [f".reg .b32 {words}{i};" for i in range(2 * PAIRS)]
+    for half, block in zip(("left", "right"), of["block"], strict=True):
+        lines += _block_of_words(f"{words}_{half}", block, upper, of)
+    for i in range(2 * PAIRS):
+        lines.append(f"prmt.b32 {words}{i}, {words}_left{i // 2}, {words}_right{i // 2}, {'0x7632' if i % 2 else '0x5410'};")
+    return lines
+
+
+def text(ends: Ends, of: Registers, drawn: Drawing = in_one_block) -> str:
+    """PTX for four pairs, or eight `in_columns`.
 
     Args:
         ends: The ends of the text.
         of: The registers of operands.
-        in_quads: Whether the pairs are in four Philox blocks, each of which four neighbouring lanes share: `block` is then that of the
-            first pair in the first lane, of the second pair in the second, and so on. Otherwise they are a Philox block.
+        drawn: Draws the random words.
     """
-    pairs = range(PAIRS)
+    pairs = range(2 * PAIRS if drawn is in_columns else PAIRS)
     lines = [
         ".reg .pred decided, again;",
         ".reg .b32 bits, random, undecided, rounded, lane, key0, key1, round, low0, high0, low1, high1;",
         ".reg .b64 product0, product1;",
         ".reg .f32 value, raised, total;",
         *(f".reg .b32 pair{i}, power{i};" for i in pairs),
-        *(f".reg .b32 sum{i};" for i in range(2 * PAIRS)),
+        *(f".reg .b32 sum{2 * i}, sum{2 * i + 1};" for i in pairs),
+        *drawn("first", "0", of),
     ]
-    lines += (["mov.u32 lane, %laneid;"] if in_quads else []) + _drawn("first", "0", of, in_quads=in_quads)
     for i in pairs:
         lines += _sums(i, ends, of)
     lines += [
         # The largest of lower halves; upper halves are compared, too, for nothing.
         "max.u16x2 undecided, sum0, sum1;",
-        *(f"max.u16x2 undecided, undecided, sum{i};" for i in range(2, 2 * PAIRS)),
+        *(f"max.u16x2 undecided, undecided, sum{i};" for i in range(2, 2 * len(pairs))),
         "shl.b32 undecided, undecided, 16;",
         "setp.lt.u32 decided, undecided, 0xFFFF0000;",
         # A warp does not diverge: a one more carries in no other sum.
         "vote.sync.all.pred decided, decided, 0xFFFFFFFF;",
         "@decided bra.uni DONE;",
-        *_drawn("last", "0x80000000", of, in_quads=in_quads),
+        *drawn("last", "0x80000000", of),
     ]
     for i in pairs:
         lines += _carried(i, 0, ends, of) + _carried(i, 1, ends, of)

@@ -11,7 +11,19 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.device.pairs import COMMON, PAIRS, Ends, Registers, in_both_halves, registers, split, steps_of_pair, text
+from qsim_kernels.triton.device.pairs import (
+    COMMON,
+    PAIRS,
+    Ends,
+    Registers,
+    in_both_halves,
+    in_one_block,
+    in_quads,
+    registers,
+    split,
+    steps_of_pair,
+    text,
+)
 from qsim_kernels.triton.device.tile_scales import CEIL
 
 
@@ -48,7 +60,7 @@ class TurnedForm(NamedTuple):
     Attributes:
         multiplies_pairs: See `ScaledForm`.
         clamps: See `ScaledForm`.
-        in_quads: See `pairs.text`.
+        in_quads: See `pairs.in_quads`; otherwise pairs are in one Philox block.
         is_within: Whether no quotient exceeds the largest magnitude.
     """
 
@@ -63,7 +75,7 @@ class TurnedForm(NamedTuple):
         others = {name: (kind, 1) for name, kind in (COMMON | {"top": "f"} | _factors(self)).items()}
         named, constraints = registers(PAIRS, {"x": ("f", 2 * PAIRS)} | others)
         named |= {name: named[name] * PAIRS for name in others}
-        return text(Ends(self._quotient, _powers, self._written), named, in_quads=self.in_quads), constraints
+        return text(Ends(self._quotient, _powers, self._written), named, in_quads if self.in_quads else in_one_block), constraints
 
     def _quotient(self, i: int, half: int, of: Registers) -> list[str]:
         x = of["x"][2 * i + half]
@@ -232,7 +244,7 @@ def rounded_quotients(x, block, noise, factors, grid, TEXT: tl.constexpr, CONSTR
 
     Args:
         x: The quotients as a tuple.
-        block: The number of a Philox block; see `pairs.text`.
+        block: The number of a Philox block; see `pairs.in_quads`.
         noise: A `Noise`.
         factors: What rounded elements are multiplied by: pairs, or those of first and of second elements.
         grid: `GridNumbers`; for which grids, `arguments.has_scaled_pairs` decides.

@@ -103,12 +103,17 @@ def has_pairs(variant: KernelVariant, coding: CodeVariant, grid: Grid) -> bool:
     return variant.draws_late and _has_values_in_pairs(variant, bits) and is_plain and bits.low <= SINGLE.bias
 
 
-def _has_values_in_pairs(variant: KernelVariant, bits: GridBits) -> bool:
+def _has_values_in_pairs(variant: KernelVariant, bits: GridBits, *, may_overflow: bool = False) -> bool:
     """Whether `triton.device.pairs` rounds to values of a grid, given the variant that `drawn_later` returned."""
     # Values of at most 7 significant bits, normal ones among them, far from float32's own limits.
     fits = bits.shift > 16 and bits.top >= bits.low << 23 and bits.least >= 64 << 23 and bits.top < 192 << 23
     rounds = variant.draws_late or (variant.mode == Mode.NEAREST and variant.fast and not variant.only_powers)
-    return has_dpx() and rounds and variant.saturates and fits and bits.top == bits.bottom
+    return has_dpx() and rounds and (variant.saturates or may_overflow) and fits and bits.top == bits.bottom
+
+
+def has_column_pairs(variant: KernelVariant, grid: Grid) -> bool:
+    """Whether `triton.device.column_pairs` rounds bfloat16 values, given the variant that `drawn_later` returned."""
+    return variant.draws_late and variant.keep_sign and _has_values_in_pairs(variant, grid_bits(grid, variant.wide), may_overflow=True)
 
 
 def has_scaled_pairs(variant: KernelVariant, grid: Grid) -> bool:

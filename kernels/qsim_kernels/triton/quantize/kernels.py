@@ -8,6 +8,7 @@ from qsim_kernels.numbers.grid import NoiseNumbers
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, encoded, note_lost, rounded
 from qsim_kernels.triton.device.code_pairs import codes_of_pairs
 from qsim_kernels.triton.device.codes import values_of
+from qsim_kernels.triton.device.column_pairs import RUN, rounded_columns
 from qsim_kernels.triton.device.parts import Sizes, block_part, drawn_for, load_part, store_part, tile_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import clamp
@@ -58,6 +59,40 @@ def quantize_kernel(
     """Round values, of transposed matrices if there is a `TransposedTile`."""
     rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
     on_parts(quantize_part, (x, out, source.offset, rounding), (ROUNDING,), sizes, BLOCKS, TILE)
+
+
+@triton.jit
+def load_rows(x, step, inside, COUNT: tl.constexpr):
+    """Load elements of `COUNT` rows, a tuple."""
+    if COUNT == 1:
+        return (tl.load(x, mask=inside, other=0),)
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        return load_rows(x, step, inside, HALF) + load_rows(x + HALF * step, step, inside, HALF)
+
+
+@kernel(do_not_specialize_on_alignment=["seed_pointer"])
+def columns_kernel(
+    x, out, seed_pointer, source: NoiseNumbers, sizes: Sizes, numbers: RoundingNumbers,
+    ROUNDING: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Round bfloat16 values of transposed matrices stochastically, in pairs."""
+    rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
+    # Pairs of a row in memory, and runs of its rows.
+    pairs, runs = tl.multiple_of(sizes.columns // 2, [8]), sizes.rows // RUN
+    across, down = tl.cdiv(sizes.columns, TILE.columns).to(tl.int32), tl.cdiv(sizes.rows, TILE.rows).to(tl.int32)
+    rest = tl.program_id(0) // across
+    matrix = (rest // down).to(tl.int64)
+    pair = (tl.program_id(0) % across * (TILE.columns // 2)).to(tl.int64) + tl.arange(0, TILE.columns // 2)[None, :]
+    run = (rest % down * (TILE.rows // RUN)).to(tl.int64) + tl.arange(0, TILE.rows // RUN)[:, None]
+    inside = True if TILE.whole else (pair < pairs) & (run < runs)
+    block = (source.offset >> 3) + (matrix * sizes.columns + 2 * pair) * runs + run
+    places = tl.multiple_of((matrix * runs + run) * (RUN * pairs), [8, 8]) + pair
+    x, out = x.to(tl.pointer_type(tl.int32)) + places, out.to(tl.pointer_type(tl.int32)) + places
+    read = load_rows(x, pairs, inside, RUN)
+    rounded = rounded_columns(read, block, block + runs, rounding.noise, rounding.grid, ROUNDING)
+    for i in tl.static_range(RUN):
+        tl.store(out + i * pairs, rounded[i], mask=inside)
 
 
 @triton.jit
