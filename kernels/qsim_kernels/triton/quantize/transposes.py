@@ -14,6 +14,7 @@ from qsim_kernels.numbers.carrier import RoundingNumbers
 from qsim_kernels.numbers.encoding import code_dtype, read_encoding
 from qsim_kernels.torch import WantedCodes
 from qsim_kernels.triton.device.blocks import as_single, encoded
+from qsim_kernels.triton.device.conversions import conversion_of, converted
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.parts import Part, TransposedTile, load_part, store_part
 from qsim_kernels.triton.device.records import kernel
@@ -24,18 +25,24 @@ from qsim_kernels.triton.quantize.launch import encoding_of
 
 
 @triton.jit
-def tile_of_codes(values, first, rounding, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr, TILE: tl.constexpr):
+def tile_of_codes(
+    values, first, rounding, coding, ROUNDING: tl.constexpr, CODING: tl.constexpr, CONVERSION: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
     """The codes of a tile's values, given the logical index of each row's first element."""
-    drawn = random_integers(rounding.noise, first, ROUNDING, TILE.run, TILE.aligned, TILE.columns)
-    return encoded(values, drawn, rounding.grid, codes_in_carrier(coding, rounding.grid.shift, ROUNDING.wide), ROUNDING, CODING, True)
+    if CONVERSION is not None:
+        return converted(values, CONVERSION)
+    else:
+        drawn = random_integers(rounding.noise, first, ROUNDING, TILE.run, TILE.aligned, TILE.columns)
+        written = codes_in_carrier(coding, rounding.grid.shift, ROUNDING.wide)
+        return encoded(as_single(values), drawn, rounding.grid, written, ROUNDING, CODING, True)
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def both_ways_kernel(
     x, turned_out, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64, rows: tl.int64, columns: tl.int64,
     numbers: RoundingNumbers, coding: Codes, turned_numbers: RoundingNumbers, turned_coding: Codes,
-    ROUNDING: tl.constexpr, CODING: tl.constexpr, TURNED_ROUNDING: tl.constexpr, TURNED_CODING: tl.constexpr, TILE: tl.constexpr,
-    ALIKE: tl.constexpr,
+    ROUNDING: tl.constexpr, CODING: tl.constexpr, TURNED_ROUNDING: tl.constexpr, TURNED_CODING: tl.constexpr,
+    CONVERSION: tl.constexpr, TURNED_CONVERSION: tl.constexpr, TILE: tl.constexpr, ALIKE: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix onto two grids, and write the codes of one rounding in place, if wanted, and of the other transposed.
 
@@ -47,6 +54,7 @@ def both_ways_kernel(
         out: The codes in place, or None.
         ROUNDING: The `KernelVariant` of their rounding, and `CODING` their `CodeVariant`.
         TURNED_ROUNDING: The same for the transposed codes, and `TURNED_CODING`.
+        CONVERSION: The `conversion_of` their values, if there is one, and `TURNED_CONVERSION`.
         TILE: The `TransposedTile`.
         ALIKE: Whether both roundings are the same.
     """
@@ -65,16 +73,16 @@ def both_ways_kernel(
     else:
         part = Part(0, places, (row < rows)[:, None] & (column < columns)[None, :], first)
         turned_part = Part(0, turned_places, (column < columns)[:, None] & (row < rows)[None, :], first)
-    values = as_single(load_part(x, part))
+    values = load_part(x, part)
     turned_rounding = rounding_of(seed_pointer, seed, turned_stream, turned_numbers, TURNED_ROUNDING.wide)
-    turned = tile_of_codes(values, first, turned_rounding, turned_coding, TURNED_ROUNDING, TURNED_CODING, TILE)
+    turned = tile_of_codes(values, first, turned_rounding, turned_coding, TURNED_ROUNDING, TURNED_CODING, TURNED_CONVERSION, TILE)
     turned = turned.to(turned_out.dtype.element_ty)
     if out is not None:
         if ALIKE:
             codes = turned
         else:
             rounding = rounding_of(seed_pointer, seed, noise_stream, numbers, ROUNDING.wide)
-            codes = tile_of_codes(values, first, rounding, coding, ROUNDING, CODING, TILE).to(out.dtype.element_ty)
+            codes = tile_of_codes(values, first, rounding, coding, ROUNDING, CODING, CONVERSION, TILE).to(out.dtype.element_ty)
         store_part(out, codes, part)
     store_part(turned_out, tl.trans(turned), turned_part)
 
@@ -120,7 +128,8 @@ def _form(rounding: str | None, turned: str, source: torch.dtype, rows: int, col
     codes = None if rounding is None else code_dtype(one.coding.bits)
     turned_codes = code_dtype(other.coding.bits)
     (variants, numbers), (turned_variants, turned_numbers) = (encoding_of(each, source, may_draw_later=True) for each in (one, other))
-    tail = (*numbers, *turned_numbers, *variants, *turned_variants, tile, alike)
+    conversions = (conversion_of(each, source) for each in (one, other))
+    tail = (*numbers, *turned_numbers, *variants, *turned_variants, *conversions, tile, alike)
     run = launcher(both_ways_kernel, (source, codes, turned_codes, unseeded), *tail, num_warps=4)
     programs = -(-rows // tile.rows) * -(-columns // tile.columns)
     return _Form(Launch(run, programs, (rows, columns)), one.is_stochastic or other.is_stochastic, codes, turned_codes)
