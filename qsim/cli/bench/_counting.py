@@ -35,7 +35,7 @@ def launches(call: Call) -> int | None:
     """
     call()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         call()
         torch.cuda.synchronize()
     return _work_on_device(profiler.events() or ()) or None

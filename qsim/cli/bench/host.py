@@ -2,14 +2,15 @@
 
 A layer of 128 × 256 → 256, forward and backward, is compared with torch.nn.Linear, and calls that round, encode and decode 1024 numbers (on
 a CPU 4096), each of which makes its result and draws its seed if it needs one, with `torch.mul`. With
---compile, a stack of --layers such layers with GELU between them also goes through torch.compile, and the time of its first call is
-reported. On a GPU the launches of a step are counted. With --trace nothing is timed: it counts calls from one file of qsim into another,
-in a warm call, without those inside the kernels' implementation.
+--compile, a stack of --layers such layers with GELU between them also goes through torch.compile, with --compile reduce-overhead into CUDA
+graphs: its steps are timed in long turns, until the device has done their work, and so is its first call. On a GPU the launches of a step
+are counted. With --trace nothing is timed: it counts calls from one file of qsim into another, in a warm call, without those inside the
+kernels' implementation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -21,8 +22,8 @@ import qsim
 from qsim import FivePoint, Quantizer, recipes
 from qsim.cli.bench._counting import calls_between_files, launches
 from qsim.cli.bench._measured import Measured
-from qsim.cli.bench._options import BenchOption, BenchSettings, among, machine, number_of, shared
-from qsim.cli.bench._timing import Call, duration, forward_and_backward, host_time
+from qsim.cli.bench._options import BenchOption, BenchSettings, among, machine, number_of, one_of, shared
+from qsim.cli.bench._timing import Call, duration, forward_and_backward, host_time, sustained
 from qsim.text.records import Values
 from qsim.text.tables import Quantity, Row
 
@@ -30,7 +31,11 @@ TOKENS, INPUTS, OUTPUTS = 128, 256, 256
 #: By device: so few that a GPU finishes before the next call arrives, and a small tensor of a CPU.
 ELEMENTS = {"cuda": 2**10, "cpu": 2**12}
 #: Calls in a row, fewer than a CUDA stream takes before it makes the host wait.
-BATCH = {"layer": 30, "small": 200, "compiled": 10}
+BATCH = {"layer": 30, "small": 200}
+#: The duration of a turn of compiled steps, in seconds.
+TURN = 0.3
+COMPILE_MODES = ("default", "reduce-overhead")
+PARTS = ("layer", "calls", "stack")
 
 TIMES: Values = {
     "work": "work",
@@ -65,7 +70,10 @@ def _points() -> dict[str, FivePoint]:
 
 
 OPTIONS = {
-    "compile": BenchOption("", "also measure a stack of layers with torch.compile"),
+    "compile": BenchOption(
+        "MODE", f"also measure a compiled stack of layers: {', '.join(COMPILE_MODES)}", one_of(COMPILE_MODES), bare="default"
+    ),
+    "only": BenchOption("PART,…", f"some of {', '.join(PARTS)} (default: all)", among(PARTS)),
     "layers": BenchOption("N", "number of layers in that stack", number_of("layers", 24), "24"),
     "points": BenchOption("A,B", "", among(_points()), ",".join(_points())),
     "trace": BenchOption("", "count calls between files instead"),
@@ -80,17 +88,31 @@ def measure(chosen: BenchSettings) -> Measured:
     points = {name: point for name, point in _points().items() if name in chosen.points}
     if chosen.trace:
         return Measured(machine(chosen.device), {"": (TRACED, traced(chosen, points))})
-    stack = layer_calls(chosen, points, chosen.layers, compiled=True) if chosen.compile else ()
-    return Measured(machine(chosen.device), {"": (TIMES, chain(layer_calls(chosen, points), small_calls(chosen), stack))})
+    parts = {"layer": layer_calls(chosen, points), "calls": small_calls(chosen)}
+    if chosen.compile is not None:
+        parts["stack"] = compiled_stacks(chosen, points)
+    elif chosen.only == ["stack"]:
+        raise ValueError("--only stack measures compiled layers: add --compile")
+    return Measured(machine(chosen.device), {"": (TIMES, chain(*(parts[part] for part in parts if part in (chosen.only or PARTS))))})
 
 
-def layer_calls(chosen: BenchSettings, points: Mapping[str, FivePoint], layers: int = 1, *, compiled: bool = False) -> Iterator[Row]:
-    """One layer, or a compiled stack of them, compared with torch's own."""
-    kind, of = ("compiled", f"{layers} layers, compiled") if compiled else ("layer", "layer")
-    native, _ = _step(chosen, None, layers, compiled=compiled)
+def layer_calls(chosen: BenchSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]:
+    """One layer compared with torch's own."""
+    native = _step(chosen, None)
     for name, own in points.items():
-        ours, first = _step(chosen, own, layers, compiled=compiled)
-        yield _row(f"{of}, {name}", native, ours, chosen, BATCH[kind], first)
+        ours = _step(chosen, own)
+        yield _row(f"layer, {name}", host_time([native, ours], chosen.clock, chosen.repeats, BATCH["layer"]), ours, chosen)
+
+
+def compiled_stacks(chosen: BenchSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]:
+    """A compiled stack of layers compared with torch's own."""
+    kind = {"default": "compiled"}.get(chosen.compile, f"compiled, {chosen.compile}")
+    native = _step(chosen, None, chosen.layers, chosen.compile)
+    native()
+    for name, own in points.items():
+        ours = _step(chosen, own, chosen.layers, chosen.compile)
+        first = duration(ours, chosen.clock)
+        yield _row(f"{chosen.layers} layers, {kind}, {name}", sustained([native, ours], chosen.clock, TURN), ours, chosen, first)
 
 
 def prepared_calls(x: Tensor) -> dict[str, Call]:
@@ -103,32 +125,29 @@ def small_calls(chosen: BenchSettings) -> Iterator[Row]:
     """Calls on a small tensor compared with `torch.mul`."""
     x = torch.randn(ELEMENTS[chosen.device.type], device=chosen.device)
     for name, ours in prepared_calls(x).items():
-        yield _row(name, partial(torch.mul, x, x), ours, chosen, BATCH["small"])
+        yield _row(name, host_time([partial(torch.mul, x, x), ours], chosen.clock, chosen.repeats, BATCH["small"]), ours, chosen)
 
 
 def traced(chosen: BenchSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]:
     """Count the calls from one file into another."""
-    layers = {f"layer, {name}": _step(chosen, own)[0] for name, own in points.items()}
+    layers = {f"layer, {name}": _step(chosen, own) for name, own in points.items()}
     for name, call in {**layers, **prepared_calls(torch.randn(ELEMENTS[chosen.device.type], device=chosen.device))}.items():
         yield {"work": name, "calls": calls_between_files(call)}
 
 
-def _row(title: str, native: Call, ours: Call, chosen: BenchSettings, batch: int, first: float | None = None) -> Row:
-    theirs, seconds = host_time([native, ours], chosen.clock, chosen.repeats, batch)
-    times = {"microseconds": seconds * 1e6, "their_microseconds": theirs * 1e6, "ratio": seconds / theirs}
-    return {"work": title, **times, "launches": launches(ours) if chosen.is_cuda else None, "first_seconds": first}
+def _row(title: str, times: Sequence[float], ours: Call, chosen: BenchSettings, first: float | None = None) -> Row:
+    theirs, seconds = times
+    row = {"work": title, "microseconds": seconds * 1e6, "their_microseconds": theirs * 1e6, "ratio": seconds / theirs}
+    return {**row, "launches": launches(ours) if chosen.is_cuda else None, "first_seconds": first}
 
 
-def _step(chosen: BenchSettings, points: FivePoint | None, layers: int = 1, *, compiled: bool = False) -> tuple[Call, float | None]:
-    """A forward and backward pass with new gradients, and the duration of the first one if it compiles."""
+def _step(chosen: BenchSettings, points: FivePoint | None, layers: int = 1, mode: str | None = None) -> Call:
+    """A forward and backward pass with new gradients, compiled if there is a mode."""
     place: dict[str, Any] = {"device": chosen.device, "dtype": torch.bfloat16 if chosen.is_cuda else torch.float32}
     parts: list[nn.Module] = []
     for i in range(layers):
         layer = nn.Linear(INPUTS, OUTPUTS, **place) if points is None else qsim.nn.Linear(INPUTS, OUTPUTS, points=points, **place)
         parts += [nn.GELU(), layer] if i else [layer]
-    torch.compiler.reset()
     model = nn.Sequential(*parts)
     x, g = (torch.randn(TOKENS, width, **place) for width in (INPUTS, OUTPUTS))
-    step = forward_and_backward(model, x, g, call=torch.compile(model) if compiled else None)
-    first = duration(step, chosen.clock)
-    return step, first if compiled else None
+    return forward_and_backward(model, x, g, call=None if mode is None else torch.compile(model, mode=mode))

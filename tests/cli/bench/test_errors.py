@@ -41,6 +41,7 @@ ERRORS = [
     ("quantize --only quantise", "--only: 'quantise' is not one of sweep, quantize, codes, layouts"),
     ("host --points fp5", "--points: 'fp5' is not one of nearest, five points, fp8_hybrid, mxfp4, nvfp4"),
     ("host --device cpu --layers 0", "--layers: 0 is not a number of layers: write 24"),
+    ("host --device cpu --only stack", "--only stack measures compiled layers: add --compile"),
     ("host --device cpu --trace --compile", "--trace: compiled code makes no calls"),
     ("experts --device cpu --sizes 2x8x4", "--sizes: '2x8x4' is not a size: write 8x16384x4096x14336"),
     ("experts --device cpu --compile", "--compile: torch compiles grouped products of bfloat16 only; add --dtype bf16"),

@@ -29,6 +29,7 @@ def bench(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def _few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in host.BATCH:
         monkeypatch.setitem(host.BATCH, kind, 1)
+    monkeypatch.setattr(host, "TURN", 0.001)
 
 
 def test_layers_and_tensors_are_compared_with_torchs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,14 +55,17 @@ def test_the_calls_of_a_user_do_what_they_are_called() -> None:
 def test_compiled_layers_tell_what_the_first_call_took(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.nn.Module] = []
 
-    def compile_nothing(model: torch.nn.Module) -> torch.nn.Module:
+    def compile_nothing(model: torch.nn.Module, mode: str) -> torch.nn.Module:
         seen.append(model)
+        modes.append(mode)
         return model
 
+    modes: list[str] = []
     monkeypatch.setattr(torch, "compile", compile_nothing)
-    row = bench(capsys, "--points", "nearest", "--compile", "--layers", "3")["rows"][-1]
-    assert row["work"] == "3 layers, compiled, nearest"
+    (row,) = bench(capsys, "--points", "nearest", "--compile", "reduce-overhead", "--layers", "3", "--only", "stack")["rows"]
+    assert row["work"] == "3 layers, compiled, reduce-overhead, nearest"
     assert row["first_seconds"] > 0
+    assert modes == ["reduce-overhead"] * 2
     assert [[type(layer) for layer in model[::2]] for model in seen] == [[torch.nn.Linear] * 3, [qsim.nn.Linear] * 3]  # type: ignore[index]
 
 
