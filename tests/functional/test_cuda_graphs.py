@@ -133,7 +133,7 @@ POINTS = {"fp8_hybrid": "fp8_hybrid", "nvfp4": "nvfp4", "stochastic": FivePoint(
 
 @pytest.mark.parametrize("name", POINTS)
 def test_training_compiled_into_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stays on the device is made while a graph warms up, and seeds of the backward pass are drawn in the forward pass."""
+    """Constants are made while a graph warms up, and seeds of the backward pass are drawn in the forward pass."""
     for module, kept in ((factored, "_zeros"), (whole, "_states")):
         monkeypatch.setattr(module, kept, {})
     model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).to("cuda", torch.bfloat16)

@@ -13,13 +13,19 @@ import torch
 import qsim
 from qsim.functional.arguments import spelling
 from qsim.random import Noise
+from qsim.rounding import Overflow
 from qsim.scaling import PerBlock, PerTile
 from qsim.scaling.block_formats import NAMED
 from qsim.transforms import Hadamard
+from qsim_kernels.numbers.encoding import read_encoding, spell_encoding
 from qsim_kernels.numbers.scales import Restore, TileSizes
 from qsim_kernels.ops.scaled import Implementation
 from support.comparing import same_bits
 from support.scaled_settings import REFERENCE
+
+pytest.importorskip("triton")
+
+from qsim_kernels.triton.device import conversions
 
 KERNELS = Implementation("qsim_kernels.triton.scaled.launch")
 
@@ -38,6 +44,51 @@ def test_codes_of_all_inputs(name: str) -> None:
     piece = x.cuda()[2**16 :][: 2**16 - 5]
     codes = qsim.encode(piece, name, rounding="stochastic", seed=Noise(7, 5, offset=2**16), check=False)
     assert torch.equal(codes.cpu(), expected[2**16 :][: 2**16 - 5])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overflow", ["saturate", "nonfinite"])
+@pytest.mark.parametrize("name", ["e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4", "e2m5", "e5m1", "e8m0"])
+def test_transposed_values_of_all_inputs(name: str, overflow: Overflow) -> None:
+    """In whole tiles and others, from the beginning of a tensor's random bits and from elsewhere."""
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).repeat(3)
+    for rows, columns in ((64, 1024), (24, 2736), (96, 48)):
+        x = every[: rows * columns].view(rows, columns).t()
+        for offset in (0, 8, 2**40):
+            expected = qsim.quantize(x, name, rounding="stochastic", overflow=overflow, seed=Noise(7, 5, offset))
+            found = qsim.quantize(x.cuda(), name, rounding="stochastic", overflow=overflow, seed=Noise(7, 5, offset))
+            assert found.stride() == x.stride()
+            assert same_bits(found.cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overflow", ["saturate", "nonfinite"])
+@pytest.mark.parametrize("name", ["e4m3", "e5m2", "e3m4"])
+def test_codes_of_all_inputs_and_of_their_transpose(name: str, overflow: Overflow) -> None:
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(512, 128)
+    spelt = qsim.Quantizer(name, overflow=overflow).spelt
+    given = spell_encoding(spelt.grid, spelt.rule, spelt.coding), 0, torch.uint8
+    codes, turned = torch.ops.qsim.encode_with_transpose.default(x.cuda(), None, *given, *given)
+    expected = qsim.encode(x, name, overflow=overflow)
+    assert torch.equal(codes.cpu(), expected)
+    assert torch.equal(turned.cpu(), expected.t())
+
+
+def test_which_codes_the_gpu_converts_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversions, "has_dpx", lambda: True)
+
+    def converts(name: str, rounding: str = "nearest", overflow: Overflow = "saturate", source: torch.dtype = torch.bfloat16) -> bool:
+        spelt = qsim.Quantizer(name, rounding, overflow=overflow).spelt
+        encoding = read_encoding(spell_encoding(spelt.grid, spelt.rule, spelt.coding))
+        return conversions.conversion_of(encoding, source) is not None
+
+    assert converts("e4m3")
+    assert converts("e5m2")
+    assert converts("e4m3", overflow="nonfinite")
+    assert not converts("e5m2", overflow="nonfinite")  # the conversion saturates, and has no infinities
+    assert not any(converts(name) for name in ("e4m3fnuz", "e3m4", "int8", "e2m1"))
+    assert not any(converts("e4m3", rounding) for rounding in ("stochastic", "up", "nearest_away"))
+    assert not converts("e4m3", source=torch.float32)
 
 
 @pytest.mark.gpu

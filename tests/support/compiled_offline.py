@@ -30,6 +30,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import qsim
+from qsim_kernels.numbers.encoding import spell_encoding
 from qsim_kernels.ops.backend import library
 from qsim_kernels.triton.host.launcher import Launch
 
@@ -150,6 +151,14 @@ def _both_ways(x: torch.Tensor) -> None:
         torch.ops.qsim.quantize_tiles.default(x, None, tiles, (), *making, None, spelt.grid, spelt.rule, 0, 0, x.dtype, 1)
 
 
+def _codes_both_ways(x: torch.Tensor) -> None:
+    """Round to codes that the GPU converts to, and to others."""
+    points = [qsim.Quantizer("e4m3", overflow=overflow) for overflow in ("saturate", "nonfinite")]
+    for point in (*points, qsim.Quantizer("e5m2", "stochastic")):
+        given = spell_encoding(point.spelt.grid, point.spelt.rule, point.spelt.coding), 1, torch.uint8
+        torch.ops.qsim.encode_with_transpose.default(x, torch.tensor(1), *given, *given)
+
+
 def _and_amaxes(x: torch.Tensor) -> None:
     """Round in blocks along rows and find magnitudes of the transform along columns, in pairs and one by one."""
     scaling, turn = qsim.scaling.PerBlock(16, -1, "e4m3"), qsim.transforms.Hadamard(16, seed=1).turn(x.shape, 0)
@@ -234,6 +243,11 @@ def works() -> dict[str, Callable[[], object]]:
         "transposed": lambda: qsim.quantize(x.t(), "e4m3", rounding="stochastic", seed=1),
         "transposed codes": lambda: qsim.encode(x.bfloat16().t(), "e4m3", rounding="stochastic", seed=1),
         "codes in pairs": lambda: [qsim.encode(x.bfloat16(), name, rounding="stochastic", seed=1) for name in ("e4m3", "e2m1")],
+        "columns in pairs": lambda: [
+            qsim.quantize(x.bfloat16().t(), "e4m3", rounding="stochastic", overflow=overflow, seed=1)
+            for overflow in ("saturate", "nonfinite")
+        ],
+        "codes of a matrix and its transpose": lambda: _codes_both_ways(x.bfloat16()),
         "blocks in pairs": lambda: [qsim.quantize(x.bfloat16(), "mxfp8", rounding="stochastic", seed=1, dim=dim) for dim in (-1, 0)],
         "transformed blocks in pairs": lambda: _transformed_blocks(x.bfloat16()),
         "blocks both ways": lambda: [_both_ways(y) for y in (x, x.bfloat16())],
