@@ -32,7 +32,7 @@ def test_all_kinds_of_kernels_compile() -> None:
     found = json.loads(done.stdout)
     assert {kernel for kernels in found.values() for kernel in kernels} >= {
         "quantize_kernel",
-        "columns_kernel",
+        "column_pairs_kernel",
         "encode_kernel",
         "decode_kernel",
         "tiles_kernel",

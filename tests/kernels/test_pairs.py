@@ -59,6 +59,11 @@ def test_transposed_values_of_all_inputs(name: str, overflow: Overflow) -> None:
             found = qsim.quantize(x.cuda(), name, rounding="stochastic", overflow=overflow, seed=Noise(7, 5, offset))
             assert found.stride() == x.stride()
             assert same_bits(found.cpu(), expected)
+    # A piece whose pairs are not aligned in memory.
+    piece = every[1 : 1 + 96 * 48].view(96, 48).t()
+    expected = qsim.quantize(piece, name, rounding="stochastic", overflow=overflow, seed=Noise(7, 5))
+    found = qsim.quantize(every.cuda()[1 : 1 + 96 * 48].view(96, 48).t(), name, rounding="stochastic", overflow=overflow, seed=Noise(7, 5))
+    assert same_bits(found.cpu(), expected)
 
 
 @pytest.mark.gpu

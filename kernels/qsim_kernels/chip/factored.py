@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qsim_kernels.chip import cublas
 from qsim_kernels.chip.cublas import CublasProduct, Stored
-from qsim_kernels.torch.lasting import lasting
+from qsim_kernels.torch.persistent import persistent
 
 # torch.cuda's functions check first that CUDA is initialized. A torch without CUDA lacks these.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
@@ -53,7 +53,7 @@ def multiplied_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor]
     if zero is None:
         if torch.cuda.is_current_stream_capturing():  # nothing is written now, only in replays
             return False
-        zero = _zeros[device] = lasting(0.0, torch.float32, a.device)
+        zero = _zeros.setdefault(device, persistent(0.0, torch.float32, a.device))
     number = factors[0] if len(factors) == 1 else factors[0] * factors[1]
     workspace = a.new_empty(product.workspace_bytes, dtype=torch.uint8) if product.workspace_bytes else None
     with _turn:

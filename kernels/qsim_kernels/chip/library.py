@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim_kernels.numbers.grid import Mode
 from qsim_kernels.numbers.sums import CHUNK_SUM, SINGLE_GRID, AlignedSum, PromotedSum, Sum
-from qsim_kernels.torch.lasting import lasting
+from qsim_kernels.torch.persistent import persistent
 
 #: The running sum of FP8 products: float32 without its ten last bits.
 _E8M13 = SINGLE_GRID._replace(
@@ -140,6 +140,10 @@ def is_chip(kind: str, index: int | None) -> bool:
 is_chip._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+#: The number 1 on each device.
+_ones: dict[torch.device, Tensor] = {}
+
+
 @lru_cache(maxsize=64)
 def _obstacle(device: torch.device) -> str:
     if device.type != "cuda":
@@ -149,7 +153,8 @@ def _obstacle(device: torch.device) -> str:
     return ""
 
 
-@lru_cache(maxsize=64)
 def one_on(device: torch.device) -> Tensor:
     """The number 1 on a device."""
-    return lasting(1.0, torch.float32, device)
+    if device not in _ones:
+        _ones.setdefault(device, persistent(1.0, torch.float32, device))
+    return _ones[device]

@@ -47,7 +47,7 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
 
 inductor.mark_caches()
 for _module, _names in (
-    (fusible, ("again", "of_stream", "with_seed")),
+    (fusible, ("again", "of_stream", "with_seeds")),
     (products, ("accumulate", "matmul_rescaled")),
     (rounding, ("quantize", "quantize_and_sum")),
     (scaling, ("amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "quantize_both_ways", "rescaled")),

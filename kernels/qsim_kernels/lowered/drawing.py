@@ -1,6 +1,7 @@
 """The random bits of an element in a loop that Inductor generates.
 
-As Inductor's operations they are hundreds, which it reads many times: a second for each rounding. On a GPU they are one, in NVIDIA's PTX.
+Written as Inductor's operations, they are hundreds, which it goes through many times: about a second of compiling for each rounding. On a
+GPU they are one, in NVIDIA's PTX.
 """
 
 from __future__ import annotations
@@ -10,27 +11,23 @@ from typing import Any
 
 import torch
 
-from qsim_kernels.meanings.inductor import LoopElement
+from qsim_kernels.meanings.inductor import LoopElement, by_ptx
 from qsim_kernels.torch.philox import ElementNoise, random_bits
 
 
 def drawn_words(noise: ElementNoise, count: int) -> LoopElement:
-    """The 32 random bits of an element, of which the first are needed; 16 are drawn, or all.
+    """Draw an element's 32 random bits; the last 16 are zero where no more than 16 are needed.
 
     Args:
         noise: Their source.
-        count: How many are needed.
+        count: The number of bits that are needed.
     """
     where: Any = noise.where
     if where.device is None or where.device.type != "cuda":
         words: Any = noise.first_bits() << 16 if count <= 16 else random_bits(noise, 32)
         return words  # type: ignore[no-any-return]
-    from torch._inductor.virtualized import ops
-
     seed: Any = noise.seed
-    # An index may have 32 bits in the code that Inductor writes.
-    given = [ops.to_dtype(x.value, torch.int64) for x in (where, seed, LoopElement.constant(noise.stream, torch.int64))]
-    return LoopElement(ops.inline_asm_elementwise(*given, asm=_text(count > 16), constraints="=l,l,l,l", dtype=torch.int64), torch.int64)
+    return by_ptx(_text(count > 16), where, seed, LoopElement.constant(noise.stream, torch.int64))
 
 
 @cache

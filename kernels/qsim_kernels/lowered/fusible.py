@@ -10,7 +10,7 @@ code holds such tensors in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 
 import torch
@@ -46,7 +46,7 @@ def fusible(schema: str, *, held: bool = True) -> Callable[[Callable[..., Tensor
     return define
 
 
-for _schema in ("in_memory(Tensor x)", "again(Tensor x)", "with_seed(Tensor x, Tensor seed, bool shares_signs)"):
+for _schema in ("in_memory(Tensor x)", "again(Tensor x)", "with_seeds(Tensor x, Tensor?[] seeds, bool shares_signs)"):
     _name = define_operator(f"{_schema} -> Tensor", lambda x, *_: x.new_empty_strided(x.shape, x.stride()))
     library.impl(_name, lambda x, *_: x.clone(), "CompositeExplicitAutograd")
 define_operator("amax_whole(Tensor x, int[] dim) -> Tensor", torch.amax)
@@ -72,8 +72,8 @@ def amax_whole(x: Tensor, dim: tuple[int, ...]) -> Tensor:
     return torch.ops.qsim.amax_whole.default(x, dim)  # type: ignore[no-any-return]
 
 
-def with_seed(x: Tensor, seed: Tensor, shares_signs: bool) -> Tensor | None:
-    """A result of the forward pass that depends on a seed which the backward pass needs, too; Inductor takes the same memory for it.
+def with_seeds(x: Tensor, seeds: Sequence[Tensor | None], shares_signs: bool) -> Tensor | None:
+    """A result of the forward pass that depends on seeds which the backward pass needs, too; Inductor takes the same memory for it.
 
     Where only the backward pass needs a seed, AOTAutograd draws one there, or in each pass: operands rounded there would not share random
     signs. It keeps what the seed depends on, such as the stream, which is on the CPU, where CUDA graphs have no results.
@@ -81,7 +81,7 @@ def with_seed(x: Tensor, seed: Tensor, shares_signs: bool) -> Tensor | None:
     if not (shares_signs or inductor.records_graphs()):
         return x.view_as(x)
     if inductor.generates(x.device):
-        inductor.learn_to_hold(torch.ops.qsim.with_seed)
+        inductor.learn_to_hold(torch.ops.qsim.with_seeds)
     return None
 
 
@@ -96,7 +96,8 @@ def of_stream(seed: Tensor, stream: Tensor, dtype: torch.dtype) -> Tensor | None
     """A seed of a layer's stream, a number on the CPU that is an input of the graph.
 
     For CUDA graphs, Inductor moves such inputs of torch's own operators to the GPU, even those that the forward pass keeps for the backward
-    pass, which was compiled to read them on the CPU.
+    pass, which is compiled to read them on the CPU. It does not know this operator. A recorded graph keeps the number that it was recorded
+    with.
     """
     if not inductor.compiles():
         return _seed_of_stream(seed, stream, dtype)

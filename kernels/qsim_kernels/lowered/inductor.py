@@ -44,7 +44,7 @@ def compiles() -> bool:
 
 
 def records_graphs() -> bool:
-    """Whether what Inductor compiles will be recorded in CUDA graphs."""
+    """Whether Inductor compiles the graph that is being traced, in a mode that asks for CUDA graphs."""
     from torch._inductor import config  # imports much
 
     return compiles() and bool(config.triton.cudagraphs)
@@ -73,7 +73,7 @@ def is_given(x: Tensor) -> bool:
 
 
 def _is_tested(device: torch.device) -> bool:
-    return torch.__version__.startswith(TESTED.get(device.type, ()))
+    return torch.version.hip is None and torch.__version__.startswith(TESTED.get(device.type, ()))
 
 
 def writes_loops(x: object) -> bool:

@@ -126,6 +126,14 @@ class LoopElement:
     bitwise_xor_ = _in_place(bitwise_xor)
 
 
+def by_ptx(text: str, *given: LoopElement) -> LoopElement:
+    """The result of a text in NVIDIA's PTX for elements, all of them 64-bit integers."""
+    # Indices may have 32 bits in the code that Inductor writes, whatever their dtype.
+    values = [ops.to_dtype(x.value, torch.int64) for x in given]
+    constraints = ",".join(["=l", *("l" for _ in given)])
+    return LoopElement(ops.inline_asm_elementwise(*values, asm=text, constraints=constraints, dtype=torch.int64), torch.int64)
+
+
 def select(mask: LoopElement, one: LoopElement | float, other: LoopElement | float) -> LoopElement:
     """`torch.where`."""
     dtype = _common(one, other)

@@ -35,6 +35,7 @@ def launches(call: Call) -> int | None:
     """
     call()
     torch.cuda.synchronize()
+    # Otherwise torch warns that it forgets the events of earlier cycles.
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         call()
         torch.cuda.synchronize()

@@ -3,7 +3,7 @@
 A layer of 128 × 256 → 256, forward and backward, is compared with torch.nn.Linear, and calls that round, encode and decode 1024 numbers (on
 a CPU 4096), each of which makes its result and draws its seed if it needs one, with `torch.mul`. With
 --compile, a stack of --layers such layers with GELU between them also goes through torch.compile, with --compile reduce-overhead into CUDA
-graphs: its steps are timed in long turns, until the device has done their work, and so is its first call. On a GPU the launches of a step
+graphs. Its first call is timed, and then its steps, in long turns, until the device has done their work. On a GPU the launches of a step
 are counted. With --trace nothing is timed: it counts calls from one file of qsim into another, in a warm call, without those inside the
 kernels' implementation.
 """
@@ -85,14 +85,18 @@ def measure(chosen: BenchSettings) -> Measured:
     """Measure layers and calls, or count what they call."""
     if chosen.trace and chosen.compile:
         raise ValueError("--trace: compiled code makes no calls; omit --compile or --trace")
+    if chosen.trace and chosen.only:
+        raise ValueError("--trace counts the calls of layers and of small tensors: omit --only or --trace")
     points = {name: point for name, point in _points().items() if name in chosen.points}
     if chosen.trace:
         return Measured(machine(chosen.device), {"": (TRACED, traced(chosen, points))})
     parts = {"layer": layer_calls(chosen, points), "calls": small_calls(chosen)}
     if chosen.compile is not None:
         parts["stack"] = compiled_stacks(chosen, points)
-    elif chosen.only == ["stack"]:
+    elif "stack" in (chosen.only or ()):
         raise ValueError("--only stack measures compiled layers: add --compile")
+    if chosen.compile is not None and "stack" not in (chosen.only or PARTS):
+        raise ValueError("--compile measures a compiled stack, which --only leaves out: omit --compile, or add stack")
     return Measured(machine(chosen.device), {"": (TIMES, chain(*(parts[part] for part in parts if part in (chosen.only or PARTS))))})
 
 
@@ -107,6 +111,7 @@ def layer_calls(chosen: BenchSettings, points: Mapping[str, FivePoint]) -> Itera
 def compiled_stacks(chosen: BenchSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]:
     """A compiled stack of layers compared with torch's own."""
     kind = {"default": "compiled"}.get(chosen.compile, f"compiled, {chosen.compile}")
+    torch.compiler.reset()  # Dynamo keeps eight forms of a function, and one for each of these models
     native = _step(chosen, None, chosen.layers, chosen.compile)
     native()
     for name, own in points.items():

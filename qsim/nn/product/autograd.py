@@ -20,6 +20,7 @@ from qsim.nn.product.plans import ProductPlan
 from qsim.random import seeds
 from qsim.random.shards import is_distributed
 from qsim.random.sources import Stream, is_exporting
+from qsim_kernels.lowered import inductor
 from qsim_kernels.ops.direct import DISPATCHED, operators
 
 #: What to do with distributed tensors instead.
@@ -156,10 +157,11 @@ class FivePointProduct(torch.autograd.Function):
             second.forward.saturates(w) if second.clips and needs_w else None,
         )
         result = not_a_view(plan.products[0].multiply(ops, x, y, bias if plan.adds_bias else None, seed, ends))
-        if ops is DISPATCHED and torch.compiler.is_compiling() and not is_exporting():
-            for each in (seed, weight_seed):
-                result = result if each is None else torch.ops.qsim.with_seed.default(result, each, plan.shares_signs)
-        return result
+        if ops is not DISPATCHED or not torch.compiler.is_compiling() or is_exporting() or (seed is None and weight_seed is None):
+            return result
+        # Dynamo cannot ask what its compiler will do.
+        needs_seeds = plan.shares_signs or torch.compiler.is_dynamo_compiling() or inductor.records_graphs()
+        return torch.ops.qsim.with_seeds.default(result, [seed, weight_seed], plan.shares_signs) if needs_seeds else result
 
     @staticmethod
     @refuses_double_backward

@@ -44,10 +44,10 @@ def _nonfinite(i: int, of: Registers) -> list[str]:
 
 
 _of, _constraints = registers(2 * PAIRS, _OPERANDS)
-SATURATING: tl.constexpr = tl.constexpr(text(Ends(_clamped, _powers, _written), _of, in_columns))
+SATURATING: tl.constexpr = tl.constexpr(text(Ends(_clamped, _powers, _written), _of, in_columns, 2 * PAIRS))
 SATURATING_CONSTRAINTS: tl.constexpr = tl.constexpr(_constraints)
 _of, _constraints = registers(2 * PAIRS, _NONFINITE_OPERANDS)
-NONFINITE: tl.constexpr = tl.constexpr(text(Ends(_clamped, _powers, _nonfinite), _of, in_columns))
+NONFINITE: tl.constexpr = tl.constexpr(text(Ends(_clamped, _powers, _nonfinite), _of, in_columns, 2 * PAIRS))
 NONFINITE_CONSTRAINTS: tl.constexpr = tl.constexpr(_constraints)
 
 

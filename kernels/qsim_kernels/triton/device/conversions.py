@@ -1,7 +1,7 @@
 """FP8 codes of bfloat16 values, rounded to nearest by the GPU's own conversion: an override of rounding one by one, in NVIDIA's PTX.
 
-The conversion saturates. Where E4M3 becomes NaN beyond its largest value, as gradients do, elements that do not round to a value become NaN
-before: what exceeds the last one that does, times so large a number that it is infinite, is multiplied by zero and added.
+The conversion saturates. Where E4M3 is to become NaN instead, as in gradients, values that do not round to one of its own are made NaN
+first: the excess over the last value that does, times a number that makes any excess infinite, is multiplied by zero and added.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ def conversion_of(encoding: Encoding, source: torch.dtype) -> str | None:
 
 @triton.jit
 def converted(x, CONVERSION: tl.constexpr):
-    """Convert bfloat16 values, of which a thread holds four neighbours; see `conversion_of`."""
+    """Convert bfloat16 values, four at a time; see `conversion_of`."""
     return tl.inline_asm_elementwise(CONVERSION, "=r,r,r", [x], dtype=tl.uint8, is_pure=True, pack=4)

@@ -152,15 +152,16 @@ def in_columns(words: str, upper: str, of: Registers) -> list[str]:
     return lines
 
 
-def text(ends: Ends, of: Registers, drawn: Drawing = in_one_block) -> str:
-    """PTX for four pairs, or eight `in_columns`.
+def text(ends: Ends, of: Registers, drawn: Drawing = in_one_block, count: int = PAIRS) -> str:
+    """PTX for some pairs.
 
     Args:
         ends: The ends of the text.
         of: The registers of operands.
         drawn: Draws the random words.
+        count: The number of pairs for which it draws.
     """
-    pairs = range(2 * PAIRS if drawn is in_columns else PAIRS)
+    pairs = range(count)
     lines = [
         ".reg .pred decided, again;",
         ".reg .b32 bits, random, undecided, rounded, lane, key0, key1, round, low0, high0, low1, high1;",
@@ -175,7 +176,7 @@ def text(ends: Ends, of: Registers, drawn: Drawing = in_one_block) -> str:
     lines += [
         # The largest of lower halves; upper halves are compared, too, for nothing.
         "max.u16x2 undecided, sum0, sum1;",
-        *(f"max.u16x2 undecided, undecided, sum{i};" for i in range(2, 2 * len(pairs))),
+        *(f"max.u16x2 undecided, undecided, sum{i};" for i in range(2, 2 * count)),
         "shl.b32 undecided, undecided, 16;",
         "setp.lt.u32 decided, undecided, 0xFFFF0000;",
         # A warp does not diverge: a one more carries in no other sum.

@@ -72,13 +72,13 @@ def load_rows(x, step, inside, COUNT: tl.constexpr):
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
-def columns_kernel(
+def column_pairs_kernel(
     x, out, seed_pointer, source: NoiseNumbers, sizes: Sizes, numbers: RoundingNumbers,
     ROUNDING: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Round bfloat16 values of transposed matrices stochastically, in pairs."""
     rounding = rounding_of(seed_pointer, source.seed, source.stream, numbers, ROUNDING.wide)
-    # Pairs of a row in memory, and runs of its rows.
+    # Pairs per row in memory, and runs of rows per matrix.
     pairs, runs = tl.multiple_of(sizes.columns // 2, [8]), sizes.rows // RUN
     across, down = tl.cdiv(sizes.columns, TILE.columns).to(tl.int32), tl.cdiv(sizes.rows, TILE.rows).to(tl.int32)
     rest = tl.program_id(0) // across

@@ -17,7 +17,13 @@ from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.layouts import ElementOrder, in_order, prepared
-from qsim_kernels.triton.quantize.kernels import columns_kernel, decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
+from qsim_kernels.triton.quantize.kernels import (
+    column_pairs_kernel,
+    decode_kernel,
+    encode_kernel,
+    quantize_and_encode_kernel,
+    quantize_kernel,
+)
 
 #: The most bits of a code that kernels write and read: wider ones are float64's, which need no kernel.
 _KERNEL_BITS = 32
@@ -36,8 +42,8 @@ def quantize_into(out: Tensor, x: Tensor, rounding: GridRounding, noise: Noise, 
     seed, stream, offset = noise
     pointer, number = seed_of(seed, x)
     aligned = offset % 8 == 0
-    are_pairs = (x.data_ptr() | out.data_ptr()) % 4 == 0
-    form = (rounding, (x.dtype, out.dtype), pointer is None, aligned, are_pairs, block)
+    is_word_aligned = (x.data_ptr() | out.data_ptr()) % 4 == 0
+    form = (rounding, (x.dtype, out.dtype), pointer is None, aligned, is_word_aligned, block)
     launch = prepared(_quantizer, form, _order(rounding.rule, aligned), x.shape, x.stride(), out.stride())
     if launch is None:
         in_order(lambda source, target: quantize_into(target, source, rounding, noise, block), x, out)
@@ -106,16 +112,16 @@ def _quantizer(
     dtypes: tuple[torch.dtype, ...],
     unseeded: bool,
     aligned: bool,
-    are_pairs: bool,
+    is_word_aligned: bool,
     block: int | None,
     tile: TransposedTile | None,
 ) -> Launcher:
     variant, numbers = arguments.rounding(rounding, torch.float64 in dtypes)
     source, target = dtypes
-    if are_pairs and dtypes == (torch.bfloat16, torch.bfloat16) and tile is not None and tile.aligned and tile.even:
+    if is_word_aligned and dtypes == (torch.bfloat16, torch.bfloat16) and tile is not None and tile.aligned and tile.even:
         late = arguments.drawn_later(variant, rounding.grid, few_bits=True)
         if arguments.has_column_pairs(late, rounding.grid):
-            return launcher(columns_kernel, (dtypes, unseeded), *numbers, late, tile, num_warps=1)
+            return launcher(column_pairs_kernel, (dtypes, unseeded), *numbers, late, tile, num_warps=1)
     run, steps = run_length(source, target), 1
     is_plain = aligned and not variant.wide and tile is None
     if is_plain:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import ScaleNumbers, Scales
-from qsim_kernels.torch.lasting import lasting
+from qsim_kernels.torch.persistent import persistent
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.pairs import larger_pair
 from qsim_kernels.triton.device.parts import block_part, load_part
@@ -102,7 +102,7 @@ def state_for(x: Tensor) -> Tensor:
     key = device, _current_stream(device)
     state = _states.get(key)
     if state is None:
-        state = _states[key] = lasting([0, 0], torch.int32, x.device)
+        state = _states.setdefault(key, persistent([0, 0], torch.int32, x.device))
     return state
 
 

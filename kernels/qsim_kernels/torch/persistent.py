@@ -1,4 +1,7 @@
-"""Small tensors that stay in a device's memory for as long as the process runs: tables, whose addresses launches keep, and constants."""
+"""Small tensors that stay in a device's memory for as long as the process runs: tables, whose addresses launches keep, and constants.
+
+Callers keep them in dictionaries, by `setdefault`: where two threads ask first, both get the tensor that stays.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ import torch
 from torch import Tensor
 
 
-def lasting(numbers: Sequence[int] | float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def persistent(numbers: Sequence[int] | float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of numbers. They have been written when this returns, so that every stream may read them.
 
-    While a CUDA graph warms up, the calling thread takes memory from a pool in which nothing may outlive the call; another thread does not.
+    While torch.compile warms up a CUDA graph, the calling thread takes memory from a pool in which nothing may outlive the call. Another
+    thread does not.
 
     Args:
         numbers: The numbers, or one for a tensor without dimensions.
