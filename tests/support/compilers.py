@@ -22,9 +22,9 @@ def _runs(found: list[Graph]) -> Callable[..., Any]:
     return run
 
 
-def inductor(found: list[Graph]) -> Any:
-    """Inductor, up to the graphs that it generates code for: forward, then backward."""
-    return partial(compile_fx, inner_compile=_runs(found))
+def inductor(found: list[Graph], **settings: object) -> Any:
+    """Inductor with some settings, up to the graphs that it generates code for: forward, then backward."""
+    return partial(compile_fx, inner_compile=_runs(found), config_patches=settings)
 
 
 def another(found: list[Graph]) -> Any:

@@ -55,6 +55,20 @@ class Signed(torch.nn.Module):
         return x * (1 - 2 * qsim.quantize(torch.full(x.shape[-1:], 0.5), qsim.formats.Int(1, signed=False), "stochastic", seed=signs))
 
 
+@pytest.mark.parametrize("are_recorded", [True, False])
+def test_graphs_that_are_recorded_draw_all_seeds_in_the_forward_pass(are_recorded: bool) -> None:
+    """What seeds follow from is on the CPU, and CUDA graphs cannot keep it for the backward pass."""
+    noise = qsim.Quantizer("e4m3", "stochastic")
+    layer = qsim.convert(torch.nn.Linear(64, 32), qsim.FivePoint("e4m3", "e4m3", noise, act_bwd=noise, weight_bwd=noise))
+    graphs: list[torch.fx.Graph] = []
+    settings = {"triton.cudagraphs": are_recorded}
+    torch.compile(layer, backend=compilers.inductor(graphs, **settings))(torch.randn(8, 64, requires_grad=True)).sum().backward()
+    forward, backward = ({str(node.target) for node in graph.nodes} for graph in graphs)
+    seeds = {"qsim.of_stream.default", "qsim.weight_seed_in_graph.default"}
+    assert (seeds <= forward) == are_recorded
+    assert seeds.isdisjoint(backward) == are_recorded
+
+
 def test_operands_of_a_product_share_signs_in_whichever_pass_they_are_rounded() -> None:
     """AOTAutograd computes in the forward pass what it keeps of the input, and the rest in the backward pass."""
     signed = Signed()
