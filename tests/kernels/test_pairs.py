@@ -26,6 +26,7 @@ from support.scaled_settings import REFERENCE
 pytest.importorskip("triton")
 
 from qsim_kernels.triton.device import conversions
+from qsim_kernels.triton.host import arguments
 
 KERNELS = Implementation("qsim_kernels.triton.scaled.launch")
 
@@ -77,6 +78,16 @@ def test_codes_of_all_inputs_and_of_their_transpose(name: str, overflow: Overflo
     expected = qsim.encode(x, name, overflow=overflow)
     assert torch.equal(codes.cpu(), expected)
     assert torch.equal(turned.cpu(), expected.t())
+
+
+@pytest.mark.parametrize(("other", "expected"), [((9, 0), True), ((10, 0), True), ((8, 0), False)])
+def test_launches_that_serve_several_gpus_have_what_each_of_them_has(
+    other: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: other if device else (9, 0))
+    assert arguments.has_dpx.__wrapped__() == expected
 
 
 def test_which_codes_the_gpu_converts_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,10 @@ from qsim_kernels.triton.host.launcher import TableAddress
 _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
 
 
+@lru_cache(maxsize=1)
 def has_dpx() -> bool:
-    """Whether the GPU adds and compares 16-bit pairs."""
-    return not INTERPRETED and torch.cuda.get_device_capability() >= (9, 0)
+    """Whether every GPU adds and compares 16-bit pairs: a prepared launch serves all of them."""
+    return not INTERPRETED and all(torch.cuda.get_device_capability(i) >= (9, 0) for i in range(torch.cuda.device_count()))
 
 
 def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
