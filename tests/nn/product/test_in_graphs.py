@@ -57,7 +57,7 @@ class Signed(torch.nn.Module):
 
 @pytest.mark.parametrize("are_recorded", [True, False])
 def test_graphs_that_are_recorded_draw_all_seeds_in_the_forward_pass(are_recorded: bool) -> None:
-    """What seeds follow from is on the CPU, and CUDA graphs cannot keep it for the backward pass."""
+    """The streams from which seeds follow are on the CPU, where CUDA graphs can keep nothing for the backward pass."""
     noise = qsim.Quantizer("e4m3", "stochastic")
     layer = qsim.convert(torch.nn.Linear(64, 32), qsim.FivePoint("e4m3", "e4m3", noise, act_bwd=noise, weight_bwd=noise))
     graphs: list[torch.fx.Graph] = []
