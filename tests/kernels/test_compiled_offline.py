@@ -39,6 +39,7 @@ def test_all_kinds_of_kernels_compile() -> None:
         "best_kernel",
         "pairs_kernel",
         "both_ways_kernel",
+        "codes_both_ways_kernel",
         "turned_kernel",
         "whole_scale_kernel",
         "turned_scale_kernel",

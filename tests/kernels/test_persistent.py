@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,6 +25,7 @@ def makers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
     def made(numbers: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         threads.append(threading.current_thread())
+        time.sleep(0.02)  # so that threads that ask at once all find nothing
         return make(numbers, dtype=dtype)
 
     monkeypatch.setattr(torch, "tensor", made)
@@ -48,5 +50,5 @@ def test_threads_that_ask_first_get_the_same_one(makers: list[threading.Thread],
 
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(ask, range(4)))
+    assert len(makers) == 4
     assert len({id(one) for one in found}) == 1
-    assert makers

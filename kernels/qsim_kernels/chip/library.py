@@ -140,10 +140,6 @@ def is_chip(kind: str, index: int | None) -> bool:
 is_chip._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-#: The number 1 on each device.
-_ones: dict[torch.device, Tensor] = {}
-
-
 @lru_cache(maxsize=64)
 def _obstacle(device: torch.device) -> str:
     if device.type != "cuda":
@@ -151,6 +147,10 @@ def _obstacle(device: torch.device) -> str:
     if torch.version.hip is not None or torch.cuda.get_device_capability(device) != _HOPPER:
         return f"{torch.cuda.get_device_name(device)} is not an H100 or H200"
     return ""
+
+
+#: The number 1 on each device.
+_ones: dict[torch.device, Tensor] = {}
 
 
 def one_on(device: torch.device) -> Tensor:

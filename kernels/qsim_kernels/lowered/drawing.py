@@ -27,11 +27,11 @@ def drawn_words(noise: ElementNoise, count: int) -> LoopElement:
         words: Any = noise.first_bits() << 16 if count <= 16 else random_bits(noise, 32)
         return words  # type: ignore[no-any-return]
     seed: Any = noise.seed
-    return by_ptx(_text(count > 16), where, seed, LoopElement.constant(noise.stream, torch.int64))
+    return by_ptx(_text(draws_32=count > 16), where, seed, LoopElement.constant(noise.stream, torch.int64))
 
 
 @cache
-def _text(draws_32: bool) -> str:
+def _text(*, draws_32: bool) -> str:
     """PTX for the random bits of the element with an index, from a seed and a stream, in the lower half of a 64-bit integer."""
     from qsim_kernels.triton.device.undecided import half_word, philox_text
 

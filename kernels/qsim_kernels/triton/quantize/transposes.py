@@ -38,7 +38,7 @@ def tile_of_codes(
 
 
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
-def both_ways_kernel(
+def codes_both_ways_kernel(
     x, turned_out, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64, rows: tl.int64, columns: tl.int64,
     numbers: RoundingNumbers, coding: Codes, turned_numbers: RoundingNumbers, turned_coding: Codes,
     ROUNDING: tl.constexpr, CODING: tl.constexpr, TURNED_ROUNDING: tl.constexpr, TURNED_CODING: tl.constexpr,
@@ -130,6 +130,6 @@ def _form(rounding: str | None, turned: str, source: torch.dtype, rows: int, col
     (variants, numbers), (turned_variants, turned_numbers) = (encoding_of(each, source, may_draw_later=True) for each in (one, other))
     conversions = (conversion_of(each, source) for each in (one, other))
     tail = (*numbers, *turned_numbers, *variants, *turned_variants, *conversions, tile, alike)
-    run = launcher(both_ways_kernel, (source, codes, turned_codes, unseeded), *tail, num_warps=4)
+    run = launcher(codes_both_ways_kernel, (source, codes, turned_codes, unseeded), *tail, num_warps=4)
     programs = -(-rows // tile.rows) * -(-columns // tile.columns)
     return _Form(Launch(run, programs, (rows, columns)), one.is_stochastic or other.is_stochastic, codes, turned_codes)
