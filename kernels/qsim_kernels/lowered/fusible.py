@@ -46,7 +46,7 @@ def fusible(schema: str, *, held: bool = True) -> Callable[[Callable[..., Tensor
     return define
 
 
-for _schema in ("in_memory(Tensor x)", "again(Tensor x)", "with_seeds(Tensor x, Tensor?[] seeds, bool shares_signs)"):
+for _schema in ("in_memory(Tensor x)", "again(Tensor x, bool is_kept)", "with_seeds(Tensor x, Tensor?[] seeds, bool shares_signs)"):
     _name = define_operator(f"{_schema} -> Tensor", lambda x, *_: x.new_empty_strided(x.shape, x.stride()))
     library.impl(_name, lambda x, *_: x.clone(), "CompositeExplicitAutograd")
 define_operator("amax_whole(Tensor x, int[] dim) -> Tensor", torch.amax)
@@ -106,12 +106,13 @@ def of_stream(seed: Tensor, stream: Tensor, dtype: torch.dtype) -> Tensor | None
     return None
 
 
-def again(x: Tensor) -> Tensor | None:
+def again(x: Tensor, is_kept: bool) -> Tensor | None:
     """A tensor's values by an expression that a compiler does not find elsewhere; Inductor takes the same memory for it.
 
-    A compiler would keep what is computed of them in the forward pass for the backward pass. Of small tensors it may.
+    A compiler would keep what is computed of them in the forward pass for the backward pass, beside the tensor itself, if others need that:
+    if it `is_kept` anyway, or is the result of attention. Of small tensors it may.
     """
-    if sizes.is_small(x):
+    if sizes.is_small(x) or not (is_kept or inductor.is_attention(x)):
         return x.view_as(x)
     if inductor.generates(x.device):
         inductor.learn_to_hold(torch.ops.qsim.again)

@@ -9,8 +9,9 @@ have the same bits and take longer to compile.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ def records_graphs() -> bool:
 
 #: Operators whose result is the memory that they read.
 _SAME_MEMORY = ("qsim.again.default", "aten.detach.default", "aten.alias.default")
+#: Operators whose result has the elements of what they read, in some order.
+_SAME_ELEMENTS = (
+    *_SAME_MEMORY, "aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.transpose.int", "aten.permute.default",
+    "aten.clone.default",
+)  # fmt: skip
 
 
 def is_given(x: Tensor) -> bool:
@@ -59,17 +65,33 @@ def is_given(x: Tensor) -> bool:
 
     False for devices and releases of torch that loops were not tested with.
     """
+    if not generates(x.device):
+        return False
+    node = _source(x, _SAME_MEMORY)
+    return node is not None and node.op == "placeholder"
+
+
+def is_attention(x: Tensor) -> bool:
+    """Whether a tensor has the elements of an attention's result, which the attention's own backward pass needs."""
+    node = _source(x, _SAME_ELEMENTS)
+    if node is None or node.target is not getitem or node.args[1] != 0:
+        return False
+    return "scaled_dot_product" in str(node.args[0].target)
+
+
+def _source(x: Tensor, passed: Sequence[str]) -> Any:
+    """The node of the graph that is being traced from which a tensor comes, by way of some operators; `None` if there is none."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot  # imports sympy
 
     mode = get_proxy_mode()
-    if mode is None or not generates(x.device):
-        return False
+    if mode is None:
+        return None
     fake = torch._from_functional_tensor(x.elem) if isinstance(x, FunctionalTensor) else x
     found = get_proxy_slot(fake, mode.tracer, None)
     node: Any = None if found is None else found.proxy.node
-    while node is not None and str(node.target) in _SAME_MEMORY:
+    while node is not None and str(node.target) in passed:
         node = node.args[0]
-    return node is not None and node.op == "placeholder"
+    return node
 
 
 def _is_tested(device: torch.device) -> bool:

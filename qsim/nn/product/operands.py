@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.functional.quantizer import Quantizer
 from qsim.nn.product.codes import encoded_twice
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import RoundedOperand, Site
@@ -77,8 +76,10 @@ class Operand:
             return RoundedOperand(kept if self.forward.on_chip else ops.decode(kept, point.spelt.grid, self.coding, dtype))
         if self.is_reused and self.forward.call is not None:
             return RoundedOperand(kept if kept.dtype == dtype else kept.to(dtype))
-        if ops is DISPATCHED and self.forward.name == "weight" and not self.forward.on_chip and torch.compiler.is_compiling():
-            kept = _unlike_forward(kept, point)
+        is_traced = ops is DISPATCHED and not self.forward.on_chip and torch.compiler.is_compiling()
+        if is_traced and point is not None and not point.spelt.is_stochastic:
+            # Otherwise a compiler would keep what it finds rounded in the forward pass: a second copy of every weight.
+            kept = torch.ops.qsim.again.default(kept, self.forward.name == "weight")
         return self.backward.round(ops, kept, seed, dtype, known)
 
     def show(self, observer: Observer, x: Tensor, rounded: RoundedOperand, kept: Tensor | None, seed: Tensor | None) -> Any:
@@ -161,13 +162,3 @@ class Gradient:
         if others and other is None and self.is_rounded_once:
             other = rounded if carrier == others[0] else rounded._replace(values=rounded.values.to(others[0]))
         return rounded, other, total
-
-
-def _unlike_forward(weight: Tensor, point: Quantizer | None) -> Tensor:
-    """A weight's values by an expression that a compiler does not find in the forward pass.
-
-    It would keep what it finds rounded there: a second copy of every weight. Stochastic roundings differ from the forward pass anyway.
-    """
-    if point is None or point.spelt.is_stochastic:
-        return weight
-    return torch.ops.qsim.again.default(weight)  # type: ignore[no-any-return]

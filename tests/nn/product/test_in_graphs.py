@@ -55,6 +55,29 @@ class Signed(torch.nn.Module):
         return x * (1 - 2 * qsim.quantize(torch.full(x.shape[-1:], 0.5), qsim.formats.Int(1, signed=False), "stochastic", seed=signs))
 
 
+@pytest.mark.parametrize("points", ["e4m3", "fp8_hybrid"])
+def test_results_of_attention_are_rounded_again_rather_than_kept_twice(points: PointsLike) -> None:
+    """Attention's own backward pass needs them unrounded; what follows a ReLU is kept rounded alone."""
+    layer = qsim.convert(torch.nn.Linear(64, 32), points)
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        heads = x.view(2, 16, 4, 16).transpose(1, 2)
+        return layer(torch.nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2))
+
+    def relu(x: torch.Tensor) -> torch.Tensor:
+        return layer(x.relu())
+
+    for call, rounds_again in ((attention, True), (relu, False)):
+        torch._dynamo.reset()
+        x, graphs = torch.randn(2, 16, 64, requires_grad=True), []
+        result = torch.compile(call, backend=compilers.inductor(graphs))(x)
+        found = torch.autograd.grad(result.sum(), [x, layer.weight])
+        assert all(map(torch.equal, found, torch.autograd.grad(call(x).sum(), [x, layer.weight])))
+        again = [node.args[1] for node in graphs[1].nodes if str(node.target) == "qsim.again.default"]
+        assert again.count(False) == rounds_again
+        assert again.count(True) == 1  # the weight
+
+
 @pytest.mark.parametrize("are_recorded", [True, False])
 def test_graphs_that_are_recorded_draw_all_seeds_in_the_forward_pass(are_recorded: bool) -> None:
     """The streams from which seeds follow are on the CPU, where CUDA graphs can keep nothing for the backward pass."""
