@@ -22,12 +22,13 @@ from qsim_kernels.triton.device.values import rounding_of
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.arguments import seed_of
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.quantize.launch import quantize_into, run_length
+from qsim_kernels.triton.quantize.launch import drawn_later_if_faster, quantize_into, run_length
 
 # Enough warps to keep a large GPU busy; more would leave more partial sums to add.
 _WARPS = 4224
 _LEAST_ROWS = 8
-_ADDED = 32  # columns that a program adds up in the end
+#: Columns, and sums of each, that a program adds up at once in the end.
+_ADDED, _DEPTH = 16, 128
 
 
 @triton.jit
@@ -122,11 +123,12 @@ def _prepared(
     depth = max(_LEAST_ROWS, -(-rows * across * _warps(block) // _WARPS))
     parts, kind = -(-rows // depth), _kind(source)
     variant, numbers = arguments.rounding(rounding, torch.float64 in (source, target))
+    variant = drawn_later_if_faster(variant, rounding.grid, source)
     constants, options = (variant, run_length(source, target), block), {"num_warps": _warps(block), "maxnreg": 64}
     round_ = launcher(quantize_and_sum_kernel, (source, target, unseeded), *numbers, *constants, **options)
-    add = launcher(add_parts_kernel, (kind,), 64, _ADDED)
+    add = launcher(add_parts_kernel, (kind,), _DEPTH, _ADDED)
     return Launch(round_, parts * across, (rows, columns, depth)), Launch(add, -(-columns // _ADDED), (columns, parts)), parts, kind
 
 
 def _warps(block: int) -> int:
-    return max(1, block // 512)
+    return block // 256
