@@ -8,57 +8,49 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.device.pairs import COMMON, PAIRS, Ends, Registers, in_both_halves, registers, split, text
+from qsim_kernels.triton.device.pairs import (
+    COMMON,
+    PAIRS,
+    Ends,
+    Registers,
+    in_both_halves,
+    pair_as_powers,
+    registers,
+    split,
+    text,
+)
 
 _RESULTS = 2
-_OWN = {"top": "r", "nan": "r", "unit": "r", "factor": "r", "narrower": "r", "magnitudes": "r"}
+_OWN = {"top": "r", "nan": "r", "unit": "r", "factor": "r", "narrower": "r"}
 _OPERANDS = {"x": ("r", PAIRS)} | {name: (kind, 2 * PAIRS) for name, kind in (COMMON | _OWN).items()}
 
 
-def _magnitudes(i: int, into: str, of: Registers) -> list[str]:
-    """PTX for the magnitudes of a pair without signs, where NaN is the number whose code it has."""
-    return [f"and.b32 {into}, pair{i}, 0x7FFF7FFF;", f"min.u16x2 {into}, {into}, {of['nan'][0]};"]
-
-
-def _magnitude(i: int, half: int, of: Registers) -> list[str]:
+def _clamped(i: int, half: int, of: Registers) -> list[str]:
     # Magnitudes above the largest value become that, and NaN the positive one with all bits set. The sign stays.
-    clamped = f"min.NaN.xorsign.abs.bf16x2 pair{i}, {of['x'][i]}, {of['top'][0]};"
-    return [clamped, *_magnitudes(i, "random", of), *split("random", half)]
+    return [f"min.NaN.xorsign.abs.bf16x2 pair{i}, {of['x'][i]}, {of['top'][0]};", *split(f"pair{i}", half)]
 
 
-def _powers(i: int, of: Registers) -> list[str]:
-    return _magnitudes(i, f"power{i}", of)
-
-
-def _codes(i: int, of: Registers) -> list[str]:
-    """PTX for the magnitudes' codes, from the second bits of both halves on."""
-    return [f"mul.bf16x2 rounded, rounded, {of['unit'][0]};", f"mul.lo.u32 power{i}, rounded, {of['factor'][0]};"]
+def _repaired(i: int, half: int, of: Registers) -> list[str]:
+    """PTX for an element that is the number whose code NaN has, if it is NaN."""
+    magnitudes = [f"and.b32 bits, pair{i}, 0x7FFF7FFF;", f"min.u16x2 bits, bits, {of['nan'][0]};"]
+    return [*_clamped(i, half, of), *magnitudes, f"lop3.b32 pair{i}, bits, pair{i}, 0x80008000, 0xF8;", *split(f"pair{i}", half)]
 
 
 def _in_bytes(i: int, of: Registers) -> list[str]:
-    """PTX for codes that fill a byte each."""
-    lines = [*_codes(i, of), f"lop3.b32 power{i}, 0x7FFF7FFF, power{i}, pair{i}, 0xCA;"]
+    """PTX for codes that fill a byte each: magnitudes, from the second bits of both halves on, behind signs."""
+    lines = [f"mul.bf16x2 rounded, rounded, {of['unit'][0]};", f"mul.lo.u32 power{i}, rounded, {of['factor'][0]};"]
+    lines.append(f"lop3.b32 power{i}, 0x7FFF7FFF, power{i}, pair{i}, 0xCA;")
     return [*lines, f"prmt.b32 ${i // 2}, power{i - 1}, power{i}, 0x7531;"] if i % 2 else lines
 
 
 def _narrow(i: int, of: Registers) -> list[str]:
-    """PTX for codes that do not."""
-    lines = _codes(i, of)
-    if i % 2:
-        lines += [
-            f"prmt.b32 bits, pair{i - 1}, pair{i}, 0x7531;",
-            f"shr.u32 bits, bits, {of['narrower'][0]};",
-            f"prmt.b32 rounded, power{i - 1}, power{i}, 0x7531;",
-            f"and.b32 rounded, rounded, {of['magnitudes'][0]};",
-            f"add.u32 random, {of['magnitudes'][0]}, 0x01010101;",
-            f"lop3.b32 ${i // 2}, bits, random, rounded, 0xEA;",
-        ]
-    return lines
+    """PTX for codes that do not; the bits behind them are zero."""
+    return _in_bytes(i, of) + ([f"shr.u32 ${i // 2}, ${i // 2}, {of['narrower'][0]};"] if i % 2 else [])
 
 
 _of, _constraints = registers(_RESULTS, _OPERANDS)
-NARROW: tl.constexpr = tl.constexpr(text(Ends(_magnitude, _powers, _narrow), _of))
-IN_BYTES: tl.constexpr = tl.constexpr(text(Ends(_magnitude, _powers, _in_bytes), _of))
+NARROW: tl.constexpr = tl.constexpr(text(Ends(_clamped, pair_as_powers, _narrow, _repaired), _of))
+IN_BYTES: tl.constexpr = tl.constexpr(text(Ends(_clamped, pair_as_powers, _in_bytes, _repaired), _of))
 CONSTRAINTS: tl.constexpr = tl.constexpr(_constraints)
 
 
@@ -84,7 +76,7 @@ def codes_of_pairs(x, drawn, grid, coding, FILLS_BYTE: tl.constexpr):
         IN_BYTES if FILLS_BYTE else NARROW, CONSTRAINTS,
         [
             x, drawn.block, drawn.seed, drawn.stream, lift, in_both_halves(grid.low << 7) + lift,
-            in_both_halves(grid.top >> 16), nan, unit, 256 >> lost, narrower, (127 >> narrower) * 0x01010101,
+            in_both_halves(grid.top >> 16), nan, unit, 256 >> lost << narrower, narrower,
         ],
         dtype=tl.uint8, is_pure=True, pack=8,
     )  # fmt: skip

@@ -9,7 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.device.pairs import COMMON, PAIRS, Ends, Registers, in_both_halves, in_columns, registers, split, text
+from qsim_kernels.triton.device.pairs import (
+    COMMON,
+    PAIRS,
+    Ends,
+    Registers,
+    in_both_halves,
+    in_columns,
+    pair_as_powers,
+    registers,
+    split,
+    text,
+)
 from qsim_kernels.triton.device.rounding import INFINITY, end_of_additions
 from qsim_kernels.triton.device.scaled_pairs import limits_of
 
@@ -22,10 +33,6 @@ _NONFINITE_OPERANDS = _OPERANDS | dict.fromkeys(("factor", "top", "is_infinite")
 def _clamped(i: int, half: int, of: Registers) -> list[str]:
     # NaN stays one, and with it all that is computed from it.
     return [f"min.NaN.xorsign.abs.bf16x2 pair{i}, {of['x'][i]}, {of['end'][0]};", *split(f"pair{i}", half)]
-
-
-def _powers(i: int, of: Registers) -> list[str]:
-    return [f"mov.b32 power{i}, pair{i};"]
 
 
 def _written(i: int, of: Registers) -> list[str]:
@@ -44,10 +51,10 @@ def _nonfinite(i: int, of: Registers) -> list[str]:
 
 
 _of, _constraints = registers(2 * PAIRS, _OPERANDS)
-SATURATING: tl.constexpr = tl.constexpr(text(Ends(_clamped, _powers, _written), _of, in_columns, 2 * PAIRS))
+SATURATING: tl.constexpr = tl.constexpr(text(Ends(_clamped, pair_as_powers, _written), _of, in_columns, 2 * PAIRS))
 SATURATING_CONSTRAINTS: tl.constexpr = tl.constexpr(_constraints)
 _of, _constraints = registers(2 * PAIRS, _NONFINITE_OPERANDS)
-NONFINITE: tl.constexpr = tl.constexpr(text(Ends(_clamped, _powers, _nonfinite), _of, in_columns, 2 * PAIRS))
+NONFINITE: tl.constexpr = tl.constexpr(text(Ends(_clamped, pair_as_powers, _nonfinite), _of, in_columns, 2 * PAIRS))
 NONFINITE_CONSTRAINTS: tl.constexpr = tl.constexpr(_constraints)
 
 
@@ -67,10 +74,10 @@ def rounded_columns(x, left, right, noise, grid, ROUNDING: tl.constexpr):
         The rounded pairs as a tuple.
     """
     PAIRS_OF: tl.constexpr = (tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32)
-    lift, lowest, _ = limits_of(grid)
+    lift, lowest, largest = limits_of(grid)
     given = x + (left, right, noise.seed, noise.stream, lift, lowest)  # noqa: RUF005 (Triton has no stars)
     if ROUNDING.saturates:
-        given = given + (in_both_halves(grid.top >> 16),)  # noqa: RUF005
+        given = given + (largest,)  # noqa: RUF005
         return tl.inline_asm_elementwise(SATURATING, SATURATING_CONSTRAINTS, given, dtype=PAIRS_OF, is_pure=True, pack=1)
     else:
         # The power of two that takes the largest value near 2**60, from where what exceeds it becomes infinite times 2**127.

@@ -47,16 +47,24 @@ class Ends(NamedTuple):
         element: Puts a clamped element with any sign into `value`, a float32; `pair` and the pair's number is free.
         powers: Puts elements, cut to bfloat16, into `power` and the pair's number, given each in `sum` and its own number.
         written: Writes the result, given the rounded magnitudes as a pair in `rounded`.
+        repaired: Does what `element` does, with something else in place of NaN, if a NaN is not to be rounded like other values. Its sum's
+            lower half is all ones, so that no time is lost where there is none.
     """
 
     element: Callable[[int, int, Registers], list[str]]
     powers: Callable[[int, Registers], list[str]]
     written: Callable[[int, Registers], list[str]]
+    repaired: Callable[[int, int, Registers], list[str]] | None = None
 
 
 def split(pair: str, half: int) -> list[str]:
     """PTX for one bfloat16 of a pair as `value`."""
     return [f"and.b32 bits, {pair}, 0xFFFF0000;" if half else f"shl.b32 bits, {pair}, 16;", "mov.b32 value, bits;"]
+
+
+def pair_as_powers(i: int, of: Registers) -> list[str]:
+    """PTX for a clamped pair as that whose powers are found; see `Ends`."""
+    return [f"mov.b32 power{i}, pair{i};"]
 
 
 def _raised(i: int, half: int) -> list[str]:
@@ -184,6 +192,10 @@ def text(ends: Ends, of: Registers, drawn: Drawing = in_one_block, count: int = 
         "@decided bra.uni DONE;",
         *drawn("last", "0x80000000", of),
     ]
+    if ends.repaired is not None:
+        ends = ends._replace(element=ends.repaired)
+        for i in pairs:
+            lines += _sums(i, ends, of)
     for i in pairs:
         lines += _carried(i, 0, ends, of) + _carried(i, 1, ends, of)
     lines.append("DONE:")

@@ -19,6 +19,7 @@ from qsim_kernels.triton.device.pairs import (
     in_both_halves,
     in_one_block,
     in_quads,
+    pair_as_powers,
     registers,
     split,
     steps_of_pair,
@@ -43,15 +44,17 @@ class ScaledForm(NamedTuple):
     @property
     def code(self) -> tuple[str, str]:
         """The PTX, and the constraints of its operands."""
-        inverses = {"top": "r", "inverse": "r"} if self.divides_pairs else {"top": "f", "inverse0": "f", "inverse1": "f"}
+        inverses = {"top": "r"} | ({"inverse": "r"} if self.divides_pairs else {"inverse0": "f", "inverse1": "f"})
         named, constraints = registers(
             PAIRS, {name: (kind, PAIRS) for name, kind in ({"x": "r"} | COMMON | inverses | _factors(self)).items()}
         )
-        quotients = (_clamped_pair, _powers_of_pair) if self.divides_pairs else (_clamped, _powers)
+        quotients = (_clamped_pair, pair_as_powers) if self.divides_pairs else (_quotient, _powers)
         return text(Ends(*quotients, self._written), named), constraints
 
     def _written(self, i: int, of: Registers) -> list[str]:
-        return _signed(f"pair{i}" if self.divides_pairs else of["x"][i]) + _multiplied(self, i, of)
+        if self.divides_pairs:
+            return _signed(f"pair{i}") + _multiplied(self, i, of)
+        return _clamped(i, of) + _signed(of["x"][i]) + _multiplied(self, i, of)
 
 
 class TurnedForm(NamedTuple):
@@ -72,19 +75,15 @@ class TurnedForm(NamedTuple):
     @property
     def code(self) -> tuple[str, str]:
         """The PTX, and the constraints of its operands."""
-        others = {name: (kind, 1) for name, kind in (COMMON | {"top": "f"} | _factors(self)).items()}
+        others = {name: (kind, 1) for name, kind in (COMMON | {"top": "r"} | _factors(self)).items()}
         named, constraints = registers(PAIRS, {"x": ("f", 2 * PAIRS)} | others)
         named |= {name: named[name] * PAIRS for name in others}
-        return text(Ends(self._quotient, _powers, self._written), named, in_quads if self.in_quads else in_one_block), constraints
-
-    def _quotient(self, i: int, half: int, of: Registers) -> list[str]:
-        x = of["x"][2 * i + half]
-        return [f"mov.f32 value, {x};"] if self.is_within else [f"abs.f32 value, {x};", f"min.f32 value, value, {of['top'][0]};"]
+        return text(Ends(_given, _powers, self._written), named, in_quads if self.in_quads else in_one_block), constraints
 
     def _written(self, i: int, of: Registers) -> list[str]:
         x = of["x"][2 * i : 2 * i + 2]
-        signs = [f"mov.b32 bits, {x[0]};", f"mov.b32 random, {x[1]};", "prmt.b32 bits, bits, random, 0x7632;"]
-        return signs + _signed("bits") + _multiplied(self, i, of)
+        signs = [f"mov.b32 bits, {x[0]};", f"mov.b32 random, {x[1]};", "prmt.b32 bits, bits, random, 0x7632;", *_signed("bits")]
+        return ([] if self.is_within else _clamped(i, of)) + signs + _multiplied(self, i, of)
 
 
 class NearestForm(NamedTuple):
@@ -107,7 +106,7 @@ class NearestForm(NamedTuple):
     def code(self) -> tuple[str, str]:
         """The PTX, and the constraints of its operands."""
         of, constraints = registers(1, dict.fromkeys(("x", "lift", "lowest", "top", "inverse", "factor"), ("r", 1)))
-        lines = [".reg .b32 bits, rounded, pair0, power0;", *_clamped_quotient(0, of), *_powers_of_pair(0, of), *steps_of_pair(0, of)]
+        lines = [".reg .b32 bits, rounded, pair0, power0;", *_clamped_quotient(0, of), *pair_as_powers(0, of), *steps_of_pair(0, of)]
         lines += ["abs.bf16x2 rounded, pair0;", "add.bf16x2 rounded, rounded, power0;", "sub.bf16x2 rounded, rounded, power0;"]
         return "{" + "\n".join([*lines, *_signed("pair0"), *_multiplied(self, 0, of), "}"]), constraints
 
@@ -115,6 +114,11 @@ class NearestForm(NamedTuple):
 def _factors(form: ScaledForm | TurnedForm) -> dict[str, str]:
     """The kinds of the registers of a rounded pair's factors."""
     return {"factor": "r"} if form.multiplies_pairs else {"factor0": "f", "factor1": "f"}
+
+
+def _clamped(i: int, of: Registers) -> list[str]:
+    """PTX that clamps a rounded pair, whose magnitudes are not less than the largest, or NaN, where those of quotients are larger."""
+    return [f"min.bf16x2 rounded, rounded, {of['top'][i]};"]
 
 
 def _signed(signs: str) -> list[str]:
@@ -128,8 +132,9 @@ def _multiplied(form: ScaledForm | TurnedForm | NearestForm, i: int, of: Registe
         lines = [f"mul.bf16x2 ${i}, rounded, {of['factor'][i]};"]
     else:
         lines = [*split("rounded", 0), f"mul.f32 total, value, {of['factor0'][i]};"]
-        lines += [*split("rounded", 1), f"mul.f32 value, value, {of['factor1'][i]};", f"cvt.rn.bf16x2.f32 ${i}, value, total;"]
-    if form.clamps:
+        lines += [*split("rounded", 1), f"mul.f32 value, value, {of['factor1'][i]};"]
+        lines += [f"cvt.rn{'.satfinite' if form.clamps else ''}.bf16x2.f32 ${i}, value, total;"]
+    if form.clamps and form.multiplies_pairs:
         lines += ["mov.b32 bits, 0x7F7F7F7F;", f"min.NaN.xorsign.abs.bf16x2 ${i}, ${i}, bits;"]
     return lines
 
@@ -142,13 +147,12 @@ def _clamped_pair(i: int, half: int, of: Registers) -> list[str]:
     return [*_clamped_quotient(i, of), *split(f"pair{i}", half)]
 
 
-def _powers_of_pair(i: int, of: Registers) -> list[str]:
-    return [f"mov.b32 power{i}, pair{i};"]
+def _quotient(i: int, half: int, of: Registers) -> list[str]:
+    return [*split(of["x"][i], half), f"mul.f32 value, value, {of[f'inverse{half}'][i]};"]
 
 
-def _clamped(i: int, half: int, of: Registers) -> list[str]:
-    quotient = [*split(of["x"][i], half), f"mul.f32 value, value, {of[f'inverse{half}'][i]};", "abs.f32 value, value;"]
-    return [*quotient, f"min.f32 value, value, {of['top'][0]};"]
+def _given(i: int, half: int, of: Registers) -> list[str]:
+    return [f"mov.f32 value, {of['x'][2 * i + half]};"]
 
 
 def _powers(i: int, of: Registers) -> list[str]:
@@ -194,9 +198,9 @@ def pair_of(first, second):
 
 @triton.jit
 def limits_of(grid):
-    """The numbers of a grid that texts take: the lift of powers, the lowest power, and the largest magnitude, which is also a float32."""
+    """The numbers of a grid that texts take, in both halves: the lift of powers, the lowest power, and the largest magnitude."""
     lift = in_both_halves((grid.shift - 16) << 7)
-    return lift, in_both_halves(grid.low << 7) + lift, grid.top.to(tl.float32, bitcast=True)
+    return lift, in_both_halves(grid.low << 7) + lift, in_both_halves(grid.top >> 16)
 
 
 @triton.jit
@@ -214,10 +218,7 @@ def rounded_pairs(x, block, noise, inverses, factors, grid, FORM: tl.constexpr, 
         TEXT: Its text.
         CONSTRAINTS: Its constraints.
     """
-    lift, lowest, top = limits_of(grid)
-    if FORM.divides_pairs:
-        top = in_both_halves(grid.top >> 16)
-    given = (x, block, noise.seed, noise.stream, lift, lowest, top) + inverses + factors  # noqa: RUF005 (Triton has no stars)
+    given = (x, block, noise.seed, noise.stream) + limits_of(grid) + inverses + factors  # noqa: RUF005 (Triton has no stars)
     return tl.inline_asm_elementwise(TEXT, CONSTRAINTS, given, dtype=tl.int32, is_pure=True, pack=4)
 
 
@@ -233,8 +234,7 @@ def nearest_pairs(x, inverses, factors, grid, TEXT: tl.constexpr, CONSTRAINTS: t
         TEXT: The text of a `NearestForm`.
         CONSTRAINTS: Its constraints.
     """
-    lift, lowest, _ = limits_of(grid)
-    given = x, lift, lowest, in_both_halves(grid.top >> 16), inverses, factors
+    given = (x,) + limits_of(grid) + (inverses, factors)  # noqa: RUF005 (Triton has no stars)
     return tl.inline_asm_elementwise(TEXT, CONSTRAINTS, given, dtype=tl.int32, is_pure=True, pack=1)
 
 

@@ -161,7 +161,9 @@ def _encoder(
     if in_pairs:
         variant = variant._replace(in_pairs=True, fills_byte=encoded.coding.bits == 8)
     constants = (variant, code_variant, Blocks(block, steps, run_length(*dtypes), aligned), tile)
-    return launcher(encode_kernel, (dtypes, unseeded, checked), *numbers, *constants, share=steps * block, num_warps=warps)
+    # With more registers too few threads would fit.
+    scarce = {"maxnreg": 64} if in_pairs else {}
+    return launcher(encode_kernel, (dtypes, unseeded, checked), *numbers, *constants, share=steps * block, num_warps=warps, **scarce)
 
 
 def _decoder(grid: Grid, coding: Coding, dtypes: tuple[torch.dtype, ...], block: int | None, tile: TransposedTile | None) -> Launcher:

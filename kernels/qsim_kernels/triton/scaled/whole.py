@@ -25,8 +25,10 @@ _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawSt
 #: The zeros of `state_for`, by device and stream.
 _states: dict[tuple[int, int], Tensor] = {}
 
-#: Elements that a single program reads at most, in eight blocks.
-_SMALL = 1 << 16
+#: Blocks of pairs that a program reads at once.
+AT_ONCE: tl.constexpr = tl.constexpr(8)
+#: Elements that a single program reads at most, in eight blocks, and from where on programs read more than eight.
+_SMALL, _LARGE = 1 << 16, 1 << 24
 
 
 @triton.jit
@@ -45,8 +47,9 @@ def largest_of_blocks(
     """The largest magnitude pattern of some blocks; `IN_PAIRS` compares bfloat16 values two at a time, whether they are finite or not."""
     if IN_PAIRS:
         largest = tl.zeros([BLOCK], tl.bfloat16)
-        for step in range(STEPS):
-            largest = larger_pair(largest, load_part(x, block_part(first + step * BLOCK, count, BLOCK, MASKED)))
+        for step in range(0, STEPS, AT_ONCE):
+            for i in tl.static_range(AT_ONCE):
+                largest = larger_pair(largest, load_part(x, block_part(first + (step + i) * BLOCK, count, BLOCK, MASKED)))
         amaxes = (largest.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF) << 16
     else:
         amaxes = tl.zeros([BLOCK], tl.int32)
@@ -116,7 +119,8 @@ def whole_scale_into(out: Tensor, x: Tensor, making: Scales, finite: bool) -> No
 def _prepared(shape: torch.Size, source: torch.dtype, making: Scales, finite: bool) -> Launch:
     count = shape.numel()
     single = count <= _SMALL
-    steps, block, warps = (8, _SMALL // 8, 32) if single else (8, 1024, 4)
+    # All programs of a tensor count up one number, which takes longer than reading if there are many.
+    steps, block, warps = (8, _SMALL // 8, 32) if single else (32 if count > _LARGE else 8, 1024, 4)
     variants, numbers = making_of(making, False)
     in_pairs = source == torch.bfloat16 and has_dpx()
     run = launcher(whole_scale_kernel, (source, single), *numbers, *variants, finite, steps, block, in_pairs, num_warps=warps)
