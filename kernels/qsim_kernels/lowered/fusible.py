@@ -109,8 +109,8 @@ def of_stream(seed: Tensor, stream: Tensor, dtype: torch.dtype) -> Tensor | None
 def again(x: Tensor, is_kept: bool) -> Tensor | None:
     """A tensor's values by an expression that a compiler does not find elsewhere; Inductor takes the same memory for it.
 
-    A compiler would keep what is computed of them in the forward pass for the backward pass, beside the tensor itself, if others need that:
-    if it `is_kept` anyway, or is the result of attention. Of small tensors it may.
+    A compiler would keep what is computed of them in the forward pass for the backward pass. That takes more memory if the tensor itself
+    is kept, too: if it `is_kept` anyway, or is the result of attention. Of small tensors the compiler may.
     """
     if sizes.is_small(x) or not (is_kept or inductor.is_attention(x)):
         return x.view_as(x)
