@@ -9,7 +9,8 @@ Where the lower half of a sum is all ones, what follows it may carry: the rest o
 the threads of a warp draw these only then.
 
 One by one, the integer pipe limits such kernels, and few warps fit: on an H100, blocks of MXFP8 along the first dimension and tiles of
-128 × 128 reach 70 and 59 % of a copy's speed. In pairs both reach 99 %; on an H200, whose copies are faster, 93 and 83, and codes in E4M3 85.
+128 × 128 reach 70 and 59 % of a copy's speed. In pairs both reach 99 %; on an H200, whose copies are faster, 93 and 83, and codes in E4M3
+reach 85.
 """
 
 from __future__ import annotations
