@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 
 from qsim.accumulators.aligned import Aligned
-from qsim.accumulators.base import Accumulator, labelled
+from qsim.accumulators.base import Accumulator, brief, labelled
 from qsim.accumulators.block_scaled import BlockScaled
 from qsim.accumulators.promoted import Promoted
 from qsim.accumulators.rounded import Rounded
@@ -57,9 +57,19 @@ def resolve(accumulator: str | Accumulator) -> Accumulator:
     found = NAMED.get(accumulator.lower()) or read_call(accumulator, _MAKERS)
     if found is not None:
         return found
+    if _is_format(accumulator):
+        raise ValueError(f"unknown accumulator {accumulator!r}: that is a format; Rounded({accumulator!r}) rounds every sum to it")
     close = difflib.get_close_matches(accumulator.lower(), NAMED, n=1)
     hint = f"did you mean {close[0]!r}? There are" if close else "there are"
     raise ValueError(f"unknown accumulator {accumulator!r}: {hint} {', '.join(NAMED)}, and calls of {', '.join(_MAKERS)}")
+
+
+def _is_format(name: str) -> bool:
+    try:
+        resolve_format(name)
+    except ValueError:
+        return False
+    return True
 
 
 def sum_text(accumulator: str, a: str, b: str) -> str:
@@ -72,10 +82,17 @@ def text_takes(accumulator: str, fmt: str) -> bool:
     return resolve(accumulator).takes(resolve_format(fmt))
 
 
+def units_text(accumulator: str) -> str:
+    """The formats that an accumulator takes, as words, from its text; it takes any if there are none."""
+    unit = resolve(accumulator)
+    return f"{name_of(unit)} takes {' or '.join(map(brief, unit.taken or ()))}"
+
+
 # Under torch.compile the results are constants; calls cannot be parsed there.
 resolve._dynamo_marked_constant = True  # type: ignore[attr-defined]
 sum_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 text_takes._dynamo_marked_constant = True  # type: ignore[attr-defined]
+units_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def name_of(accumulator: Accumulator) -> str:

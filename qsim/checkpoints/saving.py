@@ -16,6 +16,7 @@ from qsim.checkpoints.folders import DESCRIPTION, whole_folder
 from qsim.checkpoints.reading import is_exported, load_exported
 from qsim.checkpoints.shards import Shards, ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_loads, check_state, gathered, load_in_turn, unshared
+from qsim.functional.arguments import check_model
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.converting.description import describe
 from qsim.nn.converting.from_description import check_description, convert_as_described
@@ -58,6 +59,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, overwrite: bool = 
         >>> qsim.load(torch.nn.Linear(8, 2), folder)
         Linear(in_features=8, out_features=2, bias=True, points=(act=e4m3, weight=e2m1))
     """
+    check_model("save", model)
     largest = size_in_bytes("save", max_shard_size)
     safetensors("save")
     state = check_state("save", model.state_dict())
@@ -118,6 +120,7 @@ def load(model: Model, folder: str | os.PathLike[str], *, convert: bool = True) 
         >>> torch.equal(loaded(x), model(x))
         True
     """
+    check_model("load", model)
     place = Path(folder)
     if is_exported(place):
         load_exported(model, place, convert=convert)

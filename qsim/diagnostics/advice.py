@@ -98,11 +98,10 @@ def advice(sample: Sample, quantizer: Callable[[Counts], Quantizer | None], upda
 
     Args:
         sample: The sample.
-        quantizer: The quantizer at a point, `None` if it is not known any more.
+        quantizer: The quantizer at a point, `None` if it is a function or a module, or not known any more.
         updates: The counts of updates in that step that are rounded to nearest.
     """
-    known = [(counts, own) for counts in sample if (own := quantizer(counts)) is not None]
-    problems = [problem for counts, own in known for problem in _of_point(counts, own)]
+    problems = [problem for counts in sample for problem in _of_point(counts, quantizer(counts))]
     if not any(problem.outcome == "overflow" for problem in problems):
         problems += _first_nan(sample)
     problems += _of_updates(updates)
@@ -110,12 +109,15 @@ def advice(sample: Sample, quantizer: Callable[[Counts], Quantizer | None], upda
     return Advice(tuple(sorted(problems, key=lambda problem: (order.get(problem.outcome, 2), -problem.share))), sample.step)
 
 
-def _of_point(counts: Counts, quantizer: Quantizer) -> Iterable[Problem]:
+def _of_point(counts: Counts, quantizer: Quantizer | None) -> Iterable[Problem]:
     lost, sqnr = underflow_share(counts), counts.sqnr
     if lost >= MOST_UNDERFLOW or (lost >= UNDERFLOW and not sqnr >= NOISY):
-        factor = loss_scale_up(counts, quantizer)
+        factor = None if quantizer is None else loss_scale_up(counts, quantizer)
+        helps = ("a point with values nearer to zero",) if quantizer is None else remedies(counts, quantizer, factor)
         ruins = lost >= MOST_UNDERFLOW and not sqnr >= RUINED
-        yield Problem(counts.layer, counts.point, "underflow", lost, remedies(counts, quantizer, factor), factor, ruins=ruins)
+        yield Problem(counts.layer, counts.point, "underflow", lost, helps, factor, ruins=ruins)
+    if quantizer is None:
+        return
     # An infinity was infinite before: it is the consequence of an overflow elsewhere.
     beyond = counts.saturated - counts.infinite
     overflows = quantizer.scale is None and quantizer.usual_overflow == "nonfinite"

@@ -23,6 +23,7 @@ from qsim.diagnostics.updates import Updates
 from qsim.diagnostics.writing import log
 from qsim.formats import name_of
 from qsim.formats.base import check_flag, check_integer
+from qsim.functional.arguments import check_model
 from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn import Quantize
@@ -100,8 +101,7 @@ class Monitor:
         per_layer: bool = False,
         blocks: int | Sequence[tuple[str, str]] = 0,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"Monitor: model must be a torch.nn.Module, got {model!r}")
+        check_model("Monitor", model)
         self.every = check_integer("Monitor", "every", every, 1, 2**62)
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"Monitor: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")

@@ -20,7 +20,7 @@ _FACTS = {
 }
 
 
-def holds(dtype: torch.dtype, fmt: Format) -> bool:
+def holds(dtype: torch.dtype, fmt: str | torch.dtype | Format) -> bool:
     """Whether every value of a format is exact in a torch dtype.
 
     Args:
@@ -29,14 +29,14 @@ def holds(dtype: torch.dtype, fmt: Format) -> bool:
 
     Example:
         >>> import torch
-        >>> from qsim.formats import E4M3, FP16, holds
-        >>> holds(torch.bfloat16, E4M3), holds(torch.bfloat16, FP16)
+        >>> from qsim.formats import holds
+        >>> holds(torch.bfloat16, "e4m3"), holds(torch.bfloat16, "fp16")
         (True, False)
     """
-    return _fits(fmt.spelling[0], dtype)
+    return _fits(_resolved(fmt).spelling[0], dtype)
 
 
-def contains(outer: Float, fmt: Format) -> bool:
+def contains(outer: str | torch.dtype | Float, fmt: str | torch.dtype | Format) -> bool:
     """Whether every value of a format is also a value of a floating-point format.
 
     Args:
@@ -48,10 +48,10 @@ def contains(outer: Float, fmt: Format) -> bool:
         >>> contains(TF32, FP16), contains(E5M2, FP16)
         (True, False)
     """
-    return _fits(fmt.spelling[0], outer.spelling[0])
+    return _fits(_resolved(fmt).spelling[0], _resolved(outer).spelling[0])
 
 
-def holders(fmt: Format) -> list[torch.dtype]:
+def holders(fmt: str | torch.dtype | Format) -> list[torch.dtype]:
     """Dtypes that can hold a format, narrowest first.
 
     Example:
@@ -60,6 +60,14 @@ def holders(fmt: Format) -> list[torch.dtype]:
         [torch.bfloat16, torch.float16, torch.float32, torch.float64]
     """
     return [dtype for dtype in FLOATS if holds(dtype, fmt)]
+
+
+def _resolved(fmt: str | torch.dtype | Format) -> Format:
+    if isinstance(fmt, Format):
+        return fmt
+    from qsim.formats.names import format  # imports formats that import this file
+
+    return format(fmt)
 
 
 def _fits(spelt: str, outer: torch.dtype | str) -> bool:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qsim import rounding
 from qsim.formats import Format, format as resolve_format, holders
@@ -16,6 +16,12 @@ from qsim.formats.dtypes import FLOATS
 from qsim.functional.tracing import refuse_tracing
 from qsim.rounding import Rounding
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
+
+
+def check_model(owner: str, model: object) -> None:
+    """Raise an error if a value is not a model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{owner}: model must be a torch.nn.Module, got {model!r}")
 
 
 class Spelling(NamedTuple):

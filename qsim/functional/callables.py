@@ -111,7 +111,10 @@ class CallablePoint:
             x: The tensor.
             **noise: The noise that it draws from, as `seed=`, and what it shares with the other operand of a product, as `signs=`.
         """
+        version = None if torch.compiler.is_compiling() or x.is_inference() else x._version
         result: Any = self.function(x, **noise)
+        if version is not None and x._version != version:
+            raise TypeError(f"{name}: {self.name} changed the tensor that it was given, which may be a weight: it must return a new one")
         if not isinstance(result, Tensor) or result.shape != x.shape or not result.is_floating_point():
             got = f"{result.dtype} of shape {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
             raise TypeError(f"{name}: {self.name} must return a floating-point tensor of shape {tuple(x.shape)}, got {got}")

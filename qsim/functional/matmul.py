@@ -11,9 +11,8 @@ from torch.autograd import forward_ad
 
 from qsim import accumulators
 from qsim.accumulators import Accumulator
-from qsim.accumulators.base import brief
 from qsim.accumulators.chips import Chip, check_chip
-from qsim.accumulators.names import sum_text, text_takes
+from qsim.accumulators.names import sum_text, text_takes, units_text
 from qsim.formats import Float, Format, format as resolve_format, name_of
 from qsim.functional import quantize
 from qsim.functional.applying import applied, not_a_view
@@ -135,12 +134,11 @@ def _format_of(name: str, x: Tensor, given: Spec | None, accumulator: Accumulato
         return fmt
     if text_takes(accumulator.text, own.__repr__()) if torch.compiler.is_compiling() else accumulator.takes(own):
         return own
-    taken = accumulator.taken or ()
-    units = f"{accumulators.name_of(accumulator)} takes {' or '.join(map(brief, taken))}"
+    units = units_text(accumulator.text)
     if not check or not is_readable(x):
         why = "with check=False" if not check else "in compiled code, under CUDA graphs or vmap, and on the meta device"
         raise ValueError(f"matmul: {units}, and {name} is {x.dtype}: {why} formats= must say which of these its values are")
-    found = next((fmt for fmt in taken if _has_all(fmt, x)), None)
+    found = next((fmt for fmt in accumulator.taken or () if _has_all(fmt, x)), None)
     if found is None:
         raise ValueError(f"matmul: {units}, and {name} is {x.dtype} with other values: quantize it first")
     return found

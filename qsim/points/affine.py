@@ -48,7 +48,7 @@ class Affine(PointModule):
     def __init__(
         self,
         format: Point = "uint8",
-        granularity: Scaling = _WHOLE,
+        granularity: Scaling | str = _WHOLE,
         *,
         scale: float | Tensor | None = None,
         zero_point: int | Tensor | None = None,

@@ -44,7 +44,7 @@ class Codebook(PointModule):
 
     table: Tensor
 
-    def __init__(self, table: Sequence[float] | Tensor, granularity: Scaling | None = None, *, learned: bool = False) -> None:
+    def __init__(self, table: Sequence[float] | Tensor, granularity: Scaling | str | None = None, *, learned: bool = False) -> None:
         super().__init__()
         values = table.tolist() if isinstance(table, Tensor) else list(table)
         if not values or not all(isinstance(value, Real) and math.isfinite(value) for value in values):

@@ -51,7 +51,7 @@ class FourOverSix(PointModule):
 
     def __init__(
         self,
-        granularity: Scaling | None = None,
+        granularity: Scaling | str | None = None,
         *,
         candidates: Sequence[float] = (6.0, 4.0),
         error: Error = "mae",

@@ -5,11 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qsim.scaling import PerAxis, PerBlock, PerRow, PerTensor, PerTile, Scaling
+from qsim.scaling import PerAxis, PerBlock, PerRow, PerTensor, PerTile, Scaling, resolve
 
 
 def check_granularity(owner: str, granularity: object) -> Scaling:
-    """Raise an error unless a value is a scaling that only describes groups of elements; return it."""
+    """Raise an error unless a value is a scaling, or the text of one, that only describes groups of elements; return it."""
+    if isinstance(granularity, str):
+        granularity = resolve(granularity)
     if not isinstance(granularity, (PerTensor, PerRow, PerAxis, PerBlock, PerTile)):
         raise TypeError(
             f"{owner}: granularity must be PerTensor, PerRow, PerAxis, PerBlock or PerTile of qsim.scaling, got {granularity!r}"

@@ -45,7 +45,7 @@ class IF4(PointModule):
 
     gradient: Gradient = "straight"
 
-    def __init__(self, granularity: Scaling | None = None, *, error: Error = "mse", rounding: str | Rounding = "nearest") -> None:
+    def __init__(self, granularity: Scaling | str | None = None, *, error: Error = "mse", rounding: str | Rounding = "nearest") -> None:
         super().__init__()
         self.quantizer, self.integers = Quantizer(E2M1, rounding), Quantizer(_INTEGERS, rounding)
         self.granularity = PerBlock(16) if granularity is None else check_granularity("IF4", granularity)

@@ -40,7 +40,7 @@ class OuterScale(PointModule):
 
     gradient: Gradient = "straight"
 
-    def __init__(self, point: Point, granularity: Scaling) -> None:
+    def __init__(self, point: Point, granularity: Scaling | str) -> None:
         super().__init__()
         self.quantizer = quantizer_of("OuterScale", point, scales=True)
         self.granularity = check_granularity("OuterScale", granularity)

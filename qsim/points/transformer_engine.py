@@ -42,7 +42,7 @@ class TransformerEngineNVFP4(PointModule):
 
     gradient: Gradient = "straight"
 
-    def __init__(self, granularity: Scaling | None = None, *, rounding: str | Rounding = "nearest") -> None:
+    def __init__(self, granularity: Scaling | str | None = None, *, rounding: str | Rounding = "nearest") -> None:
         super().__init__()
         self.granularity = PerBlock(16) if granularity is None else check_granularity("TransformerEngineNVFP4", granularity)
         self.quantizer = Quantizer(E2M1, rounding)

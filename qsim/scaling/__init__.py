@@ -29,6 +29,7 @@ Example:
 
 from __future__ import annotations
 
+import difflib
 from typing import NoReturn
 
 from qsim.scaling.base import PerTensor, Rule, Scaling
@@ -101,7 +102,10 @@ def resolve(scale: str | Scaling | None) -> Scaling | None:
     if parsed is None:
         former = scale.partition("(")[0]
         hint = f"; {former} is called {_RENAMED[former]}" if former in _RENAMED else ""
-        raise ValueError(f"scale must be {', '.join(f'{name}(…)' for name in kinds)}, got {scale!r}{hint}")
+        close = difflib.get_close_matches(scale.lower(), whole, n=1)
+        hint = hint or (f": did you mean {close[0]!r}?" if close else "")
+        words = [*map(repr, whole), *(f"{name}(…)" for name in kinds)]
+        raise ValueError(f"scale must be {', '.join(words)}, got {scale!r}{hint}")
     return parsed
 
 

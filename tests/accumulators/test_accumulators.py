@@ -84,6 +84,7 @@ def test_names_are_the_table_of_units() -> None:
     ("make", "message"),
     [
         (lambda: resolve("h100_fp9"), "unknown accumulator 'h100_fp9': did you mean 'h100_fp8'? There are h100_fp8, "),
+        (lambda: resolve("bf16"), "unknown accumulator 'bf16': that is a format; Rounded('bf16') rounds every sum to it"),
         (lambda: TwoStep(4, 24, 41), "TwoStep: second must be in 1…40, got 41"),
         (lambda: TwoStep(4, 24, 31, apart=1), "TwoStep: apart must be True or False, got 1"),  # type: ignore[arg-type]
         (lambda: BlockScaled(48, 25, 32), "BlockScaled: block must be a multiple of group, got 48 and 32"),

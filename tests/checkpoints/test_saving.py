@@ -278,3 +278,10 @@ def test_without_safetensors_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(ImportError, match=rf"^{action.__name__} needs safetensors: pip install 'qsim-torch\[export\]'"):
             action(model, tmp_path / folder)
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_what_is_no_model_is_neither_saved_nor_loaded() -> None:
+    with pytest.raises(TypeError, match=r"save: model must be a torch\.nn\.Module, got 'place'"):
+        qsim.save("place", nn.Linear(2, 2))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"load: model must be a torch\.nn\.Module, got 'place'"):
+        qsim.load("place", nn.Linear(2, 2))  # type: ignore[type-var, arg-type]

@@ -226,3 +226,16 @@ def test_gradients_that_are_zero_behind_a_relu_do_not_hide_underflow() -> None:
         with pytest.warns(UserWarning, match="layer 0, grad: 100 % underflow"):
             monitor.step()
     assert monitor.samples[0]["0", "grad"].shares["underflowed"] < 0.3
+
+
+@pytest.mark.usefixtures("quiet")
+def test_underflow_at_functions_is_reported() -> None:
+    found = problem(sampled(FivePoint(act=torch.zeros_like)), "act", "underflow")
+    assert (found.share, found.remedies, found.ruins) == (1.0, ("a point with values nearer to zero",), True)
+
+
+@pytest.mark.parametrize("recipe", ["quest", "fp4_dge"])
+def test_points_with_gradients_of_their_own_are_compared_with_what_they_round(recipe: str) -> None:
+    found = [counts.sqnr for counts in sampled(recipe).samples[0] if counts.point in ("act", "weight")]
+    assert found
+    assert all(10 < sqnr < 30 for sqnr in found)

@@ -178,6 +178,16 @@ def test_holds(fmt: Format) -> None:
         assert holds(dtype, fmt) == torch.equal(values.to(dtype).double(), values), dtype
 
 
+def test_names_are_formats_wherever_one_is_asked_what_it_holds() -> None:
+    assert holds(torch.bfloat16, "e4m3")
+    assert not holds(torch.bfloat16, "fp16")
+    assert qsim.formats.contains("tf32", torch.float16)
+    assert not qsim.formats.contains("e5m2", "fp16")
+    assert qsim.formats.holders("fp16") == qsim.formats.holders(FP16)
+    with pytest.raises(TypeError, match="a format must be a name"):
+        qsim.formats.contains("bf16", 3)  # type: ignore[arg-type]
+
+
 @given(
     st.integers(1, 8),
     st.integers(0, 10),

@@ -255,3 +255,17 @@ def test_all_points_from_one_rounding_and_by_name() -> None:
 def test_errors_name_the_callable(call: Callable[[], Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call()
+
+
+def test_functions_that_change_their_argument_raise_an_error() -> None:
+    """It may be a weight or what another layer reads, too."""
+
+    def limited(x: Tensor) -> Tensor:
+        return x.clamp_(-0.1, 0.1)
+
+    for point in ("act", "weight", "bias", "act_bwd", "grad"):
+        layer = qsim.convert(nn.Linear(8, 4), FivePoint(**{point: limited}))
+        with pytest.raises(TypeError, match=f"{point}: limited changed the tensor that it was given"):
+            layer(torch.ones(2, 8, requires_grad=True)).square().sum().backward()
+    with torch.inference_mode():
+        assert torch.isfinite(qsim.convert(nn.Linear(8, 4), FivePoint(act=torch.sign))(torch.ones(2, 8))).all()

@@ -96,10 +96,11 @@ def test_stochastic_rounding_is_unbiased_between_neighbours() -> None:
         (lambda: Affine(qsim.Int(24)), "Affine: format must be an integer format of up to 16 bits"),
         (lambda: Affine(qsim.Fixed(8, 2)), "Affine: format must be an integer format"),
         (
-            lambda: Affine("int8", "row"),
-            "Affine: granularity must be PerTensor, PerRow, PerAxis, PerBlock or PerTile of qsim.scaling, got 'row'",
+            lambda: Affine("int8", 3),
+            "Affine: granularity must be PerTensor, PerRow, PerAxis, PerBlock or PerTile of qsim.scaling, got 3",
         ),
         (lambda: Affine("int8", qsim.scaling.Given(2.0)), "Affine: granularity must be PerTensor"),
+        (lambda: Affine("int8", "delayed"), "Affine: granularity must be PerTensor"),
         (
             lambda: Affine("int8", PerBlock(32, format="e8m0")),
             "Affine: granularity only describes which elements form a group; leave format out",

@@ -221,7 +221,7 @@ class TestPoints:
     @pytest.mark.parametrize(
         ("make", "error", "message"),
         [
-            (lambda: recipes.fp8_hybrid("channel"), ValueError, "scale must be PerTensor\\(…\\), .* got 'channel'"),
+            (lambda: recipes.fp8_hybrid("channel"), ValueError, "scale must be 'tensor', .* got 'channel'"),
             (lambda: recipes.nvfp4().with_(last=-1), ValueError, "Recipe: last must be in 0…2147483648, got -1"),
             (lambda: recipes.nvfp4().with_(last=0.15), TypeError, "Recipe: last must be an int, got 0.15"),
             (

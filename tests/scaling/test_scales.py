@@ -80,5 +80,7 @@ def test_scales_without_arguments_are_resolved_by_name() -> None:
     assert scaling.resolve("delayed") == scaling.Delayed()
     assert torch.equal(qsim.quantize(x, "e2m1", scale="tensor"), qsim.quantize(x, "e2m1", scale=scaling.PerTensor()))
     for name in ("blocks", "axis", "tiles", "given"):
-        with pytest.raises(ValueError, match="scale must be PerTensor"):
+        with pytest.raises(ValueError, match="scale must be 'tensor', 'row', 'delayed', PerTensor"):
             scaling.resolve(name)
+    with pytest.raises(ValueError, match="got 'tensr': did you mean 'tensor'"):
+        scaling.resolve("tensr")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from qsim.diagnostics.gradients.borrowed import Borrowed
 from qsim.diagnostics.gradients.points import in_use
 from qsim.diagnostics.gradients.statistics import Moments, total_moments, weight_moments
+from qsim.functional.arguments import check_model
 from qsim.nn.calls.modules import RoundsCalls
 from qsim.nn.converting.layers import layers as layers_of
 from qsim.nn.modules import FivePointModule
@@ -54,8 +55,7 @@ def weights_of(owner: str, model: nn.Module) -> MeasuredWeights:
         TypeError: If it is not a model.
         ValueError: If no layer was converted, or none has a weight that requires a gradient.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{owner}: model must be a torch.nn.Module, got {model!r}")
+    check_model(owner, model)
     found = _rounding_modules(model)
     if not found:
         raise ValueError(f"{owner}: no layer of the model has points: call qsim.convert on it first")

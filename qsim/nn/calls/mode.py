@@ -62,7 +62,9 @@ class ProductCallsMode(PausedInLayers):
             out = given.get("out")
             rounded = without_inner_rounding(product, *args, **{name: value for name, value in given.items() if name != "out"})
             if rounded is not None and (out is None or not rounded.requires_grad):  # torch raises an error
-                return rounded if out is None else _written(out, rounded)
+                result = rounded if out is None else _written(out, rounded)
+                follow(func, args, given, result)
+                return result
         result = func(*args, **given)
         follow(func, args, given, result)
         return result

@@ -13,6 +13,7 @@ from torch import nn
 
 from qsim import recipes
 from qsim.formats import Format
+from qsim.functional.arguments import check_model
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import Calls, check_calls
 from qsim.nn.converting import serving
@@ -107,8 +108,7 @@ def convert(
         0  Linear      act=e4m3, weight=e4m3, grad=e5m2
         2  left alone  not chosen
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
+    check_model("convert", model)
     if isinstance(points, str):
         points = recipes.resolve(points) if is_recipe(points) else points_of(points)
     if isinstance(points, (Quantizer, Format, Block, torch.dtype)):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from qsim.functional.arguments import check_model
 from qsim.nn.coverage.recording import Recorder
 from qsim.nn.coverage.report import Coverage
 from qsim.nn.examples import inputs_of
@@ -78,8 +79,7 @@ def check_plain(owner: str, model: nn.Module) -> None:
         owner: The function that follows them, for the error.
         model: The model.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{owner}: model must be a torch.nn.Module, got {model!r}")
+    check_model(owner, model)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError(f"{owner}: the model is wrapped in DistributedDataParallel, which would wait for gradients: give model.module")
     for name, module in model.named_modules():

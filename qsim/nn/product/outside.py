@@ -27,9 +27,10 @@ def operands(a: Tensor, w: Tensor, plan: ProductPlan) -> tuple[Tensor, Tensor, R
     for i, operand in enumerate((plan.first, plan.second)):
         site = operand.forward
         if site.is_outside and site.call is not None:
-            raw[i], found[i] = found[i].detach(), site.with_gradient(site.call, found[i])
+            before = raw[i] = found[i].detach()
+            found[i] = site.with_gradient(site.call, found[i])
             if observer is not None:
-                observer.rounds(site, found[i].detach(), None, found[i].detach())
+                observer.rounds(site, before, None, found[i].detach())
     return found[0], found[1], (raw[0], raw[1])
 
 

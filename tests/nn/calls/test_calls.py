@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -326,3 +326,24 @@ def test_an_error_leaves_no_mode_behind() -> None:
     assert torch.overrides._get_current_function_mode() is None
     x = inputs()
     assert same_bits(F.linear(x, model.w), x @ model.w.mT)
+
+
+class Merged(nn.Module):
+    """A layer whose weight is the sum of one and of a product of two parameters, as of adapters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.first, self.second = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.randn(2, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight + self.first @ self.second)
+
+
+@pytest.mark.parametrize("calls", ["parameters", "all"])
+def test_weights_computed_by_a_product_of_parameters_are_weights(calls: Literal["parameters", "all"]) -> None:
+    model, x = Merged(), torch.randn(4, 8)
+    points = FivePoint("e4m3", "e2m1")
+    product = qsim.quantize(model.first, "e4m3") @ qsim.quantize(model.second, "e2m1")
+    expected = functional.linear(x, model.weight + product, points=points)
+    assert torch.equal(qsim.convert(model, points, calls=calls)(x), expected)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from qsim.compat.qtorch.number import Number
 from qsim.compat.qtorch.quant import Quantizer
+from qsim.functional.arguments import check_model
 from qsim.rounding import Rounding
 
 __all__ = ["lower", "sequential_lower"]
@@ -61,7 +62,7 @@ def lower(
         >>> model(torch.tensor([0.3, 3.0]))
         tensor([0.2500, 1.0000])
     """
-    _check_model("lower", model)
+    check_model("lower", model)
     kinds = _kinds("lower", layer_types)
     behind = _Behind(Quantizer(forward_number, backward_number, forward_rounding, backward_rounding))
     for module in model.modules():
@@ -103,7 +104,7 @@ def sequential_lower(
           )
         )
     """
-    _check_model("sequential_lower", model)
+    check_model("sequential_lower", model)
     kinds = _kinds("sequential_lower", layer_types)
     quantizer = Quantizer(forward_number, backward_number, forward_rounding, backward_rounding)
     copied = copy.deepcopy(model)
@@ -132,11 +133,6 @@ class _Behind:
 def _stands_alone(module: nn.Module, kinds: set[type[nn.Module]]) -> bool:
     """Whether a module is a layer of one of the kinds, and no container."""
     return type(module) in kinds and not any(True for _ in module.children())
-
-
-def _check_model(owner: str, model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{owner}: model must be a torch.nn.Module, got {model!r}")
 
 
 def _kinds(owner: str, layer_types: Iterable[str]) -> set[type[nn.Module]]:
