@@ -20,6 +20,7 @@ examples:
   qsim vectors e4m3 --rounding nearest -o e4m3.hex                     for $readmemh
   qsim vectors e4m3 --operation encode --source bf16 -o e4m3.csv --form csv
   qsim vectors e4m3 --form testbench --file e4m3.hex -o test.sv        a testbench that reads e4m3.hex
+  qsim vectors e4m3 --form testbench --stages 2 --file e4m3.hex        of a module of `qsim emit --stages 2`
   qsim vectors e4m3 --accumulate fp16 -o multiply_add.hex              a multiply-add
   qsim vectors --check results.hex                                     the same file with your results
 """
@@ -33,12 +34,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=int, default=0, metavar="N", help="where they are drawn from")
     command.add_argument("--form", default="hex", choices=FORMS, help="of the text; hex by default")
     command.add_argument("--file", default="", metavar="FILE", help="what a testbench or C test reads: the vectors as hex, or the header")
+    command.add_argument(
+        "--stages", type=int, default=0, metavar="N",
+        help="registers of a testbench's module, as in `qsim emit`; there is no testbench for modules of `qsim emit --generator`",
+    )  # fmt: skip
     command.add_argument("--check", metavar="FILE", help="vectors with the results of another implementation, as hex, CSV or JSON")
     command.add_argument("-o", "--output", metavar="FILE", help="where to write; on the screen by default")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    if args.stages and args.form != "testbench":
+        raise ValueError("--stages is for testbenches: give --form testbench, too")
     chosen = circuits(args) if args.format is not None or args.philox else []
     if len(chosen) > 1:
         raise ValueError(f"vectors are those of one circuit: give one rounding and one operation, got {len(chosen)}")
@@ -52,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if circuit is None:
         raise ValueError("give a format, such as e4m3, --philox, or --check with a file of results")
     golden = vectors(circuit, args.count, args.seed)
-    write(text(golden, args.form, args.file), args.output)
+    write(text(golden, args.form, args.file, stages=args.stages), args.output)
     if args.output is not None:
         print(f"{circuit.name}: {coverage(golden)}")
     return 0

@@ -48,7 +48,9 @@ class BlockCircuit:
             raise ValueError(f"operation of blocks must be one of {', '.join(map(repr, get_args(BlockOperation)))}, got {self.operation!r}")
         block, source = resolve(self.format), resolve_format(self.source)
         if not isinstance(block, Block) or not isinstance(block.size, int) or block.size > _MOST_ELEMENTS:
-            raise ValueError(f"a circuit needs a block format of at most {_MOST_ELEMENTS} neighbours, got {block!r}")
+            has_tiles = isinstance(block, Block) and isinstance(block.size, tuple)
+            needed = "with blocks in one dimension, not tiles" if has_tiles else f"of at most {_MOST_ELEMENTS} neighbours"
+            raise ValueError(f"a circuit needs a block format {needed}, got {block!r}")
         if not isinstance(source, Float) or source.specials != "ieee" or not holds(torch.float32, source):
             raise ValueError(f"source of blocks must be a format with infinities that float32 holds, such as fp32 or bf16, got {source!r}")
         object.__setattr__(self, "format", block)

@@ -114,5 +114,10 @@ def _check(language: str, stages: int, generator: bool) -> None:
         raise ValueError(f"language must be one of {', '.join(map(repr, get_args(Language)))}, got {language!r}")
     if language != "systemverilog" and (stages or generator):
         raise ValueError(f"stages and generator are for SystemVerilog, got language={language!r}")
+    check_stages(stages)
+
+
+def check_stages(stages: int) -> None:
+    """Raise an error if a module cannot have so many registers between input and output."""
     if not 0 <= stages <= 64:
         raise ValueError(f"stages must be in 0…64, got {stages}")

@@ -51,9 +51,9 @@ def results(circuit: AnyCircuit, x: Tensor, random: Tensor, meaning_of_sums: Mea
         return _sums(circuit, x, random, meaning_of_sums)
     if isinstance(circuit, BlockCircuit):
         return _scales(circuit, x) if circuit.operation == "scale" else _elements(circuit, x, random)
-    values = values_of(x, circuit.input)
     if circuit.operation == "decode":
-        return _words(values)
+        return _words(decode(x.to(code_dtype(circuit.format.bits)), circuit.format))
+    values = values_of(x, circuit.input)
     rounded = _rounded(circuit.format, circuit.rule, values, random)
     return _words(rounded) if circuit.operation == "round" else _codes(rounded, circuit.format)
 

@@ -12,7 +12,7 @@ from qsim.silicon.circuits import Circuit
 from qsim.silicon.dots import Dot
 from qsim.silicon.generators import Philox
 from qsim.silicon.sum_graphs import dot, philox
-from qsim.silicon.values import as_single, code_of, in_carrier, value_of
+from qsim.silicon.values import as_single, code_of, decoded, in_carrier, value_of
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
@@ -34,7 +34,7 @@ def routine(circuit: AnyCircuit) -> Routine:
         return block_graphs.scale(circuit) if circuit.operation == "scale" else block_graphs.element(circuit)
     x = word("x", circuit.input.bits)
     if circuit.operation == "decode":
-        return Routine(circuit.name, circuit.specification, (x,), value_of(x, circuit.format), 32)
+        return Routine(circuit.name, circuit.specification, (x,), decoded(x, circuit.format), 32)
     value = value_of(x, circuit.source)
     random = (word("random", circuit.random_bits),) if circuit.random_bits else ()
     rounded = _rounded(value, circuit, *random)

@@ -14,6 +14,7 @@ from torch import Tensor
 from qsim.silicon.blocks import BlockCircuit
 from qsim.silicon.circuits import Circuit
 from qsim.silicon.dots import Dot
+from qsim.silicon.emission import check_stages
 from qsim.silicon.generators import Philox
 from qsim.silicon.golden import values_of
 from qsim.silicon.graphs import AnyCircuit, routine
@@ -27,13 +28,18 @@ FORMS = ("hex", "csv", "json", "testfloat", "testbench", "c")
 _CIRCUIT = "circuit: "
 
 
-def text(vectors: Vectors, form: str, file: str = "") -> str:
+def text(vectors: Vectors, form: str, file: str = "", *, stages: int = 0) -> str:
     """Write vectors in one of the forms of `FORMS`.
 
     Args:
         vectors: The vectors.
         form: `"hex"`, `"csv"`, `"json"`, `"testfloat"`, `"testbench"` or `"c"`.
-        file: For a testbench, the file with the vectors in the form `"hex"` that it reads.
+        file: For a testbench, the file with the vectors in the form `"hex"` that it reads; for a C test, the header.
+        stages: For a testbench, the registers between input and output of the module, as in `emit`: each vector stays at the inputs for
+            as many clock edges. A testbench cannot compare modules of `emit(…, generator=True)`, whose random bits it does not set.
+
+    Raises:
+        ValueError: If an argument is not one of these, or TestFloat's text cannot hold the vectors.
 
     Example:
         >>> from qsim.silicon import FORMS, Circuit, text, vectors
@@ -45,6 +51,10 @@ def text(vectors: Vectors, form: str, file: str = "") -> str:
     """
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(map(repr, FORMS))}, got {form!r}")
+    if form == "testbench":
+        return _testbench(vectors, file, stages)
+    if stages:
+        raise ValueError(f"stages are for a testbench, got form={form!r}")
     return _WRITERS[form](vectors, file)
 
 
@@ -90,7 +100,8 @@ def _testfloat(vectors: Vectors, file: str) -> str:
     return "\n".join([*(" ".join([*row, f"{flag:02X}"]) for row, flag in zip(_rows(vectors), inexact.long().tolist(), strict=True)), ""])
 
 
-def _testbench(vectors: Vectors, file: str) -> str:
+def _testbench(vectors: Vectors, file: str, stages: int) -> str:
+    check_stages(stages)
     parts, output = columns(vectors), vectors.columns[-1][0]
     padded = [4 * -(-width // 4) for _, width, _ in parts]
     ends = [sum(padded[k:]) for k in range(len(parts))]
@@ -98,12 +109,14 @@ def _testbench(vectors: Vectors, file: str) -> str:
         name: f"vectors[i][{end - pad + width - 1}:{end - pad}]" for (name, width, _), pad, end in zip(parts, padded, ends, strict=True)
     }
     inputs = [(name, width) for name, width, _ in parts if name != "y"]
-    wires = "\n".join(f"  logic [{width - 1}:0] {name};" for name, width in inputs)
-    ports = ", ".join(f".{name}({name})" for name, _ in inputs)
+    wires = "\n".join([*(["  logic clk = 0;"] if stages else []), *(f"  logic [{width - 1}:0] {name};" for name, width in inputs)])
+    ports = ", ".join(f".{name}({name})" for name in [*(["clk"] if stages else []), *(name for name, _ in inputs)])
     assigned = " ".join(f"{name} = {fields[name]};" for name, _ in inputs)
     shown, written = " ".join(f"{name}=%h" for name, _ in inputs), "_".join("%h" for _ in inputs)
     return _TESTBENCH.format(
         name=vectors.circuit.name,
+        module=f"module {vectors.circuit.name} of `--stages {stages}`" if stages else f"combinational module {vectors.circuit.name}",
+        clocked=f" repeat ({stages}) begin clk = 1; #1; clk = 0; #1; end" if stages else "",
         circuit=_spelled(vectors.circuit).replace('"', '\\"'),
         count=len(vectors),
         last=len(vectors) - 1,
@@ -121,7 +134,7 @@ def _testbench(vectors: Vectors, file: str) -> str:
 
 
 _TESTBENCH = """\
-// Compares the combinational module {name} with golden vectors: prints the first results that differ,
+// Compares the {module} with golden vectors: prints the first results that differ,
 // and writes all results for `qsim vectors --check {name}.results`.
 `timescale 1ns / 1ns
 module {name}_test;
@@ -137,7 +150,7 @@ module {name}_test;
     differing = 0;
     for (i = 0; i < {count}; i = i + 1) begin
       {assigned}
-      #1;
+      #1;{clocked}
       $fwrite(results, "{written}_%h\\n", {values}, y);
       if (y !== {expected}) begin
         if (differing < 10) $display("differs: {shown} y=%h, expected %h", {values}, y, {expected});
@@ -208,7 +221,7 @@ int main(void)
 }}
 """
 
-_WRITERS = {"hex": _hex, "csv": _csv, "json": _json, "testfloat": _testfloat, "testbench": _testbench, "c": _c}
+_WRITERS = {"hex": _hex, "csv": _csv, "json": _json, "testfloat": _testfloat, "c": _c}
 
 
 def _spelled(circuit: AnyCircuit) -> str:

@@ -92,6 +92,15 @@ def test_modules_pass_their_testbench(circuit: AnyCircuit, simulator: str, tmp_p
     assert check(read((tmp_path / "results.hex").read_text())).differing == 0
 
 
+@pytest.mark.parametrize("circuit", [Dot("Rounded('e2m1')", "e2m1"), BlockCircuit("mxfp4", rounding="stochastic")], ids=name_of)
+def test_modules_with_registers_pass_their_testbench(circuit: AnyCircuit, tmp_path: Path) -> None:
+    golden = vectors(circuit, count=100)
+    right = f"0 of {len(golden)} results differ"
+    assert emitted.simulated(golden, tmp_path, "icarus", stages=2) == right
+    assert check(read((tmp_path / "results.hex").read_text())).differing == 0
+    assert emitted.simulated(golden, tmp_path, "icarus", stages=2, registers=3).splitlines()[-1] != right
+
+
 @pytest.mark.sampled(24)
 @pytest.mark.parametrize("circuit", CIRCUITS, ids=name_of)
 def test_modules_are_lint_clean(circuit: AnyCircuit, tmp_path: Path) -> None:
@@ -184,7 +193,8 @@ def test_command_emits(words: list[str], name: str, capsys: pytest.CaptureFixtur
         (["cost", "e4m3", "--accumulate", "h100_fp8", "--rounding", "up"], "--rounding is for sums in a format: h100_fp8 has"),
         (["emit", "c", "--format", "mxfp4", "--overflow", "nonfinite"], "elements of blocks saturate, got --overflow nonfinite"),
         (["emit", "c", "--format", "mxfp4", "--operation", "decode"], "operation of blocks must be one of 'scale', 'encode', got 'decode'"),
-        (["emit", "c", "--format", "fp8_128x128"], "a circuit needs a block format of at most 256 neighbours, got Block('e4m3', (128"),
+        (["emit", "c", "--format", "fp8_128x128"], "needs a block format with blocks in one dimension, not tiles, got Block('e4m3', (128"),
+        (["emit", "c", "--format", "Block('e4m3', 512)"], "a circuit needs a block format of at most 256 neighbours, got Block('e4m3', "),
         (["emit", "c", "--format", "mxfp4", "--source", "e4m3"], "source of blocks must be a format with infinities"),
         (["vectors", "--philox", "--form", "testfloat"], "TestFloat's text has results of one operand"),
     ],

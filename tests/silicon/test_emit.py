@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.silicon import BlockCircuit, Circuit, cost, emit, emit_circuits, synthesis
+from qsim.silicon import BlockCircuit, Circuit, cost, emit, emit_circuits, synthesis, vectors
 from qsim.silicon.emission import Language
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
@@ -116,6 +116,22 @@ def test_decoders_give_the_values_of_all_codes(tmp_path: Path) -> None:
     x = torch.arange(1 << 16)
     for circuit, y in zip(circuits, emitted.c_results(circuits, x, x, tmp_path, "gcc", ["-std=c99"]), strict=True):
         assert y.tolist() == expected(circuit, x, x).tolist(), circuit.name
+
+
+@pytest.mark.parametrize("name", ["bf16", "tf32", "fp32", "Float(8, 5, specials='ieee')"])
+def test_decoders_of_the_first_bits_of_float32_give_one_nan(name: str, tmp_path: Path) -> None:
+    """Emitted C, golden vectors and `qsim.decode` agree on all codes, or on those of NaN and many others."""
+    circuit = Circuit(name, "decode")
+    golden = vectors(circuit)
+    bits = circuit.format.bits
+    nans = [sign << bits - 1 | 0xFF << bits - 9 | payload for sign in (0, 1) for payload in (1, (1 << bits - 9) - 1)]
+    x = torch.cat([golden.x, torch.tensor(nans)])
+    decoded = qsim.decode(x.to(torch.int16 if bits <= 16 else torch.int32), circuit.format).view(torch.int32).long() & 0xFFFFFFFF
+    assert decoded[-4:].tolist() == [0x7FFFFFFF] * 4
+    assert torch.equal(golden.y, decoded[:-4])
+    assert torch.equal(results(circuit, x, torch.zeros_like(x)), decoded)
+    (y,) = emitted.c_results([circuit], x, torch.zeros_like(x), tmp_path)
+    assert torch.equal(y, decoded)
 
 
 def test_generators_draw_new_bits_at_each_clock(tmp_path: Path) -> None:

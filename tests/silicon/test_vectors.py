@@ -150,6 +150,27 @@ def test_a_testbench_and_a_c_test_pass_and_fail(tmp_path: Path) -> None:
         assert subprocess.run([tmp_path / name], capture_output=True).returncode == code
 
 
+def test_a_testbench_drives_the_clock_of_a_module_with_registers(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["vectors", "e2m1", "--operation", "decode", "--form", "testbench"]
+    assert main(command) == 0
+    combinational = capsys.readouterr().out
+    assert "clk" not in combinational
+    assert "// Compares the combinational module qsim_decode_e2m1 with golden vectors" in combinational
+    assert main([*command, "--stages", "2"]) == 0
+    clocked = capsys.readouterr().out
+    assert "// Compares the module qsim_decode_e2m1 of `--stages 2` with golden vectors" in clocked
+    assert "logic clk = 0;" in clocked
+    assert "circuit (.clk(clk), .x(x), .y(y));" in clocked
+    assert "#1; repeat (2) begin clk = 1; #1; clk = 0; #1; end\n" in clocked
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "testbench"])
+def test_stages_are_for_a_testbench(form: str) -> None:
+    golden = vectors(Circuit("e2m1", "decode"))
+    with pytest.raises(ValueError, match=f"stages are for a testbench, got form='{form}'"):
+        text(golden, form, stages=2)
+
+
 def test_command_writes_and_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "e2m1.hex"
     assert main(["vectors", "e2m1", "--source", "bf16", "--operation", "encode", "-o", str(file)]) == 0
@@ -190,6 +211,9 @@ def test_malformed_results(content: str, message: str, tmp_path: Path, capsys: p
         (["vectors"], "give a format, such as e4m3, --philox, or --check with a file of results"),
         (["vectors", "e4m3", "--rounding", "up,down"], "vectors are those of one circuit: give one rounding and one operation, got 2"),
         (["vectors", "e4m3", "--count", "-1"], "count must not be negative, got -1"),
+        (["vectors", "e4m3", "--stages", "2"], "--stages is for testbenches: give --form testbench, too"),
+        (["vectors", "--check", "e4m3.hex", "--stages", "2"], "--stages is for testbenches: give --form testbench, too"),
+        (["vectors", "e2m1", "--form", "testbench", "--stages", "65"], "stages must be in 0…64, got 65"),
         (["emit", "rust", "--format", "e4m3"], "language must be one of 'c', 'systemverilog', 'javascript', got 'rust'"),
     ],
 )
