@@ -78,7 +78,7 @@ class Operand:
             return RoundedOperand(kept if kept.dtype == dtype else kept.to(dtype))
         is_traced = ops is DISPATCHED and not self.forward.on_chip and torch.compiler.is_compiling()
         if is_traced and point is not None and not point.spelt.is_stochastic:
-            # Otherwise a compiler would keep what it finds rounded in the forward pass: a second copy of every weight.
+            # Otherwise a compiler would keep what the forward pass has rounded: a second copy of weights and of results of attention.
             kept = torch.ops.qsim.again.default(kept, self.forward.name == "weight")
         return self.backward.round(ops, kept, seed, dtype, known)
 
