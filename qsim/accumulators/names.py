@@ -57,17 +57,18 @@ def resolve(accumulator: str | Accumulator) -> Accumulator:
     found = NAMED.get(accumulator.lower()) or read_call(accumulator, _MAKERS)
     if found is not None:
         return found
-    if _is_format(accumulator):
+    if _are_sums(accumulator):
         raise ValueError(f"unknown accumulator {accumulator!r}: that is a format; Rounded({accumulator!r}) rounds every sum to it")
     close = difflib.get_close_matches(accumulator.lower(), NAMED, n=1)
     hint = f"did you mean {close[0]!r}? There are" if close else "there are"
     raise ValueError(f"unknown accumulator {accumulator!r}: {hint} {', '.join(NAMED)}, and calls of {', '.join(_MAKERS)}")
 
 
-def _is_format(name: str) -> bool:
+def _are_sums(fmt: str) -> bool:
+    """Whether sums can be rounded to what a text names."""
     try:
-        resolve_format(name)
-    except ValueError:
+        Rounded(fmt)
+    except (TypeError, ValueError):
         return False
     return True
 

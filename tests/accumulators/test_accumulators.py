@@ -216,6 +216,9 @@ def test_values_that_cannot_be_read_have_a_format() -> None:
         qsim.matmul(x.to("meta"), x.to("meta"), "h100_fp8")
     with pytest.raises(ValueError, match=re.escape(message)):
         torch.vmap(lambda x: qsim.matmul(x, x, "h100_fp8"))(x)
+    compiled = torch.compile(lambda x: qsim.matmul(x, x, "h100_fp8"), backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=re.escape(message)):
+        compiled(x[0])
     batched = torch.vmap(lambda x: qsim.matmul(x, x, "h100_fp8", formats="e4m3"))(x)
     assert torch.equal(batched, qsim.matmul(x, x, "h100_fp8"))
 

@@ -20,6 +20,7 @@ from support.side_by_side import DEVICE, dealt
 
 from qsim_kernels.triton.device import tile_scales  # isort: skip
 from qsim_kernels.triton.device.saturation import Clamp, clamp_of_tiles  # isort: skip
+from qsim_kernels.triton.scaled import whole  # isort: skip
 
 # The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -33,6 +34,21 @@ SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], [
 @pytest.mark.parametrize("number", range(32 if DEVICE.type == "cpu" else 600))
 def test_kernels_do_what_the_reference_does(number: int) -> None:
     check(KERNELS, DEVICE, setting(number, SMALL if DEVICE.type == "cpu" else LARGE))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("largest", [0, 50_000, -1])
+def test_whole_tensors_of_which_each_program_reads_much(
+    dtype: torch.dtype, finite: bool, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of large tensors; the last program's part ends within a block."""
+    monkeypatch.setattr(whole, "_LARGE", whole._SMALL)
+    x = torch.randn(3 * 2**15 + 5).to(dtype)
+    x[largest], x[70_000] = 100.0, math.inf
+    tiles, making = PerTensor().tiles(x.shape), PerTensor().spelling(qsim.format("e4m3"))
+    expected = REFERENCE.scales_of_tiles(x, None, tiles, [], finite, *making)
+    assert equal(x, expected, KERNELS.scales_of_tiles(x.to(DEVICE), None, tiles, [], finite, *making))
 
 
 def test_tiles_that_do_not_fit_into_regions_are_read_several_times() -> None:

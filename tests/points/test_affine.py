@@ -101,6 +101,7 @@ def test_stochastic_rounding_is_unbiased_between_neighbours() -> None:
         ),
         (lambda: Affine("int8", qsim.scaling.Given(2.0)), "Affine: granularity must be PerTensor"),
         (lambda: Affine("int8", "delayed"), "Affine: granularity must be PerTensor"),
+        (lambda: Affine("int8", "rows"), "scale must be 'tensor', 'row', 'delayed', .* got 'rows': did you mean 'row'"),
         (
             lambda: Affine("int8", PerBlock(32, format="e8m0")),
             "Affine: granularity only describes which elements form a group; leave format out",
@@ -118,3 +119,9 @@ def test_stochastic_rounding_is_unbiased_between_neighbours() -> None:
 def test_errors_say_what_is_wrong(make: object, message: str) -> None:
     with pytest.raises((TypeError, ValueError, IndexError), match=message):
         make()  # type: ignore[operator]
+
+
+def test_granularities_are_texts_too() -> None:
+    x = torch.randn(4, 8)
+    assert torch.equal(Affine("uint4", "row")(x), Affine("uint4", qsim.scaling.PerRow())(x))
+    assert qsim.points.Codebook([-1.0, 1.0], "PerBlock(4)").granularity == PerBlock(4)

@@ -10,29 +10,19 @@ import triton.language as tl
 
 from qsim_kernels.triton.device.tile_scales import tile_scales
 
-#: PTX for the first of two numbers in even lanes of a warp, and for the second in odd ones.
-ONE_OF_TWO: tl.constexpr = tl.constexpr(
-    """{
-    .reg .pred odd;
-    .reg .b32 lane;
-    mov.u32 lane, %laneid;
-    and.b32 lane, lane, 1;
-    setp.ne.u32 odd, lane, 0;
-    selp.b32 $0, $2, $1, odd;
-    }"""
-)
-#: PTX for both numbers of a lane and its neighbour, that of the even lane first.
-BOTH: tl.constexpr = tl.constexpr(
-    """{
-    .reg .pred odd;
+_PARITY = """.reg .pred odd;
     .reg .b32 lane, other;
     mov.u32 lane, %laneid;
     and.b32 lane, lane, 1;
-    setp.ne.u32 odd, lane, 0;
+    setp.ne.u32 odd, lane, 0;"""
+#: PTX for the first of two numbers in even lanes of a warp, and for the second in odd ones.
+ONE_OF_TWO: tl.constexpr = tl.constexpr(f"{{ {_PARITY} selp.b32 $0, $2, $1, odd; }}")
+#: PTX for both numbers of a lane and its neighbour, that of the even lane first.
+BOTH: tl.constexpr = tl.constexpr(
+    f"""{{ {_PARITY}
     shfl.sync.bfly.b32 other, $2, 1, 31, 0xFFFFFFFF;
     selp.b32 $0, other, $2, odd;
-    selp.b32 $1, $2, other, odd;
-    }"""
+    selp.b32 $1, $2, other, odd; }}"""
 )
 
 
