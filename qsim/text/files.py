@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+
+#: Bytes that the names of files have at most, on all systems.
+_LONGEST_NAME = 255
 
 
 class FileError(ValueError):
@@ -58,6 +63,20 @@ def read_json(action: str, path: Path, shape: Any) -> Any:
         content = json.loads(path.read_text(encoding="utf-8"))
         check_shape(content, shape, "it")
     return content
+
+
+def name_in_folder(action: str, file: Path, name: str) -> str:
+    """A name that a file gives, which must be that of a file in the same folder.
+
+    Args:
+        action: The function that reads, for the error.
+        file: The file that names it.
+        name: The name.
+    """
+    if name in ("", ".", "..") or {"/", "\\", "\0"} & set(name) or len(os.fsencode(name)) > _LONGEST_NAME:
+        shown = name if len(name) <= 60 else f"{name[:57]}…"
+        raise FileError(f"{action}: {file} is malformed: it names {shown!r}, which is not a file in its folder")
+    return name
 
 
 def check_shape(value: Any, shape: Any, where: str) -> None:

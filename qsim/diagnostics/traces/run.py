@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.checkpoints.folders import check_free
+from qsim.checkpoints.folders import check_empty
 from qsim.diagnostics.traces.calls import OperationCall
 from qsim.diagnostics.traces.recording import TraceRecorder, TraceSink, checksum
 from qsim.diagnostics.traces.stores import TensorFolder
@@ -75,7 +75,7 @@ def trace(
         True
     """
     if folder is not None:
-        check_free("trace", Path(folder), overwrite=False)
+        check_empty("trace", Path(folder))
     step = TracedStep("trace", model, batch, loss, optimizer, backward, seed)
     found = Trace({}, [], step.state(), {} if folder is None else TensorFolder(Path(folder)))
     step.run(TraceWriter(found))

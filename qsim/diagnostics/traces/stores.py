@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from qsim.checkpoints.shards import safetensors
-from qsim.text.files import FileError, read_json, reading
+from qsim.text.files import FileError, name_in_folder, read_json, reading
 
 _INDEX = "trace.json"
 
@@ -61,7 +61,8 @@ class TensorFolder(MutableMapping[str, Tensor]):
         self.metadata: Mapping[str, str] = {}
         if (folder / _INDEX).exists():
             given = read_json("Trace.load", folder / _INDEX, {"files": {str: str}, "metadata": {str: str}})
-            self._files, self.metadata = given["files"], given["metadata"]
+            self._files = {name: name_in_folder("Trace.load", folder / _INDEX, file) for name, file in given["files"].items()}
+            self.metadata = given["metadata"]
 
     def describe(self, metadata: Mapping[str, str]) -> None:
         """Write the index, with metadata."""
