@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-
 #: Bytes that the names of files have at most, on all systems.
 _LONGEST_NAME = 255
 

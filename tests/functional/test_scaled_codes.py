@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import qsim
 from qsim import Block, Stochastic
@@ -148,7 +152,7 @@ def test_what_is_not_finite(name: str, bad: float) -> None:
     assert encoded.scales.view(-1)[0] == (0x7F if name == "nvfp4" else 0xFF)
     element = NAMED[name].element
     assert (encoded.codes.view(-1)[:16] == (0x7F if element.has_nan else qsim.encode(torch.tensor(element.max), element))).all()
-    again = encoded._replace(codes=torch.zeros_like(encoded.codes))
+    again = replace(encoded, codes=torch.zeros_like(encoded.codes))
     assert same_bits(qsim.decode(again, name).isnan(), qsim.decode(encoded, name).isnan())
 
 
@@ -169,7 +173,7 @@ def test_layouts() -> None:
         for dim in range(4):
             a, b = qsim.encode(x, "nvfp4", dim=dim), qsim.encode(other, "nvfp4", dim=dim)
             assert all(same_bits(p, q) for p, q in zip(a, b, strict=True))
-            strided = ScaledCodes(*(part.transpose(0, -1).contiguous().transpose(0, -1) for part in a[:2]), a.outer)
+            strided = ScaledCodes(*(part.transpose(0, -1).contiguous().transpose(0, -1) for part in (a.codes, a.scales)), a.outer)
             assert same_bits(qsim.decode(strided, "nvfp4", dim=dim), qsim.quantize(x, "nvfp4", dim=dim))
 
 
@@ -274,7 +278,7 @@ class TestErrors:
     def test_decoding(self, error: type[Exception], match: str, changed: dict[str, Any]) -> None:
         encoded = qsim.encode(torch.ones(4, 16), "nvfp4")
         with pytest.raises(error, match=match):
-            qsim.decode(encoded._replace(**changed), "nvfp4")
+            qsim.decode(replace(encoded, **changed), "nvfp4")
 
     def test_decoding_other_things(self) -> None:
         encoded = qsim.encode(torch.ones(4, 16), "mxfp4")
@@ -283,7 +287,7 @@ class TestErrors:
         with pytest.raises(TypeError, match="codes must be a tensor, got ScaledCodes"):
             qsim.decode(encoded, "e2m1")
         with pytest.raises(ValueError, match="outer must be None"):
-            qsim.decode(encoded._replace(outer=torch.ones(())), "mxfp4")
+            qsim.decode(replace(encoded, outer=torch.ones(())), "mxfp4")
         with pytest.raises(IndexError, match="no dimension 2"):
             qsim.decode(encoded, "mxfp4", dim=2)
         with pytest.raises(ValueError, match="float16 cannot hold"):
@@ -336,3 +340,24 @@ def test_elements_that_float64_alone_holds() -> None:
     assert encoded.codes.dtype == torch.int32
     assert check(x, FP16, scale=PerBlock(4, format=FP16)).scales.dtype == torch.int16
     assert check(x, "e2m1", scale=PerBlock(4, format=E8M0)).scales.dtype == torch.uint8
+
+
+@pytest.mark.parametrize(("name", "other"), [("mxfp4", "mxfp6_e2m3"), ("mxfp8", "mxfp8_e5m2"), ("mxfp6_e3m2", "mxfp6_e2m3")])
+def test_codes_are_decoded_as_they_were_encoded(name: str, other: str) -> None:
+    """Scales and shapes fit; only the elements' format is another, and so are the numbers."""
+    scaled = qsim.encode(torch.randn(2, 64), name)
+    copies = [
+        scaled,
+        copy.deepcopy(scaled),
+        pickle.loads(pickle.dumps(scaled)),
+        tree_map(torch.clone, scaled),
+        torch.vmap(lambda x: x)(scaled),
+    ]
+    for codes in copies:
+        assert torch.equal(qsim.decode(codes, name), qsim.decode(scaled, name))
+        with pytest.raises(
+            ValueError, match="^decode: the codes are those of e.m. under e8m0, and the format is e.m. under e8m0: decode them as"
+        ):
+            qsim.decode(codes, other)
+    unnamed = ScaledCodes(scaled.codes, scaled.scales)
+    assert qsim.decode(unnamed, other).shape == (2, 64)
