@@ -52,9 +52,18 @@ class DescribedConversion(QuantizationConfigMixin):  # type: ignore[misc]
 
     Args:
         description: The entries of the conversion's description.
+
+    Raises:
+        ValueError: If these are not entries of a description, such as the name of a recipe.
     """
 
     def __init__(self, **description: Any) -> None:
+        unknown = sorted(description.keys() - {"quant_method", "version", "points", "layers", "calls"})
+        if "version" not in description and unknown:
+            raise ValueError(
+                f"quantization_config has {', '.join(unknown)}, and for quant_method='qsim' it is what save_pretrained writes for a "
+                "converted model: to round by a recipe, load the model without it and call qsim.convert(model, recipe)"
+            )
         self.description = {name: value for name, value in description.items() if name != "quant_method"}
         self.quant_method = METHOD
 

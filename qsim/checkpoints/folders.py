@@ -67,7 +67,7 @@ def write_description(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def check_free(action: str, folder: Path, *, overwrite: bool) -> None:
-    """Raise an error if something is in a folder that may not be replaced: whatever qsim did not write, and without `overwrite` all else."""
+    """Raise an error if something is in a folder that may not be replaced: what qsim did not write, and without `overwrite` the rest."""
     if not overwrite:
         check_empty(action, folder, "; overwrite=True replaces a checkpoint")
     present = _contents(action, folder)

@@ -36,8 +36,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, overwrite: bool = 
     """Save a model with its conversion: the tensors as safetensors, everything else as JSON. Nothing is pickled.
 
     The folder has the model's `state_dict`, and for every converted layer its points, its stream and the recipe that left it in high
-    precision. Whenever the process stops, `load` finds the former checkpoint or the new one. In a distributed run, call this on all ranks: shards are gathered one by one, and
-    rank 0 writes.
+    precision. Whenever the process stops, `load` finds the former checkpoint or the new one. In a distributed run, call this on all
+    ranks: shards are gathered one by one, and rank 0 writes.
 
     Args:
         model: The model, converted or not.

@@ -31,7 +31,8 @@ from qsim.nn.calls.settings import call_points, own_matrices
 from qsim.nn.modules import FivePointModule
 from qsim.nn.record import known
 from qsim.recipes.five_point import FivePoint
-from qsim.text.records import Writer, write_lines
+from qsim.text.files import write_whole
+from qsim.text.records import Writer
 from qsim.text.warning import warn
 
 if TYPE_CHECKING:
@@ -327,7 +328,7 @@ class Monitor:
 
     def write(self, path: str) -> None:
         """Write all samples to a file, one JSON line each. The file is replaced atomically."""
-        write_lines(path, [sample.to_json() for sample in self.samples])
+        write_whole(path, "".join(f"{sample.to_json()}\n" for sample in self.samples))
 
     def plot_exponents(self, layer: str, step: int | None = None) -> Figure:
         """Plot, for each point of a layer, the distribution of magnitudes over powers of two, with the range of the format.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ class ScaledCodes:
 register_pytree_node(
     ScaledCodes,
     lambda codes: ([tensor for tensor in codes if tensor is not None], codes.format),
-    lambda tensors, format: ScaledCodes(*tensors, format=format),
+    lambda tensors, formats: replace(ScaledCodes(*tensors), format=formats),
     serialized_type_name="qsim.ScaledCodes",
     to_dumpable_context=str,
     from_dumpable_context=str,

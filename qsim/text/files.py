@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import uuid
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +77,26 @@ def name_in_folder(action: str, file: Path, name: str) -> str:
         shown = name if len(name) <= 60 else f"{name[:57]}…"
         raise FileError(f"{action}: {file} is malformed: it names {shown!r}, which is not a file in its folder")
     return name
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file that appears whole or not at all: to a new file next to it, which then takes its place.
+
+    Args:
+        path: The file. A link is replaced, and the file that it names stays as it is.
+        text: Its content.
+    """
+    target = Path(path)
+    draft = target.with_name(f".{target.name[:64]}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        with draft.open("x", encoding="utf-8") as file:  # a new file: never what a link of that name leads to
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def check_shape(value: Any, shape: Any, where: str) -> None:

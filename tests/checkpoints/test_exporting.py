@@ -308,3 +308,23 @@ def test_excluded_layers_are_written_in_high_precision(tmp_path: Path) -> None:
     assert [name for name, _, _ in qsim.export(model, tmp_path / "out", exclude=["0", "2"]).layers] == ["1"]
     loaded = qsim.load(nn.Sequential(nn.Conv1d(32, 32, 1), nn.Linear(32, 32), nn.Linear(32, 32)), tmp_path / "out")
     assert torch.equal(loaded[2].weight, model[2].weight)
+
+
+def test_a_margin_of_scales_is_that_of_the_exported_numbers(tmp_path: Path) -> None:
+    """With a margin, the largest number of a row is a quarter of the format's largest, in the file as in the model."""
+    point = Quantizer("int8", scale=scaling.PerAxis(0, margin=2))
+    model = exported.model_of({"": FivePoint(weight=point)})
+    qsim.export(model, tmp_path / "out")
+    loaded = qsim.load(exported.model_of({"": FivePoint()}), tmp_path / "out", convert=False)
+    weight = model.get_parameter("1.weight")
+    assert torch.equal(loaded.get_parameter("1.weight"), point(weight))
+    assert not torch.equal(point(weight), Quantizer("int8", scale=scaling.PerAxis(0))(weight))
+
+
+@pytest.mark.parametrize("rule", ["floor", "ceil", "even", "ceil_log2"])
+def test_the_rule_of_scales_of_inputs_comes_back(rule: str, tmp_path: Path) -> None:
+    block = Block("e4m3", 32, rule=rule)
+    qsim.export(exported.model_of({"": FivePoint(block, block)}), tmp_path / "out", "torchao")
+    (tmp_path / "out" / "qsim.json").unlink()  # as another program would write it
+    (points,) = qsim.checkpoints.points(tmp_path / "out").values()
+    assert points.act == FivePoint(block, block).act

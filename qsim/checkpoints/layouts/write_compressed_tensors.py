@@ -123,6 +123,9 @@ def _inputs(layer: FivePointModule, point: Quantizer, amax: Tensor | None, stati
         if isinstance(scale, PerSlice):
             return args | {"strategy": "token", "dynamic": True}
         if isinstance(scale, PerBlock) and scale.format != E4M3:
+            columns = matrix(layer).shape[1]
+            if columns % scale.size:
+                raise LayoutError(f"its input, act={short(point)}, has {columns} columns, which blocks of {scale.size} do not divide")
             is_mx = (scale.format, scale.size) == (E8M0, _GROUPS[E8M0])
             grouped = args | {"strategy": "group", "group_size": scale.size, "dynamic": True}
             return grouped | ({"scale_dtype": _SCALE_DTYPES[E8M0]} if is_mx else {})

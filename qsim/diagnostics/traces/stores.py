@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from qsim.checkpoints.shards import safetensors
-from qsim.text.files import FileError, name_in_folder, read_json, reading
+from qsim.text.files import FileError, name_in_folder, read_json, reading, write_whole
 
 _INDEX = "trace.json"
 
@@ -67,7 +67,7 @@ class TensorFolder(MutableMapping[str, Tensor]):
     def describe(self, metadata: Mapping[str, str]) -> None:
         """Write the index, with metadata."""
         self.metadata = metadata
-        (self._folder / _INDEX).write_text(json.dumps({"files": self._files, "metadata": dict(metadata)}), encoding="utf-8")
+        write_whole(self._folder / _INDEX, json.dumps({"files": self._files, "metadata": dict(metadata)}))
 
     def __getitem__(self, name: str) -> Tensor:
         return TensorFile(self._folder / self._files[name])[name]
