@@ -136,14 +136,14 @@ def test_layers_that_are_seeded_alike(call: Callable[[FivePoint], None]) -> None
     draws.check()
 
 
-SUM = Rounded("bf16", rounding="stochastic")
+SUM = Rounded("e5m3", rounding="stochastic")
 SUMS: dict[str, Any] = {
     "sequential": SUM,
-    "product": Rounded("bf16", rounding="stochastic", product="e5m6"),
-    "pairwise": Rounded("fp16", rounding="stochastic", order="pairwise"),
-    "kahan": Rounded("bf16", rounding="stochastic", order="kahan"),
+    "product": Rounded("e5m3", rounding="stochastic", product="e5m4"),
+    "pairwise": Rounded("e5m4", rounding="stochastic", order="pairwise"),
+    "kahan": Rounded("e5m3", rounding="stochastic", order="kahan"),
     "promoted": Promoted(SUM, 3),
-    "each": (SUM, Rounded("fp16", rounding="stochastic"), Promoted(SUM, 4)),
+    "each": (SUM, Rounded("e5m4", rounding="stochastic"), Promoted(SUM, 4)),
 }
 
 
