@@ -26,7 +26,7 @@ from qsim.optim import Quantized
 from qsim.points import PointModule
 from qsim.random import Noise
 from qsim.recipes.named import needs_format
-from support.draws import Recorder, drawing_operators, recorded, seeded_alike
+from support.draws import drawing_operators, recorded, seeded_alike
 from support.module_cases import CASES as MODULES, ModuleCase
 from support.ready_points import RANDOM, READY
 
@@ -46,6 +46,8 @@ POINTS = FivePoint(
     output=noisy("e5m7"),
     bias=noisy("e3m4"),
 )
+
+
 def step(call: Callable[..., Any], *given: Tensor) -> None:
     """A forward and a backward pass."""
     y = call(*given)
@@ -110,8 +112,6 @@ LAYERS: dict[str, Callable[[FivePoint], None]] = {
     "attention of transformers": lambda points: step(converted(Attention(), points), *(random(1, 2, 5, 4) for _ in range(3))),
     "bilinear": lambda points: step(converted(nn.Bilinear(3, 4, 2), points), random(5, 3), random(5, 4)),
 }
-
-
 
 
 def own_layers(points: FivePoint) -> None:
@@ -323,7 +323,7 @@ def test_numbers_that_share_bits_are_reported() -> None:
         qsim.quantize(x, "e2m1", "stochastic", seed=Noise(1, offset=40))
         draws.check()
         qsim.quantize(x[:1], "e2m1", "stochastic", seed=Noise(1, offset=39))
-    with pytest.raises(AssertionError, match="1 random integers are shared, the first by quantize of .* and quantize of"):
+    with pytest.raises(AssertionError, match=r"1 random integers are shared, the first by quantize of .* and quantize of"):
         draws.check()
 
 

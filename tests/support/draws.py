@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qsim.random import seeds
 from qsim_kernels import torch as plain
 from qsim_kernels.ops.backend import library
-from qsim_kernels.torch import philox, rounding, sums, updates
+from qsim_kernels.torch import philox, sums, updates
 
 WORD = (1 << 64) - 1
 #: Seed, stream and index of a random integer.
@@ -103,7 +103,6 @@ class Recorder(TorchDispatchMode):
         """Philox's words, which nothing but roundings may take."""
         assert self._is_rounding, f"{self._operator or 'a function'} draws random bits that are not recorded"
         return original(*arguments)
-
 
     def block(self, original: Callable[..., Any], number: int, seed: int, stream: int) -> Any:
         """A block of an optimizer's own bits, from which it takes the seed and the stream of a step."""
