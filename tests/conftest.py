@@ -46,9 +46,7 @@ hypothesis.settings.load_profile("qsim")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=0, help="seed of torch's generators in every test (default 0)")
-    parser.addoption(
-        "--no-missing", action="store_true", help="fail tests that are skipped for a missing package or program"
-    )
+    parser.addoption("--no-missing", action="store_true", help="fail tests that are skipped for a missing package or program")
 
 
 #: The reasons of tests that are skipped for a missing package or program.
