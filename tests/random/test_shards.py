@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,6 +56,23 @@ def test_places_on_four_ranks(four: Ranks, names: str) -> None:
     deepest = max(int(name) for name in names if name.isdigit())
     shapes = [shape for shape in SHAPES if len(shape) > deepest]
     check(four(_places, (2, 2), names, shapes), shapes, 2 if "r" in names else 1)
+
+
+@pytest.mark.parametrize("rows", [8, 13, 3])
+def test_spans_of_rows_that_three_dimensions_of_a_mesh_cut(rows: int) -> None:
+    """FSDP2, twice, splits what tensor parallelism has cut: dimensions of the mesh cut in turn, the last one first."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    placements = (_StridedShard(0, split_factor=4), _StridedShard(0, split_factor=2), Shard(0))
+    for place in itertools.product(range(2), repeat=3):
+        mesh = SimpleNamespace(ndim=3, size=lambda dim: 2, get_coordinate=lambda place=place: list(place))
+        x: Any = SimpleNamespace(shape=(rows, 5), placements=placements, device_mesh=mesh)
+        start, length = shards.span(x, 0)
+        left = torch.arange(rows)
+        for own in place[::-1]:
+            left = (*left.chunk(2), left[:0])[own]
+        assert [*range(start, start + length)] == left.tolist(), place
 
 
 def _refused(device: torch.device, names: str) -> str:

@@ -164,6 +164,20 @@ def test_a_testbench_drives_the_clock_of_a_module_with_registers(capsys: pytest.
     assert "#1; repeat (2) begin clk = 1; #1; clk = 0; #1; end\n" in clocked
 
 
+UNDRIVEN = """
+module qsim_decode_e2m1(input logic [3:0] x, output logic [31:0] y);
+endmodule
+"""
+
+
+def test_an_output_that_nothing_drives_differs_in_every_vector(tmp_path: Path) -> None:
+    golden = vectors(Circuit("e2m1", "decode"))
+    assert "if (y !== " in text(golden, "testbench"), "for an unknown output, `!=` is unknown, which is no difference"
+    said = emitted.simulated(golden, tmp_path, "icarus", module=UNDRIVEN)
+    assert said.endswith("16 of 16 results differ")
+    assert said.count("differs: ") == 10
+
+
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "testbench"])
 def test_stages_are_for_a_testbench(form: str) -> None:
     golden = vectors(Circuit("e2m1", "decode"))

@@ -219,6 +219,14 @@ def test_gradients_that_vary_less_with_fewer_bits_decide_nothing() -> None:
     assert found == [True, True, True, False, None, None, True, True, True, None, *[True] * 6]
 
 
+@pytest.mark.parametrize(("low", "high", "verdict"), [(1.5, 3.5, True), (2.0, 5.0, None), (0.5, 2.0, None), (4.5, 9.0, False)])
+def test_a_factor_decides_only_as_a_whole_interval(low: float, high: float, verdict: bool | None) -> None:
+    # Of four seeds that alternate, half of the interval's width is 3.182 · √(4/3) / 2 times their distance from the mean.
+    middle, away = math.sqrt(low * high), math.log(high / low) / 2 / (3.182 * math.sqrt(4 / 3) / 2)
+    found = of(lambda run: as_in_the_paper(run) | {"factor": middle * math.exp((-1) ** run.seed * away)})
+    assert found[4] is verdict
+
+
 def test_one_format_has_no_bit_to_compensate() -> None:
     settings = replace(SETTINGS, formats=("e4m0",), seeds=4)
     results = [Result(run, {"loss": 1.0} | as_in_the_paper(run), 1.0, {}) for run in BatchSizeStudy().runs(settings)]
