@@ -44,8 +44,8 @@ class CompressedTensors:
         """Find a layer's place in the layout."""
         weight, act = forward_weight(layer), forward_act(layer, weight_only=weight_only)
         static: dict[str, Tensor] = {}
-        inputs = None if act is None else _inputs(layer, act, input_amax, static)
         args = _weights(weight, matrix(layer).shape[1])
+        inputs = None if act is None else _inputs(layer, act, input_amax, static)
         scheme = {"weights": args, "input_activations": inputs, "output_activations": None, "format": _format(weight, args, inputs)}
         return LayerPlan(layer, weight, original_weight(layer), act, scheme, static)
 
