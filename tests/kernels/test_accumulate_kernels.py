@@ -378,3 +378,20 @@ def test_scales_on_a_gpu(name: str) -> None:
     given = (scales((2, lines, groups), scale, 3.0, 1e-4) for lines in (65, 150))
     how = accumulator.spelled(*[resolve_format(fmt)] * 2)
     assert_same_bits(*_bits_of(torch.ops.qsim.accumulate_scaled, a, b, *given, [2, 1, 1, 1], None, how, 0, 0))
+
+
+@pytest.mark.parametrize("columns", [1 << 16, (1 << 16) * 64])
+def test_a_launch_has_all_tiles_in_its_first_dimension(columns: int) -> None:
+    """CUDA limits the others to 65,535 programs."""
+    grids: list[tuple[int, int, int]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+            return lambda *arguments, **options: grids.append(grid)
+
+    tile = kernels.ResultTile(2, 32, 1)
+    out, a, b = (torch.empty(3, *shape, device="meta") for shape in ((6, columns), (6, 4), (4, columns)))
+    adder = resolve("h100_fp8").sum_of(*map(resolve_format, ("e4m3", "e4m3")))
+    product = kernels.ProductLaunch(out, a, b, None, adder, (None, 0, 0), tile)
+    product.run(Kernel(), tile, kernels.Planes(a, None, 6, 4), kernels.Planes(b, None, columns, 4), (), adders=[()])
+    assert grids == [(3 * columns // 32, 1, 3)]

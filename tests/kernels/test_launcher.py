@@ -58,6 +58,28 @@ def test_each_form_goes_through_triton_once(kernel: Kernel) -> None:
     assert kernel.direct == [(*head, source.data_ptr(), *tail) for source in (x, x, odd)]
 
 
+def test_the_form_depends_on_every_tensor(kernel: Kernel) -> None:
+    """On the dtype and the alignment of those between `x` and `out` and the numbers, too: compiled code would misread others."""
+    x, launch = torch.zeros(64), host.Launch(host.launcher(kernel, ()), 1)
+    given = [torch.ones(()), torch.ones((), dtype=torch.float64), torch.ones((), dtype=torch.bfloat16), None, x[1:2]]
+    for _ in range(2):
+        for other in given:
+            launch(x, x, 5, other)
+    launch(x.bfloat16(), x, 5, given[0])
+    launch(x, x.double(), 5, given[0])
+    assert [arguments[2] for arguments in kernel.by_triton] == [*given, given[0], given[0]]
+    assert [arguments[-1] for arguments in kernel.direct] == given
+
+
+def test_tensors_that_are_not_contiguous_raise_an_error(kernel: Kernel) -> None:
+    """Except those that are stored as `x` is, for whose strides a launch is prepared."""
+    x, launch = torch.zeros(8, 4).t(), host.Launch(host.launcher(kernel, ()), 1)
+    launch(x, x, torch.zeros(8, 4).t())
+    with pytest.raises(ValueError, match=r"takes tensors that are contiguous, got shape \(4,\) with strides \(2,\)"):
+        launch(x, x, torch.zeros(8)[::2])
+    assert len(kernel.by_triton) == 1
+
+
 def test_hooks_see_every_launch(kernel: Kernel) -> None:
     x, launch = torch.zeros(64), host.Launch(host.launcher(kernel, ()), 1)
     launch(x, x)

@@ -295,3 +295,30 @@ def test_numbers_of_numpy(make: Any) -> None:
     one.param_groups[0]["lr"], other.param_groups[0]["lr"] = numpy.float32(0.25), 0.25
     one.param_groups[0]["weight_decay"], other.param_groups[0]["weight_decay"] = numpy.float32(0.5), 0.5
     assert alike(run(one, range(2)), run(other, range(2)))
+
+
+@pytest.mark.parametrize("update", ["nearest", "stochastic"])
+def test_a_scaler_unscales_in_the_step_if_any_gradient_is_in_float16(update: str) -> None:
+    """A scaler does not unscale float16 itself: not even where another parameter has no gradient."""
+    used, unused = (nn.Parameter(torch.ones(3, dtype=torch.float16)) for _ in range(2))
+    optimizer = qsim.optim.SGD([used, unused], 0.25, update=update, seed=SEED)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    scaler.scale(used.sum()).backward()
+    scaler.step(optimizer)
+    assert used.tolist() == [0.75] * 3
+    assert unused.tolist() == [1.0] * 3
+
+
+def test_a_rate_is_not_cut() -> None:
+    """A tensor in float64 gives the bits of the number, which one in float32 does not."""
+    found = []
+    rate = 0.75 + 2.0**-25 - 2.0**-30
+    for lr in (rate, torch.tensor(rate, dtype=torch.float64), torch.tensor(rate)):
+        w = nn.Parameter(torch.zeros(500))
+        optimizer = qsim.optim.AdamW([w], lr=lr, weight_decay=0.0, update="nearest")
+        for step in range(8):
+            w.grad = torch.sin(torch.arange(500.0) + step)
+            optimizer.step()
+        found.append(w.detach())
+    assert same_bits(found[0], found[1])
+    assert not same_bits(found[0], found[2])

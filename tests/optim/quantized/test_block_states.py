@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -77,10 +79,20 @@ def test_any_format_with_blocks_and_the_same_noise_again() -> None:
     assert not torch.equal(states(1), states(2))
 
 
+class HalfStates(torch.optim.Optimizer):
+    """An optimizer that keeps a state in bfloat16, whatever the parameter's dtype."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["exp_avg"] = torch.zeros_like(p, dtype=torch.bfloat16)
+
+
 def test_errors() -> None:
-    w = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-    optimizer = Quantized(torch.optim.Adam([w]), state=block_states(8))
-    w.grad = torch.ones_like(w)
+    w = nn.Parameter(torch.ones(4))
+    optimizer = Quantized(HalfStates([w]), state=block_states(8))
     with pytest.raises(TypeError, match=r"states with scales must be float32 or float64, got torch.bfloat16"):
         optimizer.step()
     rows = qsim.Quantizer("e4m3", scale=PerRow())

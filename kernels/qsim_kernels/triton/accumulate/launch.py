@@ -92,7 +92,7 @@ class ProductLaunch(NamedTuple):
             room = self.out.new_empty((batches, a.rows, b.rows))
         options = {} if INTERPRETED else {"num_warps": tile.warps}
         for variant in adders:
-            kernel[-(-rows // tile.rows), -(-columns // tile.columns), batches](*before, room, *behind, *variant, tile, **options)
+            kernel[-(-rows // tile.rows) * -(-columns // tile.columns), 1, batches](*before, room, *behind, *variant, tile, **options)
         if room is not self.out:
             self.out.copy_(room[:, :rows, :columns])
 
