@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from qsim.formats import Format
+from qsim.formats.base import check_flag
 from qsim.rounding import Overflow, Rounding
 from qsim.silicon.circuits import Circuit, Operation
 from qsim.silicon.dots import Dot
@@ -110,6 +111,7 @@ def emit_circuits(
 
 
 def _check(language: str, stages: int, generator: bool) -> None:
+    check_flag("emit", "generator", generator)
     if language not in get_args(Language):
         raise ValueError(f"language must be one of {', '.join(map(repr, get_args(Language)))}, got {language!r}")
     if language != "systemverilog" and (stages or generator):

@@ -307,7 +307,9 @@ def test_the_scales_of_rows_replace_that_of_the_tensor(rounding: str) -> None:
     """A row has the same bits by itself as in a tensor whose other rows are larger: per-token NVFP4."""
     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(6))
     x[16:] *= 1e4
-    whole, blocks = (OuterScale(qsim.Quantizer(each, rounding), PerRow()) for each in ("nvfp4", qsim.Block("e2m1", 16, scale="e4m3", rule="fit")))
+    whole, blocks = (
+        OuterScale(qsim.Quantizer(each, rounding), PerRow()) for each in ("nvfp4", qsim.Block("e2m1", 16, scale="e4m3", rule="fit"))
+    )
     assert torch.equal(whole(x, seed=1)[:16], whole(x[:16], seed=1))
     assert torch.equal(whole(x, seed=1), blocks(x, seed=1))
     assert torch.equal(OuterScale(whole.quantizer, PerRow())(x, seed=1), whole(x, seed=1))
