@@ -46,7 +46,7 @@ def emit(
         source: The format of the numbers that are rounded, whose codes are the inputs.
         stages: Registers between input and output of a SystemVerilog module.
         generator: Whether SystemVerilog modules make their random bits themselves, by a linear feedback shift register.
-        name: The name of a C header, for its guard.
+        name: The name of a C header, of which its guard is made: any text.
 
     Raises:
         ValueError: If an argument is not one of these.
