@@ -192,12 +192,16 @@ def _try(model: nn.Module, example: Any, verbose: bool) -> None:
 def revert(model: Model) -> Model:
     """Remove points from all layers of a model that `convert` changed, in place.
 
+    Raises:
+        TypeError: If `model` is not a module.
+
     Example:
         >>> import torch, qsim
         >>> model = qsim.convert(torch.nn.Linear(2, 2), qsim.FivePoint(act="e4m3"))
         >>> qsim.revert(model)
         Linear(in_features=2, out_features=2, bias=True)
     """
+    check_model("revert", model)
     remove_from_configs(model)
     for module in model.modules():
         leave_calls(module)
