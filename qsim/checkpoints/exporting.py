@@ -19,6 +19,7 @@ from qsim.checkpoints.planning import check_any, chosen_layout, contents, notes,
 from qsim.checkpoints.shards import ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_state, unshared
 from qsim.checkpoints.unrounded import check_unrounded_weights, excluded_modules
+from qsim.formats.base import check_flags
 from qsim.nn.converting.description import describe
 from qsim.nn.histories import RemembersAmaxes, histories_of
 
@@ -72,6 +73,7 @@ def export(
         >>> print(qsim.export(model, folder, "compressed-tensors"))
         0  written  weight=e4m3 tensor, act=e4m3 tensor
     """
+    check_flags("export", weight_only=weight_only, overwrite=overwrite, dry_run=dry_run)
     largest, chosen = size_in_bytes("export", max_shard_size), chosen_layout("export", layout)
     safetensors("export")
     check_free("export", resolved("export", folder), overwrite=overwrite)

@@ -15,6 +15,7 @@ from qsim.checkpoints.folders import DESCRIPTION, complete, resolved, whole_fold
 from qsim.checkpoints.reading import is_exported, load_exported
 from qsim.checkpoints.shards import Shards, ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_loads, check_state, gathered, load_in_turn, unshared
+from qsim.formats.base import check_flag
 from qsim.functional.arguments import check_model
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.converting.description import describe
@@ -60,6 +61,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, overwrite: bool = 
     """
     check_model("save", model)
     place = resolved("save", folder)
+    check_flag("save", "overwrite", overwrite)
     largest = size_in_bytes("save", max_shard_size)
     safetensors("save")
     state = check_state("save", model.state_dict())
@@ -121,6 +123,7 @@ def load(model: Model, folder: str | os.PathLike[str], *, convert: bool = True) 
         True
     """
     check_model("load", model)
+    check_flag("load", "convert", convert)
     place = Path(folder)
     complete(place)
     if is_exported(place):

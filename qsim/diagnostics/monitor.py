@@ -107,6 +107,8 @@ class Monitor:
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"Monitor: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
         check_flag("Monitor", "per_layer", per_layer)
+        if writer is not None and not callable(getattr(writer, "add_scalar", None)):
+            raise TypeError(f"Monitor: writer must have add_scalar, as TensorBoard's SummaryWriter has, got {writer!r}")
         self._layers = _watched(model)
         self._places, self._room = checked_places(blocks, [layer.name for layer in self._layers])
         self._pending_blocks: list[tuple[Label, int, HostCopy, HostCopy]] = []

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from qsim.formats.base import check_integer
+from qsim.formats.base import check_flag, check_integer
 from qsim.functional.applying import applied
 from qsim.functional.arguments import check_input
 from qsim.scaling.geometry import dim_of
@@ -54,8 +54,7 @@ class Hadamard:
         check_integer("Hadamard", "size", self.size, 2, 1024)
         if self.size & (self.size - 1):
             raise ValueError(f"Hadamard: size must be a power of two, got {self.size}")
-        if not isinstance(self.random_signs, bool):
-            raise TypeError(f"Hadamard: random_signs must be True or False, got {self.random_signs!r}")
+        check_flag("Hadamard", "random_signs", self.random_signs)
         check_integer("Hadamard", "seed", self.seed, 0, 2**63 - 1)
 
     def turn(self, shape: Sequence[int], dim: int = -1) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from qsim.accumulators import Accumulator
 from qsim.accumulators.chips import Chip, check_chip
 from qsim.accumulators.names import sum_text, text_takes, units_text
 from qsim.formats import Float, Format, format as resolve_format, name_of
+from qsim.formats.base import check_flag
 from qsim.functional import quantize
 from qsim.functional.applying import applied, not_a_view
 from qsim.functional.tracing import is_readable, not_scriptable, refuse_tracing
@@ -71,6 +72,7 @@ def matmul(
         tensor([[0.2500]])
     """
     check_chip("matmul", chip)
+    check_flag("matmul", "check", check)
     _check_operands(a, b)
     chosen = _resolved(accumulate)
     how = _spelled(chosen, a, b, formats, check)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qsim.formats import Format
+from qsim.formats.base import check_flag
 from qsim.optim import kahan, settings
 from qsim.optim.batches import Batch, batches_of, check_gradients
 from qsim.optim.saved import StateDict, adapted, restored
@@ -48,6 +49,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
     def __init__(
         self, params: Params, defaults: dict[str, Any], generator: torch.Generator | None, fused: bool | None, differentiable: bool
     ) -> None:
+        check_flag(type(self).__name__, "differentiable", differentiable)
         if differentiable:
             raise ValueError("differentiable=True: a rounded step is not differentiable")
         if fused is not None and not isinstance(fused, bool):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from qsim import scaling
 from qsim.accumulators import Rounded
 from qsim.formats import E4M3, E4M3B11FNUZ, E5M2, Float, Int
+from qsim.formats.base import check_flag
 from qsim.functional.quantizer import Quantizer
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
@@ -49,6 +50,7 @@ def torchao_rowwise(*, weight_gradient: bool = True) -> Recipe:
         >>> print(qsim.recipes.torchao_rowwise().points.grad.scale)
         rows(e8m0, ceil)
     """
+    check_flag("torchao_rowwise", "weight_gradient", weight_gradient)
     rows = Quantizer(E4M3, scale=PerRow(format="e8m0", rule="ceil"))
     if weight_gradient:
         points = FivePoint(rows, rows, act_bwd=rows, weight_bwd=rows, grad=rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -130,3 +132,14 @@ def test_autocast_makes_bfloat16_of_what_no_point_rounds_forward(points: FivePoi
     expected = F.linear(rounded(a, points.act).double(), rounded(w, points.weight).double())
     assert value.dtype == torch.bfloat16
     torch.testing.assert_close(value.double(), expected, rtol=2**-8, atol=2**-9)
+
+
+def test_both_dtypes_of_autocast_in_turn_on_one_layer() -> None:
+    """The layer keeps its plans: that of one dtype must not serve the other."""
+    layer, x = qsim.nn.Linear(8, 4, points=qsim.FivePoint("e4m3", "e4m3")), torch.randn(3, 8)
+    for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype):
+            found, fresh = layer(x), copy.deepcopy(layer)(x)
+        assert found.dtype == dtype
+        assert torch.equal(found, fresh)
+    assert layer(x).dtype == torch.float32

@@ -16,6 +16,7 @@ from qsim.diagnostics.traces.calls import OperationCall
 from qsim.diagnostics.traces.recording import TraceRecorder, TraceSink, checksum
 from qsim.diagnostics.traces.stores import TensorFolder
 from qsim.diagnostics.traces.trace import Operation, Trace
+from qsim.formats.base import check_flag
 from qsim.functional.bodies import body
 from qsim.nn.coverage.run import check_plain, summands
 from qsim.nn.examples import inputs_of
@@ -74,6 +75,7 @@ def trace(
         >>> torch.allclose(found.tensors["2.bias/updated"], model[2].bias - 0.1 * found.tensors["2.bias/grad"])
         True
     """
+    check_flag("trace", "backward", backward)
     if folder is not None:
         check_empty("trace", Path(folder))
     step = TracedStep("trace", model, batch, loss, optimizer, backward, seed)

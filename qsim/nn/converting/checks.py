@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.conv import _ConvNd
 
 from qsim.formats.dtypes import FLOATS
@@ -16,6 +17,7 @@ from qsim.nn.product.checks import check_groups
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.plans import plan_for
+from qsim.random.shards import is_distributed
 from qsim.recipes.five_point import FivePoint
 
 #: The name of qsim's own attention and experts in transformers.
@@ -48,6 +50,17 @@ def check_layer(layer: Layer, points: FivePoint) -> None:
         if parameter.dtype not in FLOATS:
             dtypes = "float32, bfloat16, float16 and float64"
             raise TypeError(f"convert: {layer.title} has a {name} of {parameter.dtype}, and points round only {dtypes}: exclude it")
+        if _has_own_operators(parameter):
+            kind = f"{type(parameter).__module__}.{type(parameter).__qualname__}"
+            raise TypeError(
+                f"convert: {layer.title} has a {name} of the class {kind}, which computes by operators of its own and has no numbers to "
+                "round: convert the model before another library quantizes its weights, or exclude it"
+            )
+
+
+def _has_own_operators(x: Tensor) -> bool:
+    """Whether a tensor's class decides what operators do, as those of quantized weights do; distributed and fake tensors take qsim's."""
+    return type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not is_distributed(x) and not isinstance(x, FakeTensor)
 
 
 def chosen_kernel(module: nn.Module, kind: str) -> str | None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from qsim import recipes
 from qsim.formats import Format
+from qsim.formats.base import check_flags
 from qsim.functional.arguments import check_model
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import Calls, check_calls
@@ -109,6 +110,7 @@ def convert(
         2  left alone  not chosen
     """
     check_model("convert", model)
+    check_flags("convert", embeddings=embeddings, adapters=adapters, verbose=verbose)
     if isinstance(points, str):
         points = recipes.resolve(points) if is_recipe(points) else points_of(points)
     if isinstance(points, (Quantizer, Format, Block, torch.dtype)):
@@ -190,12 +192,16 @@ def _try(model: nn.Module, example: Any, verbose: bool) -> None:
 def revert(model: Model) -> Model:
     """Remove points from all layers of a model that `convert` changed, in place.
 
+    Raises:
+        TypeError: If `model` is not a module.
+
     Example:
         >>> import torch, qsim
         >>> model = qsim.convert(torch.nn.Linear(2, 2), qsim.FivePoint(act="e4m3"))
         >>> qsim.revert(model)
         Linear(in_features=2, out_features=2, bias=True)
     """
+    check_model("revert", model)
     remove_from_configs(model)
     for module in model.modules():
         leave_calls(module)

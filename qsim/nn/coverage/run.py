@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from qsim.formats.base import check_flag
 from qsim.functional.arguments import check_model
 from qsim.nn.coverage.recording import Recorder
 from qsim.nn.coverage.report import Coverage
@@ -53,6 +54,7 @@ def coverage(model: nn.Module, example: Any, *, backward: bool = True) -> Covera
         0       backward  mm        8×3, 3×4  1      96             grad=e5m2, act_bwd=e4m3
     """
     check_plain("coverage", model)
+    check_flag("coverage", "backward", backward)
     args, kwargs = inputs_of(example)
     recorder = Recorder(model)
     snapshot = Snapshot(model)
