@@ -89,7 +89,7 @@ class BatchFindings(Findings[Settings]):
         A norm that follows the test loss shows no convergence: both rise where a net that has not learnt with small batches overfits with
         large ones. NaN if results of an earlier version lack the training loss.
         """
-        return max(self.seeds("training_loss", FULL, "nearest", batch, PLAIN, design).mean() for batch in self.settings.batches)
+        return max(float(self.seeds("training_loss", FULL, "nearest", batch, PLAIN, design).mean()) for batch in self.settings.batches)
 
     def leads(self, scale: str) -> list[Values]:
         """The accuracy of stochastic rounding minus that of nearest for each seed, in every format, with every batch and design."""

@@ -76,8 +76,8 @@ class Sweep:
         ]
 
     def frame(self) -> Any:
-        """The runs as a pandas frame, which needs pandas."""
-        import pandas  # type: ignore[import-untyped]
+        """The runs as a pandas frame."""
+        import pandas
 
         return pandas.DataFrame(self.rows())
 
