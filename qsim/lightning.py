@@ -102,8 +102,8 @@ class GeneratorCallback(Callback):  # type: ignore[misc]
     """Save torch's generators in Lightning's checkpoints, from which layers draw the seeds of their noise, so that runs resume to the bit.
 
     Lightning does not save them: without this callback, a run that `ckpt_path=` continues draws other noise than the uninterrupted one. Of
-    several ranks each saves its own. The generators of Python and NumPy, which qsim does not draw from, are not saved; nor is the place in an
-    epoch: to resume inside of one, Lightning needs a loader with `state_dict` and `load_state_dict`, such as torchdata's
+    several ranks each saves its own. The generators of Python and NumPy, which qsim does not draw from, are not saved; nor is the place in
+    an epoch: to resume inside of one, Lightning needs a loader with `state_dict` and `load_state_dict`, such as torchdata's
     `StatefulDataLoader`, which in the main process must not draw from torch's generators for each batch.
 
     Example:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
@@ -162,10 +163,8 @@ def losses_of(folder: Path, loader: Any, callbacks: list[Any], **options: Any) -
     module = Module(FivePoint() if any(type(own).__name__ == "ScheduleCallback" for own in callbacks) else qsim.recipes.mxfp4())
     silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     trainer = pl.Trainer(accelerator="cpu", max_epochs=2, default_root_dir=folder, callbacks=callbacks, **silent)
-    try:
+    with contextlib.suppress(KilledError):
         trainer.fit(module, loader, **options)
-    except KilledError:
-        pass
     return module.losses, [weight.detach().clone() for weight in module.parameters()]
 
 
