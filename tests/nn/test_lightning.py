@@ -145,7 +145,7 @@ def shuffled() -> torch.utils.data.DataLoader[Any]:
 
 
 class KilledError(Exception):
-    """What ends a run."""
+    """The end of a run that is killed."""
 
 
 class KilledAfter(Reached):

@@ -124,7 +124,7 @@ VERDICTS = ("yes", "no", "undecided", "yes (expected)")
 
 
 def test_verdicts_at_the_top_are_those_of_the_reports() -> None:
-    """What was known before any run is not counted as a result."""
+    """Answers that were known before any run are not counted as results."""
     counted = {title: Counter[str]() for title in PAPERS}
     for report in (DOCS / "studies").glob("*/report.md"):
         text = report.read_text(encoding="utf-8")

@@ -267,7 +267,7 @@ def test_consistently_means_in_every_format_and_batch(ahead: dict[tuple[str, int
 
 
 def test_a_lead_of_nearest_counts_if_it_is_not_one_of_many_chances() -> None:
-    """Of six intervals, one misses the true value more often than one in twenty times."""
+    """One of six intervals misses the true value more often than one in twenty times."""
 
     def values(run: Run) -> dict[str, float]:
         lucky = (run.format, run.batch, run.rounding) == ("e4m1", 16, "nearest")

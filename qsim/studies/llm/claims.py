@@ -61,7 +61,7 @@ def _speeds(found: LanguageFindings) -> list[Claim]:
     if not found.several or not found.on_gpu:
         return claims
     grows, (first, *_, last) = found.grows(), found.settings.size
-    # Both have the same kernels but for the rounding, so a difference is one between runs.
+    # Their kernels differ in the rounding only, so a difference of speed is one between runs.
     control = {size: found.ratio(STOCHASTIC, NEAREST, "tokens_per_second", size) for size in (first, last)}
     holds = _same([*control.values()], SAME_SPEED)
     doubt = "" if holds else found.text("control fails", shown="; ".join(f"{size}: {times:.3f} times" for size, times in control.items()))
