@@ -143,9 +143,11 @@ def luq() -> Recipe:
     between zero and the smallest, it goes to either with the probability that makes the mean exact: what the paper calls stochastic
     underflow and logarithmic stochastic rounding is `Stochastic` here. The backward pass multiplies by the 4-bit inputs and weights.
 
-    The paper clips inputs and weights where normal and Laplacian values have the least error; here their largest magnitudes are kept. It
-    keeps the first and the last layer in high precision, takes a gradient's largest magnitude from earlier steps (`scale=Delayed(…)`), and
-    may average several drawings.
+    The paper clips inputs and weights where normal and Laplacian values have the least error; here their largest magnitudes are kept. In
+    a transformer, outliers then leave few of the 15 integers to the other inputs, whose forward rounding is nearly all of the bias of a
+    gradient; `PerRow()` scales of inputs and weights remove most of it. The rounding of gradients itself has none. The paper keeps the
+    first and the last layer in high precision, takes a gradient's largest magnitude from earlier steps (`scale=Delayed(…)`), and may
+    average several drawings.
 
     Example:
         >>> import torch, qsim

@@ -32,6 +32,7 @@ from qsim.nn.record import ProductRounding, forget_empty, known, record_of
 from qsim.random.seeds import fresh_seed
 from qsim.random.streams import Drawn, Source
 from qsim.recipes.five_point import FivePoint
+from qsim.recipes.named import SLOW_ON_CPU
 from qsim.recipes.points_of import is_recipe, points_of
 from qsim.recipes.recipe import Recipe
 from qsim.scaling.block_formats import Block
@@ -118,6 +119,7 @@ def convert(
     if isinstance(points, Mapping) and "points" in points and isinstance(points.get("name"), str):
         points = Recipe.from_dict(points)
     check_calls(calls)
+    _warn_of_slowness(points)
     dry_run = None if layout is None else serving.dry_runner("convert", layout)
     choice = choose(model, points, include, exclude, calls, {EMBEDDING: embeddings, ADAPTER: adapters})
     fitting, before = _fitted(choice.layers), conversion(model) if verbose else None
@@ -164,6 +166,13 @@ def _set_call_points(called: Chosen, calls: Calls, source: Drawn) -> None:
         of_activations = (calls == "all" or attends) and not found.is_delayed
         if of_activations or layer.obstacle != ATTENTION:
             set_call_points(layer, found, source, of_activations=of_activations)
+
+
+def _warn_of_slowness(points: Any) -> None:
+    """Warn of a recipe that is slow on a CPU, where there is nothing else to run on."""
+    reason = SLOW_ON_CPU.get(points.name) if isinstance(points, Recipe) else None
+    if reason is not None and not torch.accelerator.is_available():
+        warn(f"convert: a training step of a layer in {points.name} takes {reason}, on a CPU, and this machine has no accelerator")
 
 
 def _warn_of_delayed(called: Chosen, calls: Calls) -> None:
