@@ -28,6 +28,7 @@ from qsim.random.shards import is_distributed
 from qsim.random.sources import varied
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import PerBlock, PerTile, Scaling
+from qsim_kernels.private import is_in_transform
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -163,7 +164,7 @@ def grouped(
         )
     if mat_a.shape[1] != mat_b.shape[1] or offs.shape != mat_b.shape[:1] or offs.is_floating_point():
         return None  # torch raises an error
-    by_group = _sums_under_scales(own.points) or torch._C._are_functorch_transforms_active()
+    by_group = _sums_under_scales(own.points) or is_in_transform()
     if by_group and any(isinstance(scale, Recorded) for scale in _scales(own.points)):
         raise ValueError(
             "in grouped products, an accumulator adds under the scales of blocks and tiles group by group, and a delayed scale at another "

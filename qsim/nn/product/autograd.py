@@ -22,6 +22,7 @@ from qsim.random.shards import is_distributed
 from qsim.random.sources import Stream, is_exporting
 from qsim_kernels.lowered import inductor
 from qsim_kernels.ops.direct import DISPATCHED, operators
+from qsim_kernels.private import is_in_transform
 
 #: What to do with distributed tensors instead.
 _INSTEAD = "give a format or a Quantizer, or shard with FSDP2, whose layers multiply whole tensors"
@@ -75,7 +76,7 @@ def _product(
         from qsim.nn.sharded.product import sharded_product
 
         return sharded_product(a, w, bias, plan, stream)
-    if not is_direct and torch._C._are_functorch_transforms_active():
+    if not is_direct and is_in_transform():
         return transformed_product(a, w, bias, plan)
     seed = seeds.drawn(w.device, plan.ops, stream) if plan.draws else None
     weight_seed = seeds.weight_seed(w, stream, ops=plan.ops, redraws=plan.points.redraws_weight) if plan.weight_draws else None
