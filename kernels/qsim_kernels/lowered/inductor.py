@@ -22,7 +22,7 @@ from torch import Tensor
 from qsim_kernels import private
 
 #: Releases of torch that pass `tests/kernels/test_lowered.py` with loops, by the devices where they do.
-TESTED = {"cpu": ("2.11.", "2.13."), "cuda": ("2.11.",)}
+TESTED = {"cpu": ("2.11.", "2.13.", "2.15."), "cuda": ("2.11.",)}
 
 
 def mark_caches() -> None:
