@@ -118,7 +118,7 @@ def product_with_seeds(
         return changeable(applied(FivePointProduct, plan.ops)(a, w, bias, seed, weight_seed, ends, *raw, plan, torch.is_grad_enabled()))
 
 
-#: Before torch 2.11, Dynamo makes a plan again to give it to an autograd function, and calls constructors with fields that they do not take.
+#: Before torch 2.11, Dynamo makes a plan again to give it to an autograd function, and calls constructors with fields they do not take.
 TRACES_PLANS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
 _leave_graph = disable_dynamo(product_with_seeds)
 
