@@ -32,7 +32,7 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
             return NotImplemented
         # Without a graph being traced AOTAutograd only asks for shapes, which the operator's fake implementation knows.
         if private.get_proxy_mode() is not None and not torch.compiler.is_exporting():
-            if inductor.compiles() and inductor.is_tested():
+            if inductor.compiles():
                 inductor.learn_calls(FUNCTIONAL)
             with mode:
                 lowered = function(*args, **(kwargs or {}))

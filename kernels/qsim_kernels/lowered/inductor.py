@@ -1,14 +1,15 @@
 """Inductor, torch's default compiler: whether it compiles a graph, and how it learns to generate the loops and the calls of operators.
 
 torch has no public interface for an operator whose loops fuse with their neighbours, nor for code that calls an operator's implementation
-itself: through the dispatcher a call takes longer than a small kernel. This file and `meanings.inductor` name the private ones that
-are used in its place. Devices and releases of torch that they have not been tested with get plain torch operators, which
+itself: through the dispatcher a call takes longer than a small kernel. This file and `meanings.inductor` use private ones in its
+place. Devices and releases of torch that they have not been tested with get plain torch operators, which
 have the same bits and take longer to compile.
 """
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from operator import getitem
@@ -79,7 +80,7 @@ def is_attention(x: Tensor) -> bool:
 
 def _source(x: Tensor, passed: Sequence[str]) -> Any:
     """The node of the graph that is being traced from which a tensor comes, by way of some operators; `None` if there is none."""
-    mode = private.get_proxy_mode()
+    mode = private.get_proxy_mode() if private.has(("get_proxy_mode", "get_proxy_slot", "from_functional_tensor")) else None
     if mode is None:
         return None
     fake = private.from_functional_tensor(x.elem) if isinstance(x, private.FunctionalTensor) else x
@@ -138,7 +139,19 @@ def learn_whole(operator: Any, reduction: Any) -> None:
 
 @cache
 def learn_calls(names: tuple[str, ...]) -> None:
-    """Let the Python code that Inductor writes call the implementations of some operators directly, and write what they read once."""
+    """Let the Python code that Inductor writes call the implementations of some operators directly, and write what they read once.
+
+    Where neither this nor loops were tested, a warning says so.
+    """
+    if not is_tested():
+        releases = ", ".join(sorted({release.rstrip(".") for tested in TESTED.values() for release in tested}))
+        warnings.warn(
+            f"compiled code has torch's own operators instead of qsim's loops, which takes longer to compile: these are tested with torch "
+            f"{releases}, and this is {torch.__version__}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return
     for name in names:
         code = private.CustomCodegen(python=partial(_write_call, name))
         private.CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.qsim.{name}.default"] = code
