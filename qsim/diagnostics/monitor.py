@@ -30,6 +30,7 @@ from qsim.nn import Quantize
 from qsim.nn.calls.settings import call_points, own_matrices
 from qsim.nn.modules import FivePointModule
 from qsim.nn.record import known
+from qsim.private import is_compiled
 from qsim.recipes.five_point import FivePoint
 from qsim.text.files import write_whole
 from qsim.text.records import Writer
@@ -373,7 +374,7 @@ class Watched(NamedTuple):
 def _watched(model: nn.Module) -> list[Watched]:
     """All that rounds, each once, by the first of its names."""
     for name, module in model.named_modules():
-        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+        if is_compiled(module):
             where = f"its module {name!r}" if name else "the model"
             raise ValueError(
                 f"Monitor: {where} is compiled, and compiled code is not watched: watch the original model, and run it eagerly"

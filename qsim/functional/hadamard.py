@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from qsim.formats.base import check_flag, check_integer
 from qsim.functional.applying import applied
 from qsim.functional.arguments import check_input
+from qsim.private import forward_level
 from qsim.scaling.geometry import dim_of
 from qsim.text.parsing import read_call
 from qsim_kernels.numbers.scales import Turn
@@ -110,7 +110,7 @@ class _ForwardTurned(_Turned):
 
 
 def _turned(x: Tensor, transform: Hadamard, dim: int, *, inverse: bool) -> Tensor:
-    function = _ForwardTurned if forward_ad._current_level >= 0 else _Turned
+    function = _ForwardTurned if forward_level() >= 0 else _Turned
     return applied(function, operators(x))(x, transform, dim, inverse)  # type: ignore[no-any-return]
 
 

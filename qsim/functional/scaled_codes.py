@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
 
 from qsim.formats import FP32, Format, name_of
 from qsim.functional import packing
@@ -20,6 +19,7 @@ from qsim_kernels.numbers.encoding import code_dtype
 from qsim_kernels.numbers.grid import Noise
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import operators
+from qsim_kernels.private import register_pytree_node
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.scaling import saturated, under_whole
 

@@ -15,6 +15,7 @@ from qsim.nn.product.autograd import planned
 from qsim.nn.product.checks import check_bias, check_lookup
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.plans import plan_for
+from qsim.private import safe_softmax
 from qsim.random.sources import Stream
 from qsim.recipes.points_of import PointsLike, points_of
 
@@ -175,5 +176,5 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
     # As in torch, a query with all keys masked gets zeros.
-    weights = F.dropout(torch.ops.aten._safe_softmax.default(scores, -1), dropout_p)
+    weights = F.dropout(safe_softmax(scores, -1), dropout_p)
     return matmul(weights, value, points, stream=stream)

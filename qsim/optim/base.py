@@ -20,6 +20,7 @@ from qsim.optim.batches import Batch, batches_of, check_gradients
 from qsim.optim.saved import StateDict, adapted, restored
 from qsim.optim.seeds import DrawsSeed
 from qsim.optim.settings import Options, UpdateSetting
+from qsim.private import disable_dynamo
 from qsim.random import seeds
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -125,7 +126,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
             self._check(group, first)
         return groups
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @disable_dynamo  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have gradients.

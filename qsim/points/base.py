@@ -146,6 +146,11 @@ def surrogate(x: Tensor, values: Tensor, slope: Tensor | float = 1) -> Tensor:
     return _Surrogate.apply(x, values, slope)  # type: ignore[no-any-return,no-untyped-call]
 
 
+def limited(x: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
+    """Clamp values. The gradient passes within the range and at its ends, where that of `torch.clamp` stops from torch 2.14 on."""
+    return torch.where((x < low) | (x > high), x.detach().clamp(low, high), x)  # type: ignore[arg-type]
+
+
 def wide(x: Tensor) -> Tensor:
     """A tensor in the dtype in which points compute: float32, or float64 for float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import triton
 
+from qsim_kernels import private
 from qsim_kernels.triton.host import launcher as host
 from support.side_by_side import DEVICE
 
@@ -91,6 +92,15 @@ def test_hooks_see_every_launch(kernel: Kernel) -> None:
         hook.remove(print)
     launch(x, x)
     assert (len(kernel.by_triton), len(kernel.direct)) == (2, 1)
+
+
+def test_a_triton_whose_kernels_cannot_be_launched_directly_launches_them(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, launch, name = torch.zeros(64), host.Launch(host.launcher(kernel, ()), 1), "packed_metadata"
+    monkeypatch.setattr(private, "_LAUNCH", ("run", "function", f"{name}_gone"))
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match=f"Triton's compiled kernels lack one of run, function, {name}_gone: launches take longer"):
+            launch(x, x)
+    assert (len(kernel.by_triton), len(kernel.direct)) == (2, 0)
 
 
 def test_nothing_is_launched_for_no_programs(kernel: Kernel) -> None:

@@ -40,7 +40,7 @@ OLDEST = 0, 65
 
 
 def check_numba() -> None:
-    """Raise an `ImportError` where functions cannot be compiled: by an old Numba, one that is told not to, or one that refuses NumPy."""
+    """Raise an `ImportError` where functions cannot be compiled: by an old Numba, one that is told not to, or lacks a private name."""
     if os.environ.get("NUMBA_DISABLE_JIT", "").strip() not in ("", "0"):
         raise ImportError("loops need Numba's compiler, and NUMBA_DISABLE_JIT is set")
     installed = version("numba")
@@ -49,6 +49,7 @@ def check_numba() -> None:
     kept = folder()
     if kept is None or not any(kept.glob("*.o")):
         importlib.import_module("numba")
+        importlib.import_module("qsim_kernels.numba.loops.bits")  # private names
 
 
 def _after_fork() -> None:

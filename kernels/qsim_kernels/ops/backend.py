@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
+from qsim_kernels import private
 from qsim_kernels.numbers.grid import Grid, GridRounding, Mode, Rule, read
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -23,6 +23,13 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 #: This process. OpenMP's threads, which torch may start from now on, do not survive in processes forked from it.
 PROCESS = os.getpid()
+
+
+def leave_to_python(function: Any, *, and_callees: bool) -> None:
+    """Let Dynamo not compile a function by itself, nor what it calls then; it still traces the function into code that calls it."""
+    if private.has(private.DYNAMO):
+        skip, rest = private.FrameAction.SKIP, private.FrameAction.SKIP if and_callees else private.FrameAction.DEFAULT
+        private.set_code_exec_strategy(function.__code__, private.FrameExecStrategy(skip, rest))
 
 
 class OperatorLibrary(torch.library.Library):
@@ -38,7 +45,7 @@ class OperatorLibrary(torch.library.Library):
         """Register the implementation of an operator for a dispatch key."""
         self._functions[op_name, dispatch_key] = fn
         # Dynamo must not compile what runs between two compiled pieces of code: numbers are addresses there, and backends are imported.
-        set_code_exec_strategy(getattr(fn, "__func__", fn).__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+        leave_to_python(getattr(fn, "__func__", fn), and_callees=True)
         return super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
     def implementation(self, name: str, backend: str) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ from qsim.random.shards import is_distributed
 from qsim.random.sources import varied
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import PerBlock, PerTile, Scaling
+from qsim_kernels.private import is_in_transform
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -188,7 +189,7 @@ def _reason_for_single_groups(points: FivePoint) -> tuple[str, str] | None:
         return "a callable or a module rounds", "round by a format or a Quantizer at the other"
     if isinstance(points.output, Quantizer) and points.output.scale is not None:
         return "the scale of the result is computed", "omit the scale at output"
-    if torch._C._are_functorch_transforms_active():
+    if is_in_transform():
         return "transforms of torch.func multiply", "call the model without them"
     return None
 

@@ -12,13 +12,11 @@ from torch import Tensor
 
 from qsim_kernels.numbers.carrier import SINGLE, GridBits
 from qsim_kernels.numbers.grid import Rule
+from qsim_kernels.private import current_device as _current_device, current_stream as _current_stream, launch_of
 from qsim_kernels.torch.tables import kernel_table, rounding_table
 
 _RUNTIME = triton.knobs.runtime
 _INTERPRETED = bool(_RUNTIME.interpret)
-# torch.cuda's functions check first that CUDA is initialized. A torch without CUDA lacks these.
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
-_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
 
 
 class TableAddress(NamedTuple):
@@ -131,9 +129,12 @@ def _form_of(argument: Tensor | None, x: Tensor) -> Hashable:
     return argument.dtype, argument.data_ptr() % 16
 
 
-def _entry(compiled: Any) -> tuple[Callable[..., None], int, tuple[Any, ...]]:
+def _entry(compiled: Any) -> tuple[Callable[..., None], int, tuple[Any, ...]] | None:
     """The function that launches a compiled kernel, the kernel's handle, and the arguments between this and the kernel's own."""
-    run, function, hooks = compiled.run, compiled.function, (compiled.packed_metadata, None, None, None)
+    launch = launch_of(compiled)
+    if launch is None:
+        return None
+    run, function, hooks = *launch[:2], (launch[2], None, None, None)
     if triton.__version__.startswith("3.6.") and run.global_scratch_size == run.profile_scratch_size == 0:
         # Triton's Python function would only look for the memory that kernels of ours do not need.
         return run.launch, function, (run.launch_cooperative_grid, run.launch_pdl, None, None, *hooks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -11,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import ScaleNumbers, Scales
+from qsim_kernels.private import current_stream as _current_stream
 from qsim_kernels.torch.persistent import persistent
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.pairs import larger_pair
@@ -20,8 +20,6 @@ from qsim_kernels.triton.device.tile_scales import making_of, scale_numbers, til
 from qsim_kernels.triton.host.arguments import has_dpx
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
-# A torch without CUDA lacks this.
-_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
 #: The zeros of `state_for`, by device and stream.
 _states: dict[tuple[int, int], Tensor] = {}
 
