@@ -87,11 +87,11 @@ def test_launches_that_serve_several_gpus_have_what_each_of_them_has(
     monkeypatch.setattr(arguments, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: other if device else (9, 0))
-    assert arguments.has_dpx.__wrapped__() == expected
+    assert arguments.supports_packed_16_bit.__wrapped__() == expected
 
 
 def test_which_codes_the_gpu_converts_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversions, "has_dpx", lambda: True)
+    monkeypatch.setattr(conversions, "supports_packed_16_bit", lambda: True)
 
     def converts(name: str, rounding: str = "nearest", overflow: Overflow = "saturate", source: torch.dtype = torch.bfloat16) -> bool:
         spelt = qsim.Quantizer(name, rounding, overflow=overflow).spelt
