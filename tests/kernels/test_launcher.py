@@ -14,6 +14,7 @@ import triton
 
 from qsim_kernels.triton.host import launcher as host
 from support.side_by_side import DEVICE
+from support.triton_code import compiled_code
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the other tests launch directly")
 
@@ -21,7 +22,10 @@ pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the othe
 class Kernel:
     """A kernel whose compiled forms note the arguments of direct launches."""
 
+    fn = SimpleNamespace(__name__="noting_kernel")
+
     def __init__(self) -> None:
+        self.code = ""
         self.by_triton: list[tuple[Any, ...]] = []
         self.direct: list[tuple[Any, ...]] = []
 
@@ -32,6 +36,9 @@ class Kernel:
             return SimpleNamespace(run=run, function=17, packed_metadata="metadata")
 
         return launch
+
+    def warmup(self, *arguments: Any, grid: Any, **options: int) -> Any:
+        return SimpleNamespace(asm={"ttgir": self.code})
 
     def _note(self, *arguments: Any) -> None:
         self.direct.append(arguments)
@@ -56,6 +63,15 @@ def test_each_form_goes_through_triton_once(kernel: Kernel) -> None:
     head = (3, 1, 1, 23, 17, 0, 0, None, None, "metadata", None, None, None)
     tail = (x.data_ptr(), None, 7, 5, "constant")
     assert kernel.direct == [(*head, source.data_ptr(), *tail) for source in (x, x, odd)]
+
+
+def test_a_kernel_is_not_launched_where_its_texts_get_other_elements_than_they_expect(kernel: Kernel) -> None:
+    """As after a release of Triton that places elements otherwise: an error, before anything is written."""
+    kernel.code = compiled_code("thread", "#ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [1, 32], warpsPerCTA = [1, 1], order = [1, 0]}>")
+    x = torch.zeros(64)
+    with pytest.raises(RuntimeError, match=r"Triton 3\.6\.0 compiles noting_kernel with elements on other lanes than its PTX expects"):
+        host.Launch(host.launcher(kernel, ()), 1)(x, x)
+    assert not kernel.by_triton
 
 
 def test_hooks_see_every_launch(kernel: Kernel) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import triton.language as tl
 from triton.runtime import interpreter
 
-from qsim_kernels.triton.device import conversions
+from qsim_kernels.triton.device import conversions, undecided
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.placement import Placement, placement_of
 from qsim_kernels.triton.scaled import whole
@@ -95,6 +96,8 @@ def texts_interpreted() -> Iterator[None]:
         patch.object(arguments, "INTERPRETED", False),
         patch.object(arguments, "supports_packed_16_bit", lambda: True),
         patch.object(conversions, "supports_packed_16_bit", lambda: True),
+        patch.object(undecided, "SCALED_BY", undecided.SCALED_BY.value),  # its difference from a tensor would be a constant, too
+        patch.object(tl.tuple, "__radd__", lambda self, first: tl.tuple([*first, *self]), create=True),  # behind Python's own tuples
         patch.object(whole, "supports_packed_16_bit", lambda: True),
     ):
         for cache in caches:

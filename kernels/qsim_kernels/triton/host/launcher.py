@@ -13,6 +13,7 @@ from torch import Tensor
 from qsim_kernels.numbers.carrier import SINGLE, GridBits
 from qsim_kernels.numbers.grid import Rule
 from qsim_kernels.torch.tables import kernel_table, rounding_table
+from qsim_kernels.triton.placement import expect_placement
 
 _RUNTIME = triton.knobs.runtime
 _INTERPRETED = bool(_RUNTIME.interpret)
@@ -50,6 +51,10 @@ class Launcher:
         self.has_tables = any(isinstance(number, TableAddress) for number in tail)
         #: The compiled forms of the kernel, by the device and the alignment of two pointers.
         self.compiled: dict[tuple[int, int, int], Any] = {}
+
+    def compile(self, *arguments: Any) -> None:
+        """Compile the kernel if necessary, without launching it, and check where Triton places elements; see `placement`."""
+        expect_placement(self.kernel.warmup(*arguments, grid=(1, 1, 1), **self.options), self.kernel.fn.__name__)
 
     def run(self, programs: int, *arguments: Any) -> Any:
         """Launch by way of Triton, which compiles the kernel if necessary and calls the hooks of profilers."""
@@ -97,6 +102,8 @@ class Launch:
             self.launcher.run(self.programs, x, out, *others, *tail)
         elif known is None or is_watched:
             with torch.cuda.device(device):
+                if known is None:
+                    self.launcher.compile(x, out, *others, *tail)
                 compiled = self.launcher.run(self.programs, x, out, *others, *tail)
             self._compiled[device, source % 16, target % 16] = _entry(compiled)
         elif device != _current_device():
