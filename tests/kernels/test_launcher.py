@@ -67,7 +67,9 @@ def test_each_form_goes_through_triton_once(kernel: Kernel) -> None:
 
 def test_a_kernel_is_not_launched_where_its_texts_get_other_elements_than_they_expect(kernel: Kernel) -> None:
     """As after a release of Triton that places elements otherwise: an error, before anything is written."""
-    kernel.code = compiled_code("thread", "#ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [1, 32], warpsPerCTA = [1, 1], order = [1, 0]}>")
+    kernel.code = compiled_code(
+        "thread", "#ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [1, 32], warpsPerCTA = [1, 1], order = [1, 0]}>"
+    )
     x = torch.zeros(64)
     with pytest.raises(RuntimeError, match=r"Triton 3\.6\.0 compiles noting_kernel with elements on other lanes than its PTX expects"):
         host.Launch(host.launcher(kernel, ()), 1)(x, x)

@@ -77,7 +77,7 @@ TENSOR = "tensor<8x128xi32, #own>"
         (f"    %x = tt.bitcast %b : {TENSOR} -> tensor<8x128xf32, #own>\n    %c = math.absf %x : tensor<8x128xf32, #own>", None),
         (f"    %c = ttg.convert_layout %b : {TENSOR} -> tensor<8x128xi32, #own>", "ttg.convert_layout"),
         (f"    %c = arith.addi %b, %one : {TENSOR}\n    tt.store %to, %c : tensor<8x128x!tt.ptr<i32>, #own>", "tt.store"),
-        (f'    %c = "tt.reduce"(%b) <{{axis = 1 : i32}}> ({{', "tt.reduce"),
+        ('    %c = "tt.reduce"(%b) <{axis = 1 : i32}> ({', "tt.reduce"),
     ],
 )
 def test_numbers_that_differ_between_copies_stay_where_they_are(between: str, named: str | None) -> None:

@@ -1,9 +1,9 @@
 """The machine code of the kernels for a GPU, on any machine: instructions, registers and shared memory, by operator and kernel.
 
-`PYTHONPATH=kernels:tests python tests/support/compiled_offline.py` prints a table for an H200, with which commits can be compared without a
-GPU: equal numbers nearly always mean the same machine code. `--target 120` compiles for another one of `TARGETS`; other words choose the rows
-that contain one of them. It runs in a process of its own, because it takes the place of the driver. Each form's texts in PTX are compared
-with the placement of the tensors that reach them; see `qsim_kernels.triton.placement`.
+`PYTHONPATH=kernels:tests python tests/support/compiled_offline.py` prints a table for an H200, with which commits can be compared without
+a GPU: equal numbers nearly always mean the same machine code. `--target 120` compiles for another one of `TARGETS`; other words choose the
+rows that contain one of them. It runs in a process of its own, because it takes the place of the driver. A form whose texts in PTX do not
+get elements where they expect them is an error; see `qsim_kernels.triton.placement`.
 
 Releases of Triton accept different code: `pip install --no-deps --target DIR triton==3.6.0` installs another one next to torch's own, which
 `PYTHONPATH=DIR:kernels:tests python tests/support/compiled_offline.py` then uses.

@@ -22,7 +22,7 @@ _KINDS = {"b16": np.uint16, "b32": np.uint32, "f32": np.uint32, "b64": np.uint64
 _OPERANDS = {"r": np.uint32, "f": np.uint32, "l": np.uint64, "d": np.uint64}
 
 
-class Undefined(AssertionError):
+class UndefinedError(AssertionError):
     """The text does what a GPU does not define."""
 
 
@@ -94,10 +94,10 @@ class _Run:
         """A register's words, or a number's."""
         if name in self.registers:
             if self.lost and name in self.shared:
-                raise Undefined(f"{name} is read after a result that may be in its register has been written")
+                raise UndefinedError(f"{name} is read after a result that may be in its register has been written")
             return self.registers[name]
         if name in self.kinds:
-            raise Undefined(f"{name} is read before it is written")
+            raise UndefinedError(f"{name} is read before it is written")
         number = int(name[2:], 16) if name.startswith("0f") else int(name, 0)
         return np.full((1, 1), number & (1 << 8 * np.dtype(kind).itemsize) - 1, kind)
 
@@ -124,8 +124,8 @@ class _Run:
             active = here & (~condition if instruction.guard.startswith("!") else condition)
         self.at = np.where(here, place + 1, self.at)
         if instruction.name.startswith("bra"):
-            if instruction.name == "bra.uni" and (active.any(-1) != (active | ~here).all(-1)).any():
-                raise Undefined("lanes of a warp disagree about a branch that is uniform")
+            if instruction.name == "bra.uni" and (active.any(-1) & (here & ~active).any(-1)).any():
+                raise UndefinedError("lanes of a warp disagree about a branch that is uniform")
             self.at = np.where(active, self.program.labels[str(instruction.operands[0])], self.at)
         elif active.any():
             self.compute(instruction, active)
@@ -173,7 +173,7 @@ class _Run:
     def expect_whole_warps(self, active: Words) -> None:
         """Raise an error if only some lanes of a warp are here."""
         if (active.any(-1) != active.all(-1)).any():
-            raise Undefined("only some lanes of a warp take part in an exchange")
+            raise UndefinedError("only some lanes of a warp take part in an exchange")
 
 
 def execute(text: str, constraints: str, operands: list[Words]) -> list[Words]:

@@ -1,8 +1,8 @@
 """What instructions of PTX compute, on NumPy's arrays of words: written from NVIDIA's manual, without the library.
 
 A register of 32 bits is `uint32`, one of 64 bits `uint64`, one of 16 bits `uint16`, whatever it holds; predicates are booleans. A pair is a
-word of two bfloat16 numbers or two integers of 16 bits, the first in the lower half. Every NaN that an instruction computes is the canonical
-one, as the manual says of bfloat16, and of float32 except for `abs`.
+word of two bfloat16 numbers or two integers of 16 bits, the first in the lower half. Every NaN that an instruction computes is the
+canonical one, as the manual says of bfloat16, and of float32 except for `abs`.
 """
 
 from __future__ import annotations
@@ -297,4 +297,11 @@ MEANINGS: dict[str, Meaning] = {
     "max.NaN.xorsign.abs.bf16x2": chosen_halves(True, keeps_nan=True, by_magnitude=True),
 }
 #: What `setp` compares, by the ends of its names.
-COMPARISONS: dict[str, Meaning] = {"lt": np.less, "gt": np.greater, "le": np.less_equal, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal}
+COMPARISONS: dict[str, Meaning] = {
+    "lt": np.less,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}

@@ -72,9 +72,12 @@ def _layout(encoding: str, named: dict[str, str], shape: tuple[int, ...]) -> Lay
         # The size along the dimension that is gone is not known; a large one leaves no lane without an element.
         return _layout(match[2], named, (*shape[:dim], 1 << 20, *shape[dim:])).without(dim)
     if match := re.match(r"#ttg\.linear<\{register = (.*), lane = (.*), warp = .*\}>$", encoding):
-        return Layout(*([tuple(map(int, basis.split(", "))) for basis in re.findall(r"\[(\d[^\[\]]*)\]", bases)] for bases in match.groups()))
+        return Layout(
+            *([tuple(map(int, basis.split(", "))) for basis in re.findall(r"\[(\d[^\[\]]*)\]", bases)] for bases in match.groups())
+        )
     if encoding.startswith("#ttg.blocked<"):
-        return _blocked(*(_numbers(encoding, name) for name in ("sizePerThread", "threadsPerWarp", "order")), shape)
+        registers, lanes, order = (_numbers(encoding, name) for name in ("sizePerThread", "threadsPerWarp", "order"))
+        return _blocked(registers, lanes, order, shape)
     raise ValueError(f"a text in PTX has operands in a layout that qsim does not know: {encoding}")
 
 
@@ -111,7 +114,9 @@ def _is_placed(layout: Layout, expected: Placement) -> bool:
 _OPERATION = re.compile(r"\s*(?:(%[\w#]+)(?::\d+)? = )?\"?([\w.]+)\"?")
 _TENSOR = re.compile(r"tensor<([\dx]+)x\w[^,<>]*, (#.*?)>(?=[,\s)]|$)")
 #: Operations on single elements, of whose results each lane computes its own.
-_ELEMENTWISE = re.compile(r"arith\.|math\.|tt\.(bitcast|fp_to_fp|elementwise_inline_asm|extern_elementwise|clampf|precise_divf|precise_sqrt|mulhiui)\b")
+_ELEMENTWISE = re.compile(
+    r"arith\.|math\.|tt\.(bitcast|fp_to_fp|elementwise_inline_asm|extern_elementwise|clampf|precise_divf|precise_sqrt|mulhiui)\b"
+)
 
 
 def misplaced(code: str) -> Iterator[str]:
@@ -163,6 +168,6 @@ def expect_placement(kernel: Any, name: str) -> None:
     faults = list(misplaced(code)) if _MARK in code else []
     if faults:
         raise RuntimeError(
-            f"Triton {triton.__version__} compiles {name} with elements on other lanes than its PTX expects, so its results would be wrong: "
-            f"{'; '.join(faults)}. Install Triton 3.6 or 3.7, and report this"
+            f"Triton {triton.__version__} compiles {name} with elements on other lanes than its PTX expects, which would give wrong bits. "
+            f"Install Triton 3.6 or 3.7, and report this: {'; '.join(faults)}"
         )

@@ -175,7 +175,9 @@ def _launch_aligned(product: ProductLaunch, adder: AlignedSum, p: PlaneScales | 
     single, promoted = variants.sums_in_single(adder) and product.length <= _LONGEST and p is None, isinstance(product.adder, PromotedSum)
     tile, dtype = product.tile or ResultTile(8, 128, 1), torch.float32 if single else torch.float64
     a, b, is_wide = _aligned_planes(product, adder, tile, dtype, p, q)
-    known = [variants.aligned(adder, x, 2 if single else 1, promoted, supports_packed_16_bit()) for x in ((True, False) if single else (False,))]
+    known = [
+        variants.aligned(adder, x, 2 if single else 1, promoted, supports_packed_16_bit()) for x in ((True, False) if single else (False,))
+    ]
     sizes, before = (a.rows, b.rows, a.length, -(-product.length // adder.block)), (a.values, b.values, a.exponents, b.exponents)
     adders, grid = [(unit,) for unit, _ in known], known[0][1]
     product.run(aligned_kernel, tile, a, b, before, is_wide, *sizes, product.every(adder.block), *grid, adders=adders)

@@ -6,7 +6,6 @@ import math
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED
