@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -25,16 +26,21 @@ from qsim.functional.arguments import spelling
 from qsim.scaling import PerBlock, PerTile
 from qsim.transforms import Hadamard
 from qsim_kernels import torch as reference
+from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.numbers.carrier import rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import read_encoding, spell_encoding
 from qsim_kernels.numbers.grid import Grid, GridRounding, Rule, read
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.scaled import Implementation
+from qsim_kernels.torch.philox import ElementNoise, random_bits
+from qsim_kernels.triton.device import undecided as late
 from qsim_kernels.triton.quantize import launch as kernels
 from qsim_kernels.triton.quantize.transposes import encode_both_ways
 from support import interpreter
 from support.comparing import same_bits
 from support.forced_words import ForcedWords, undecided
 from support.lanes import texts_interpreted
+from support.ptx import execute
 from support.scaled_settings import REFERENCE
 
 interpreter.speed_up()
@@ -104,7 +110,10 @@ class Converted:
         """The result of the kernel, and plain torch's."""
         spelt = qsim.Quantizer(self.format, "nearest", overflow=self.overflow).spelt
         codes = spell_encoding(spelt.grid, spelt.rule, spelt.coding), 0, torch.uint8
-        ways = ((lambda each=each: torch.cat([y.reshape(-1) for y in each(x, None, codes, codes)])) for each in (encode_both_ways, reference.encode_both_ways))
+        ways = (
+            (lambda each=each: torch.cat([y.reshape(-1) for y in each(x, None, codes, codes)]))
+            for each in (encode_both_ways, reference.encode_both_ways)
+        )
         return next(ways), next(ways)
 
 
@@ -118,14 +127,16 @@ class Tiles:
     hadamard: int = 0
     outer: float | None = None
     restore: Restore = field(default=Restore.SCALE)
+    dtype: torch.dtype = torch.bfloat16
 
     def both(self, x: Tensor) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
         """The result of the kernel, and plain torch's."""
+        x = x.to(self.dtype)
         spelt = spelling(self.format, self.rounding, "saturate")
         turn = Hadamard(self.hadamard, seed=3).turn(x.shape, self.scaling.dim) if self.hadamard else ()
         numbers = self.scaling.tiles(x.shape), turn, *self.scaling.spelling(spelt.format)
         seed = torch.tensor(SEED) if spelt.is_stochastic else None
-        noise = seed, spelt.grid, spelt.rule, STREAM, OFFSET, torch.bfloat16, int(self.restore)
+        noise = seed, spelt.grid, spelt.rule, STREAM, OFFSET, self.dtype, int(self.restore)
         outer = None if self.outer is None else torch.tensor(self.outer)
         ways = ((lambda each=each: each.quantize_tiles(x, outer, *numbers, *noise)[0]) for each in (KERNELS, REFERENCE))
         return next(ways), next(ways)
@@ -167,7 +178,7 @@ MORE: dict[str, Case] = {
     "transformed along rows, powers": Tiles("e4m3", PerBlock(32, -1), hadamard=32),
 }
 #: Those whose texts draw all words themselves.
-DRAWN_IN_TEXTS = [name for name, case in CASES.items() if getattr(case, "rounding", "stochastic") == "stochastic" and name != "settled"]
+DRAWN_IN_TEXTS = [name for name, case in CASES.items() if getattr(case, "rounding", "stochastic") == "stochastic" and "settled" not in name]
 
 
 def matrix(rows: int = 32, columns: int = 64) -> Tensor:
@@ -204,6 +215,39 @@ def test_the_last_random_bits_decide_where_the_first_do_not(name: str) -> None:
     # Where all elements have positions of more than 16 bits; of bfloat16 values, only small ones do.
     assert (expected.view(torch.uint8) != without.view(torch.uint8)).float().mean() > 0.01
     assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("shares_blocks", [False, True])
+def test_undecided_elements_are_rounded_with_all_bits(many: bool, shares_blocks: bool) -> None:
+    """Eight elements of a thread, of one Philox block or of several: a lane goes through as many as it holds."""
+    x = (matrix() if not many else matrix().float() * torch.rand(matrix().shape)).float()
+    spelt = spelling("e4m3", "stochastic", "saturate")
+    grid, rule = read(Grid, spelt.grid), read(Rule, spelt.rule)
+    bits = rounding_bits(grid, rule, False)
+    x = x if many else torch.where(x.abs() < 2.0**-9, x, 0.0)
+    rng = np.random.default_rng(1)
+    index = np.arange(x.numel()) if shares_blocks else rng.integers(0, 2**50, x.numel())
+    noise = ElementNoise(SEED, STREAM, torch.from_numpy(index))
+    words = random_bits(noise, 32)
+    rounding = meaning.rounding(bits.carrier)
+    used = used_bits(bits.carrier, 32, False)
+    patterns = x.view(torch.int32).reshape(-1).long()
+    expected = rounding.round_bits(patterns.int(), rounding.random_bits(words, used), bits, variant_of(bits, rule))
+
+    def each(values: Any, kind: Any = np.uint32) -> list[Any]:
+        return [*np.broadcast_to(np.asarray(values).astype(kind), x.numel()).reshape(-1, 32, 8).transpose(2, 0, 1)]
+
+    down = qsim.quantize(x.abs(), "e4m3", rounding="toward_zero").view(torch.int32).reshape(-1).numpy().view(np.uint32)
+    operands = each(down) + each(patterns.numpy().astype(np.int32).view(np.uint32)) + each(0) + each(index & 7)
+    operands += each(index >> 3, np.uint64) + each(SEED, np.uint64) + each(STREAM, np.uint64)
+    operands += each(bits.least) + each((late.SCALED_BY.value - bits.least) & 0xFFFFFFFF)
+    text, constraints = late.SETTLE, late.CONSTRAINTS
+    if many:
+        text, constraints = late.SETTLE_MANY_BITS, late.CONSTRAINTS_OF_MANY_BITS
+        operands += each(bits.low << 23) + each(bits.top)
+    found = execute(text.value, constraints.value, operands)
+    assert (np.stack(found, -1).reshape(-1).view(np.int32) == expected.numpy()).all()
 
 
 #: Faults in texts: the case that finds each, what is replaced by what, and whether words are forced.
