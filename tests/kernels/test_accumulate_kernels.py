@@ -273,6 +273,25 @@ def test_chunks_on_a_gpus_own_unit(setting: str, rows: int, length: int, columns
     assert_same_bits(found, computed(reference, a, b, how))
 
 
+def test_tiles_of_a_b200_are_not_those_that_its_matrix_unit_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.7 gives it float64 products of 64 rows, and fails to compile; `test_compiled_offline` compiles for it."""
+    gpu = torch.device("cuda", 0)
+    tiles = {}
+    for capability in ((8, 0), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, own=capability: own)
+        tiles[capability] = kernels._tile_of_groups(gpu).rows
+    assert tiles == {(8, 0): 64, (9, 0): 64, (10, 0): 32, (10, 3): 32, (11, 0): 32, (12, 0): 64}
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU takes its own tile")
+@pytest.mark.parametrize("rows", [32, 64])
+def test_tiles_of_groups_give_the_same_bits(rows: int) -> None:
+    how, (fmt, other) = sum_of("b200_nvfp4")
+    a, b = values((70, 48), fmt, 1.0), values((48, 9), other, 1.0)
+    found = computed(kernels, a, b, how, tile=kernels.ResultTile(rows, 64, 1))
+    assert_same_bits(found, computed(reference, a, b, how))
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("setting", ["fp8", "fp16", "stochastic", "chunks", "chunks of fp32"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 17, 3), (3, 2, 1), (2, 0, 3), (0, 4, 3)])

@@ -15,6 +15,7 @@ import triton
 from qsim_kernels import private
 from qsim_kernels.triton.host import launcher as host
 from support.side_by_side import DEVICE
+from support.triton_code import compiled_code
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the other tests launch directly")
 
@@ -22,7 +23,10 @@ pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the othe
 class Kernel:
     """A kernel whose compiled forms note the arguments of direct launches."""
 
+    fn = SimpleNamespace(__name__="noting_kernel")
+
     def __init__(self) -> None:
+        self.code = ""
         self.by_triton: list[tuple[Any, ...]] = []
         self.direct: list[tuple[Any, ...]] = []
 
@@ -33,6 +37,9 @@ class Kernel:
             return SimpleNamespace(run=run, function=17, packed_metadata="metadata")
 
         return launch
+
+    def warmup(self, *arguments: Any, grid: Any, **options: int) -> Any:
+        return SimpleNamespace(asm={"ttgir": self.code})
 
     def _note(self, *arguments: Any) -> None:
         self.direct.append(arguments)
@@ -79,6 +86,17 @@ def test_tensors_that_are_not_contiguous_raise_an_error(kernel: Kernel) -> None:
     with pytest.raises(ValueError, match=r"takes tensors that are contiguous, got shape \(4,\) with strides \(2,\)"):
         launch(x, x, torch.zeros(8)[::2])
     assert len(kernel.by_triton) == 1
+
+
+def test_a_kernel_is_not_launched_where_its_texts_get_other_elements_than_they_expect(kernel: Kernel) -> None:
+    """As after a release of Triton that places elements otherwise: an error, before anything is written."""
+    kernel.code = compiled_code(
+        "thread", "#ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [1, 32], warpsPerCTA = [1, 1], order = [1, 0]}>"
+    )
+    x = torch.zeros(64)
+    with pytest.raises(RuntimeError, match=r"Triton 3\.6\.0 compiles noting_kernel with elements on other lanes than its PTX expects"):
+        host.Launch(host.launcher(kernel, ()), 1)(x, x)
+    assert not kernel.by_triton
 
 
 def test_hooks_see_every_launch(kernel: Kernel) -> None:

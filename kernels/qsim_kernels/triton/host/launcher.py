@@ -14,6 +14,7 @@ from qsim_kernels.numbers.carrier import SINGLE, GridBits
 from qsim_kernels.numbers.grid import Rule
 from qsim_kernels.private import current_device as _current_device, current_stream as _current_stream, launch_of
 from qsim_kernels.torch.tables import kernel_table, rounding_table
+from qsim_kernels.triton.placement import expect_placement
 
 _RUNTIME = triton.knobs.runtime
 _INTERPRETED = bool(_RUNTIME.interpret)
@@ -48,6 +49,10 @@ class Launcher:
         self.has_tables = any(isinstance(number, TableAddress) for number in tail)
         #: The compiled forms of the kernel, by the device and what they depend on of each tensor; see `Launch`.
         self.compiled: dict[tuple[Any, ...], Any] = {}
+
+    def compile(self, *arguments: Any) -> None:
+        """Compile the kernel if necessary, without launching it, and check where Triton places elements; see `placement`."""
+        expect_placement(self.kernel.warmup(*arguments, grid=(1, 1, 1), **self.options), self.kernel.fn.__name__)
 
     def run(self, programs: int, *arguments: Any) -> Any:
         """Launch by way of Triton, which compiles the kernel if necessary and calls the hooks of profilers."""
@@ -96,6 +101,8 @@ class Launch:
             self.launcher.run(self.programs, x, out, *others, *tail)
         elif known is None or is_watched:
             with torch.cuda.device(device):
+                if known is None:
+                    self.launcher.compile(x, out, *others, *tail)
                 compiled = self.launcher.run(self.programs, x, out, *others, *tail)
             self._compiled[form] = _entry(compiled)
         elif device != _current_device():
