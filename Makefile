@@ -9,10 +9,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test slow lint dist pytest clean
+.PHONY: help demo docs test slow mutants lint dist pytest clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## does a larger batch buy back bits? a study with figures, in about a minute
 	$(BIN)/qsim study batch-size --designs steps --seeds 4
@@ -33,6 +33,9 @@ pytest: $(WARM)
 
 slow: $(WARM) ## the slow tests: examples, reduced studies, whole models compiled, every kernel compiled for a GPU
 	$(TESTS) -m slow
+
+mutants: $(READY) ## plant the faults of tests/mutants, one at a time, and list those that no test of `make test` sees: about half an hour
+	$(BIN)/python tests/support/mutants.py
 
 # One process compiles to bytecode what tests import; in the first run, all would do so at the same time. Errors are left to the tests.
 $(WARM): $(READY)
