@@ -287,6 +287,26 @@ def test_a_seed_that_is_taken_away_is_agreed_on_again() -> None:
     assert optimizer.param_groups[0]["seed"] == seed
 
 
+def test_a_copy_draws_the_seed_of_the_original_for_groups_added_later() -> None:
+    weights = [nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = pickle.loads(pickle.dumps(qsim.optim.AdamW(weights[:1], betas=(0.9, 0.99))))
+    optimizer.add_param_group({"params": weights[1:]})
+    optimizer.step()
+    assert optimizer.param_groups[1]["seed"] == optimizer.param_groups[0]["seed"]
+
+
+def test_a_learning_rate_has_53_bits() -> None:
+    def trained(lr: float | Tensor) -> Tensor:
+        weight = nn.Parameter(torch.zeros(64))
+        weight.grad = torch.linspace(-1, 1, 64)
+        qsim.optim.AdamW([weight], lr=lr).step()
+        return weight.detach()
+
+    exact = trained(0.3)
+    assert same_bits(trained(torch.tensor(0.3, dtype=torch.float64)), exact)
+    assert not same_bits(trained(torch.tensor(0.3)), exact)
+
+
 @every_maker
 def test_numbers_of_numpy(make: Any) -> None:
     numpy = pytest.importorskip("numpy")

@@ -234,6 +234,12 @@ def test_cost_within_one_and_a_half_times_a_module_written_by_hand() -> None:
     assert written.luts <= 1.5 * synthesis.fpga(by_hand, "e4m3_by_hand").luts
 
 
+def test_cost_counts_the_cells_of_yosys_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = "   LUT2   3\n   LUT6  40\n   INV    2\n   CARRY4 5\n   FDRE   7\n   FDSE   1\n   $_AND_ 11\n   $_MUX_ 2\n   $_NOT_ 1\n   $_DFF_P_ 9\n"
+    monkeypatch.setattr(synthesis, "_synthesized", lambda *_: (cells, 6))
+    assert cost(Circuit("e4m3")) == (synthesis.Fpga(45, 5, 8, 6), synthesis.Gates(14, 6))
+
+
 def test_cost_without_yosys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FileNotFoundError, match="qsim cost needs Yosys, which is not installed: `apt install yosys`"):

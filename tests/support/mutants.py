@@ -9,8 +9,7 @@ the file once, and what is written in its place:
     -        if step >= self.start:
     +        if step > self.start:
 
-Tests are paths, or `path -k word` for a part of one. Without any, they are those of the folder in `tests/` that mirrors the file's. The
-examples of the file's own docstrings count, too.
+Without tests, they are those of the folder in `tests/` that mirrors the file's. The examples of the file's own docstrings count, too.
 """
 
 from __future__ import annotations
