@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
+from qsim.optim.settings import setting
 from support.comparing import same_bits
 from support.distributed_models import alike
 from support.optimizers import all_of, give_gradients, parameters, run
@@ -293,6 +294,19 @@ def test_a_copy_draws_the_seed_of_the_original_for_groups_added_later() -> None:
     optimizer.add_param_group({"params": weights[1:]})
     optimizer.step()
     assert optimizer.param_groups[1]["seed"] == optimizer.param_groups[0]["seed"]
+
+
+@pytest.mark.parametrize(
+    ("update", "state_rounding", "draws"),
+    [
+        ("nearest", "nearest", False),
+        ("nearest", "stochastic", True),
+        ("stochastic", "nearest", True),
+        ("Kahan('stochastic')", "nearest", True),
+    ],
+)
+def test_what_draws_needs_a_seed_that_ranks_agree_on(update: str, state_rounding: str, draws: bool) -> None:
+    assert setting(None, update, None, state_rounding, "float32", "format", torch.bfloat16).draws == draws
 
 
 def test_a_learning_rate_has_53_bits() -> None:
