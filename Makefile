@@ -10,7 +10,7 @@ PIP := $(VENV)/$(INSTALL) -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test slow interop versions lint dist pytest clean
+.PHONY: help demo docs test slow mutants interop versions lint dist pytest clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ pytest: $(WARM)
 
 slow: $(WARM) ## the slow tests: examples, reduced studies, whole models compiled, every kernel compiled for a GPU
 	$(TESTS) -m slow
+
+mutants: $(READY) ## plant the faults of tests/mutants, one at a time, and list those that no test of `make test` sees: about half an hour
+	$(BIN)/python tests/support/mutants.py
 
 # Of other packages, tests use what is installed; here, all must be.
 interop: $(READY) ## all tests, with every package and program that any of them uses: a missing one is a failure

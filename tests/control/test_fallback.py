@@ -75,6 +75,13 @@ def test_a_layer_is_moved_when_its_numbers_underflow() -> None:
     assert "0" in str(fallback.moved)
 
 
+@pytest.mark.filterwarnings("ignore:Fallback")
+def test_a_layer_is_moved_once() -> None:
+    fallback = Fallback(WIDE, batches, loss, error=0.0, every=1, probes=1).start(converted())
+    fallback.step()
+    assert [(record.layer, record.step) for record in fallback.moved] == [("0", 0), ("2", 0), ("4", 0)]
+
+
 def test_the_run_is_otherwise_unchanged() -> None:
     """Random bits, weights and streams are those of a run without a fallback."""
     noisy = FivePoint("e4m3", Quantizer("e4m3", "stochastic"), Quantizer("e5m2", "stochastic"))

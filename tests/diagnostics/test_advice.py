@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -100,6 +101,7 @@ def test_gradients_that_overflow_and_the_loss_scale_that_fits() -> None:
     assert found.loss_scale is not None
     assert found.loss_scale < 1
     assert not found.ruins, "a scaler of the loss skips the step"
+    assert found.remedies[0] == f"a loss scale at least 2^{round(-math.log2(found.loss_scale))} times smaller"
     fixed = sampled(FivePoint(grad="e5m2"), 2.0**26 * found.loss_scale)
     assert fixed.samples[0][found.layer, "grad"].saturated == 0
     assert underflow(fixed, found.layer, "grad") < TARGET

@@ -266,6 +266,7 @@ class TestErrors:
             (ValueError, r"scales of shape \(4, 1\), got \(1, 4\)", {"scales": torch.zeros(1, 4, dtype=torch.uint8)}),
             (ValueError, r"codes of shape \(4, 17\)", {"codes": torch.zeros(4, 17, dtype=torch.uint8)}),
             (TypeError, "come in torch.uint8, got torch.float32", {"scales": torch.ones(4, 1)}),
+            (TypeError, "come in torch.uint8, got torch.int8", {"scales": torch.ones(4, 1, dtype=torch.int8)}),
             (TypeError, "scales must be a tensor, got NoneType", {"scales": None}),
             (TypeError, "outer, a float32 scale of the whole tensor, got NoneType", {"outer": None}),
             (TypeError, "outer, a float32 scale of the whole tensor, got float", {"outer": 1.0}),

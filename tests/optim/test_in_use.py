@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
+from qsim.optim.settings import setting
 from support.comparing import same_bits
 from support.distributed_models import alike
 from support.optimizers import all_of, give_gradients, parameters, run
@@ -286,6 +287,39 @@ def test_a_seed_that_is_taken_away_is_agreed_on_again() -> None:
     assert seed not in (None, SEED)
     run(optimizer, range(2, 3))
     assert optimizer.param_groups[0]["seed"] == seed
+
+
+def test_a_copy_draws_the_seed_of_the_original_for_groups_added_later() -> None:
+    weights = [nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = pickle.loads(pickle.dumps(qsim.optim.AdamW(weights[:1], betas=(0.9, 0.99))))
+    optimizer.add_param_group({"params": weights[1:]})
+    optimizer.step()
+    assert optimizer.param_groups[1]["seed"] == optimizer.param_groups[0]["seed"]
+
+
+@pytest.mark.parametrize(
+    ("update", "state_rounding", "draws"),
+    [
+        ("nearest", "nearest", False),
+        ("nearest", "stochastic", True),
+        ("stochastic", "nearest", True),
+        ("Kahan('stochastic')", "nearest", True),
+    ],
+)
+def test_what_draws_needs_a_seed_that_ranks_agree_on(update: str, state_rounding: str, draws: bool) -> None:
+    assert setting(None, update, None, state_rounding, "float32", "format", torch.bfloat16).draws == draws
+
+
+def test_a_learning_rate_has_53_bits() -> None:
+    def trained(lr: float | Tensor) -> Tensor:
+        weight = nn.Parameter(torch.zeros(64))
+        weight.grad = torch.linspace(-1, 1, 64)
+        qsim.optim.AdamW([weight], lr=lr).step()
+        return weight.detach()
+
+    exact = trained(0.3)
+    assert same_bits(trained(torch.tensor(0.3, dtype=torch.float64)), exact)
+    assert not same_bits(trained(torch.tensor(0.3)), exact)
 
 
 @every_maker

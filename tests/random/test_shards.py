@@ -96,6 +96,15 @@ def test_unsupported_placements_raise_an_error(four: Ranks, names: str, words: s
     assert all(words in message for message in four(_refused, names))
 
 
+def test_cuts_along_two_inner_dimensions_are_refused_before_any_work() -> None:
+    from torch.distributed.tensor import Shard
+
+    mesh = SimpleNamespace(ndim=3, size=lambda dim: 2, get_coordinate=lambda: (0, 0, 0))
+    cut: Any = SimpleNamespace(placements=(Shard(0), Shard(1), Shard(2)), device_mesh=mesh, shape=torch.Size((2, 2, 2)))
+    with pytest.raises(ValueError, match=r"cut along its first dimension and one other, got cuts along \[1, 2\]"):
+        shards.place_of(cut)
+
+
 def test_plain_tensors_are_whole() -> None:
     x = torch.ones(3)
     assert not shards.is_distributed(x)

@@ -263,6 +263,13 @@ def test_cost_within_one_and_a_half_times_a_module_written_by_hand() -> None:
     assert written.luts <= 1.5 * synthesis.fpga(by_hand, "e4m3_by_hand").luts
 
 
+def test_cost_counts_the_cells_of_yosys_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"LUT2": 3, "LUT6": 40, "INV": 2, "CARRY4": 5, "FDRE": 7, "FDSE": 1, "$_AND_": 11, "$_MUX_": 2, "$_NOT_": 1, "$_DFF_P_": 9}
+    cells = "".join(f"     {name:<10} {count:>5}\n" for name, count in counts.items())
+    monkeypatch.setattr(synthesis, "_synthesized", lambda *_: (cells, 6))
+    assert cost(Circuit("e4m3")) == (synthesis.Fpga(45, 5, 8, 6), synthesis.Gates(14, 6))
+
+
 def test_cost_without_yosys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FileNotFoundError, match="qsim cost needs Yosys, which is not installed: `apt install yosys`"):

@@ -60,6 +60,8 @@ def test_stochastic_vectors_hold_both_sides_of_each_threshold() -> None:
     assert torch.equal(y[2][moves], y[0][moves])
     assert torch.equal(y[3][moves], y[1][moves])
     assert torch.equal(x[0], x[4])
+    assert set(drawn[0].tolist()) == {0}
+    assert set(drawn[1].tolist()) == {255}
 
 
 def test_corners_are_values_midpoints_and_their_neighbours() -> None:
@@ -67,6 +69,7 @@ def test_corners_are_values_midpoints_and_their_neighbours() -> None:
     for value in qsim.format("e4m3").values():
         bits = int(torch.tensor(value).view(torch.int32)) & 0xFFFFFFFF
         assert {bits, bits + 1} <= found or value == 0
+    assert {1, 1 << 31 | 1, 0x007FFFFF, 0x00800000, 0x7F7FFFFF} <= found, "the ends of float32's subnormal and normal numbers"
     assert {0, 1 << 31, 0x7F800000, 0xFF800000, 0x7F800001, 0x7FFFFFFF, 0x43E80000, 0x43E7FFFF, 0x43E80001, 0x3A800000, 0x3A800001} <= found
 
 
