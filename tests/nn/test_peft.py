@@ -82,7 +82,7 @@ def test_adapters_train_are_saved_and_merged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, "loha", "vera"])
 def test_exactly_the_listed_layers_round(kind: str) -> None:
-    """What `conversion` lists is what `coverage` finds, adapters that multiply by parameters of their own included."""
+    """Compare `conversion` with what `coverage` finds, adapters that multiply by parameters of their own included."""
     more = {"loha": peft.LoHaConfig(target_modules=["q_proj"], r=4), "vera": peft.VeraConfig(target_modules=["q_proj"], r=4)}
     model = qsim.convert(peft.get_peft_model(llama(), more[kind] if kind in more else KINDS[kind]()), NEAREST)
     listed = {name for name, *_ in (*qsim.nn.conversion(model).changed, *qsim.nn.conversion(model).calls)}

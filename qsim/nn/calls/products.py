@@ -182,7 +182,7 @@ def grouped(
 
 
 def _reason_for_single_groups(points: FivePoint) -> tuple[str, str] | None:
-    """What has to see each group by itself, if anything has, and how to do without."""
+    """The reason why groups are multiplied one after the other, if there is one, and how to do without."""
     if points.accumulate is not None and any(isinstance(scale, (PerBlock, PerTile)) for scale in _scales(points)):
         return "an accumulator adds under the scales of blocks and tiles", "omit the accumulator"
     if any(isinstance(getattr(points, name), CallablePoint) for name in POINTS):

@@ -166,7 +166,7 @@ def test_one_scale_of_a_result_belongs_to_its_group() -> None:
 
 
 def test_callables_get_each_group_that_has_rows() -> None:
-    """Of no rows there is no largest magnitude."""
+    """Empty groups have no largest magnitude."""
     seen = []
 
     def scaled(x: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 
 
 def message(call: Callable[[], Any]) -> str:
-    """What a call is refused with, if it is."""
+    """The message of the error that a call raises, if it does."""
     try:
         call()
     except (TypeError, ValueError) as error:
