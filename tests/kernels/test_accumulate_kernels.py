@@ -275,6 +275,7 @@ def test_chunks_on_a_gpus_own_unit(setting: str, rows: int, length: int, columns
 
 def test_tiles_of_a_b200_are_not_those_that_its_matrix_unit_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton 3.7 gives it float64 products of 64 rows, and fails to compile; `test_compiled_offline` compiles for it."""
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
     gpu = torch.device("cuda", 0)
     tiles = {}
     for capability in ((8, 0), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0)):

@@ -32,8 +32,10 @@ from qsim_kernels.numbers.encoding import read_encoding, spell_encoding
 from qsim_kernels.numbers.grid import Grid, GridRounding, Rule, read
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.scaled import Implementation
+from qsim_kernels.torch import sums
 from qsim_kernels.torch.philox import ElementNoise, random_bits
-from qsim_kernels.triton.device import undecided as late
+from qsim_kernels.triton.accumulate import launch as products
+from qsim_kernels.triton.device import directed, undecided as late
 from qsim_kernels.triton.quantize import launch as kernels
 from qsim_kernels.triton.quantize.transposes import encode_both_ways
 from support import interpreter
@@ -214,6 +216,20 @@ def test_the_last_random_bits_decide_where_the_first_do_not(name: str) -> None:
         without = by_torch()
     # Where all elements have positions of more than 16 bits; of bfloat16 values, only small ones do.
     assert (expected.view(torch.uint8) != without.view(torch.uint8)).float().mean() > 0.01
+    assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize(("accumulator", "fmt"), [("h100_fp8", "e4m3"), ("h100_bf16", "bf16"), ("b200_nvfp4", "e2m1")])
+def test_sums_with_texts(accumulator: str, fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products rounded in a direction, powers with signs and the largest exponents, by their instructions."""
+    monkeypatch.setattr(directed, "INTERPRETED", False)
+    how = qsim.accumulators.resolve(accumulator).sum_of(*[qsim.format(fmt)] * 2)
+    a, b = (qsim.quantize(torch.randn(shape) * 4, fmt) for shape in ((5, 70), (70, 6)))
+    expected, found = torch.empty(5, 6), torch.empty(5, 6)
+    sums.accumulate_into(expected, a, b, how, NOISE)
+    with texts_interpreted() as texts:
+        products.accumulate_into(found, a, b, how, NOISE, tile=products.ResultTile(8, 8, 1))
+    assert {"fma.rz"} <= {text[:6] for text in texts}
     assert same_bits(found, expected)
 
 

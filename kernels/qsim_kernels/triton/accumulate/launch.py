@@ -225,7 +225,7 @@ def _tile_of_groups(device: torch.device) -> ResultTile:
     Up to version 3.7, Triton gives float64 products of 64 rows to the matrix unit of a B200, which has no float64, and fails to compile
     ("TritonGPUAccelerateMatmul"). That unit takes no tile of 32 rows.
     """
-    has_tcgen05 = device.type == "cuda" and compute_capability(device)[0] in _TCGEN05
+    has_tcgen05 = not INTERPRETED and compute_capability(device)[0] in _TCGEN05
     return ResultTile(32, 64, 4) if has_tcgen05 else ResultTile(64, 64, 4)
 
 
