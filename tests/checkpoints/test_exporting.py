@@ -308,3 +308,16 @@ def test_excluded_layers_are_written_in_high_precision(tmp_path: Path) -> None:
     assert [name for name, _, _ in qsim.export(model, tmp_path / "out", exclude=["0", "2"]).layers] == ["1"]
     loaded = qsim.load(nn.Sequential(nn.Conv1d(32, 32, 1), nn.Linear(32, 32), nn.Linear(32, 32)), tmp_path / "out")
     assert torch.equal(loaded[2].weight, model[2].weight)
+
+
+def test_rows_of_a_coded_weight_keep_their_scales() -> None:
+    codes, scales = torch.arange(32, dtype=torch.uint8).view(8, 4), torch.arange(4.0).view(4, 1)
+    whole = CodedWeight(codes, scales, scales.byte(), torch.tensor(2.0), (2, 4))
+    part = whole.part(range(4, 8))
+    assert torch.equal(part.codes, codes[4:])
+    assert part.scales.tolist() == [[2.0], [3.0]]
+    assert part.scale_codes is not None
+    assert part.scale_codes.tolist() == [[2], [3]]
+    assert (part.outer, part.tile) == (whole.outer, (2, 4))
+    assert whole.part(range(6, 7)).tile == (1, 4)
+    assert whole.part(range(6, 7)).scales.tolist() == [[3.0]]
