@@ -328,3 +328,16 @@ def test_the_rule_of_scales_of_inputs_comes_back(rule: str, tmp_path: Path) -> N
     (tmp_path / "out" / "qsim.json").unlink()  # as another program would write it
     (points,) = qsim.checkpoints.points(tmp_path / "out").values()
     assert points.act == FivePoint(block, block).act
+
+
+def test_rows_of_a_coded_weight_keep_their_scales() -> None:
+    codes, scales = torch.arange(32, dtype=torch.uint8).view(8, 4), torch.arange(4.0).view(4, 1)
+    whole = CodedWeight(codes, scales, scales.byte(), torch.tensor(2.0), (2, 4))
+    part = whole.part(range(4, 8))
+    assert torch.equal(part.codes, codes[4:])
+    assert part.scales.tolist() == [[2.0], [3.0]]
+    assert part.scale_codes is not None
+    assert part.scale_codes.tolist() == [[2], [3]]
+    assert (part.outer, part.tile) == (whole.outer, (2, 4))
+    assert whole.part(range(6, 7)).tile == (1, 4)
+    assert whole.part(range(6, 7)).scales.tolist() == [[3.0]]

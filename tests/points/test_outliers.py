@@ -195,3 +195,10 @@ def test_what_does_not_work_names_the_point() -> None:
 def test_errors_say_what_is_wrong(make: object, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ["act", "weight"])
+def test_the_bias_is_added_once_to_a_product_in_two_parts(name: str) -> None:
+    x, w, bias, points = torch.randn(16, 8), torch.randn(4, 8), 100 * torch.ones(4), qsim.FivePoint(**{name: Outliers("e4m3", 0.9)})
+    found, without = (qsim.nn.functional.linear(x, w, added, points) for added in (bias, None))
+    torch.testing.assert_close(found, without + bias)

@@ -13,7 +13,8 @@ import torch
 
 import qsim
 from qsim.cli import main
-from qsim.silicon import FORMS, Circuit, check, coverage, read, text, vectors
+from qsim.silicon import FORMS, BlockCircuit, Circuit, check, coverage, read, text, vectors
+from qsim.silicon.golden import results
 from qsim.silicon.inputs import corners, weighted
 from support import emitted, mutations
 
@@ -62,6 +63,12 @@ def test_stochastic_vectors_hold_both_sides_of_each_threshold() -> None:
     assert torch.equal(x[0], x[4])
     assert set(drawn[0].tolist()) == {0}
     assert set(drawn[1].tolist()) == {255}
+
+
+@pytest.mark.parametrize(("rounding", "codes"), [("up", [0x01, 0x80]), ("down", [0x00, 0x81]), ("nearest", [0x00, 0x80])])
+def test_elements_whose_quotient_underflows_are_rounded_to_their_own_side(rounding: str, codes: list[int]) -> None:
+    smallest = torch.tensor([[1, 0xFE], [1 << 31 | 1, 0xFE]])  # float32's smallest numbers under the largest scale
+    assert results(BlockCircuit("mxfp8", rounding=rounding), smallest, torch.zeros(2, 0, dtype=torch.int64)).tolist() == codes
 
 
 def test_corners_are_values_midpoints_and_their_neighbours() -> None:

@@ -237,6 +237,16 @@ def test_verdicts(tmp_path: Path) -> None:
     assert result.rate("FP32", 32) == 1e-2
 
 
+@pytest.mark.parametrize(("added", "verdict"), [({8: 1.0, 32: 0.1}, "yes"), ({8: 0.1, 32: 1.0}, "no")])
+def test_a_gap_closes_if_less_is_added_at_the_larger_batch(
+    added: dict[int, float], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = swept(tmp_path, steps=2, seeds=3)
+    losses = {label: (lambda batch, is_own=label == "mxfp4": added[batch] * is_own) for label in result.settings.labels}
+    monkeypatch.setattr(result, "best", lambda label, batch, design="": [2.0 + losses[label](batch) + seed for seed in range(3)])
+    assert result._closes("mxfp4", "steps").verdict == verdict
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
