@@ -93,6 +93,13 @@ def test_rows_and_blocks_at_the_edges(tmp_path: Path) -> None:
         assert torch.equal(decoded(tmp_path / "out", str(i)), exported.expected(model[i]))
 
 
+def test_blocks_along_another_dimension_are_written_along_that_of_the_product(tmp_path: Path) -> None:
+    """The forward pass turns blocks to the dimension that it sums over, whatever dimension they are given."""
+    model = exported.model_of({"turned": FivePoint(weight=Quantizer("e4m3", scale=scaling.PerBlock(32, dim=0)), weight_bwd=None)})
+    qsim.export(model, tmp_path / "out", weight_only=True)
+    assert torch.equal(decoded(tmp_path / "out", "1"), forward_weight(model[1]))
+
+
 def arguments(points: FivePoint, folder: Path, **options: Any) -> dict[str, Any]:
     """The only group of a checkpoint in the layout of compressed-tensors."""
     qsim.export(exported.model_of({"": points}), folder, overwrite=True, **options)

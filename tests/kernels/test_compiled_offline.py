@@ -29,7 +29,7 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 NEEDS_TOOLS = pytest.mark.skipif(not os.access(TOOLS / "cuobjdump", os.X_OK), reason="this Triton cannot compile for NVIDIA's GPUs")
 
 #: The least number of compiled forms and of calls of texts whose placement was compared, by target.
-COUNTS = {80: (200, 0), 90: (200, 50), 100: (200, 50), 120: (200, 50)}
+COUNTS = {80: (195, 0), 90: (205, 25), 100: (205, 25), 120: (205, 25)}
 ON_ALL = {
     "quantize_kernel",
     "encode_kernel",
@@ -107,7 +107,7 @@ def test_which_chips_have_packed_instructions(instruction: str, tmp_path: Path) 
 
 
 def instructions_of(body: str, target: int, folder: Path) -> int | None:
-    """The instructions of a piece of PTX on a chip besides loading and storing, or None if the chip does not have it."""
+    """The number of a chip's instructions for a piece of PTX, loads and stores not counted, or None if the chip does not have it."""
     loads = " ".join(f"ld.global.b32 {name}, [at+{4 * i}];" for i, name in enumerate("abc"))
     registers = ".reg .b64 at; .reg .b32 a, b, c;"
     kernel = f".visible .entry k(.param .u64 p) {{ {registers} ld.param.u64 at, [p]; {loads} {body} st.global.b32 [at], c; ret; }}"

@@ -292,6 +292,7 @@ FAULTS: dict[str, tuple[str, str, str, bool]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_in_texts_are_found(fault: str) -> None:
     name, text, other, is_forced = FAULTS[fault]

@@ -42,7 +42,7 @@ _compile = JITFunction.run
 
 
 class GPU(NamedTuple):
-    """What launches depend on of a GPU, named as in torch's properties of devices."""
+    """The properties of a GPU that launches depend on, named as in torch."""
 
     name: str
     major: int

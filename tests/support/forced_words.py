@@ -111,7 +111,7 @@ class ForcedWords:
             streams[0][...] = of_stream
 
     def half_words(self, noise: ElementNoise, blocks: int) -> Tensor:
-        """What `ElementNoise` draws for elements, with these counters."""
+        """The half words that `ElementNoise` draws for elements, with these counters."""
         where = indices(noise)
         late = philox_oracle.LAST if blocks else 0
         counters = [self.counters[block] for block in (where.reshape(-1) >> 3).tolist()]

@@ -24,7 +24,7 @@ from support.ptx import LANES, UndefinedError, Words, execute
 
 
 class _Results:
-    """What the interpreter takes for an operation with several results."""
+    """An operation with several results, as the interpreter takes it."""
 
     def __init__(self, results: list[Any]) -> None:
         self.get_result = results.__getitem__

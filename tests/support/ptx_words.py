@@ -1,4 +1,4 @@
-"""What instructions of PTX compute, on NumPy's arrays of words: written from NVIDIA's manual, without the library.
+"""The meaning of PTX's instructions for NumPy's arrays of words: written from NVIDIA's manual, without the library.
 
 A register of 32 bits is `uint32`, one of 64 bits `uint64`, one of 16 bits `uint16`, whatever it holds; predicates are booleans. A pair is a
 word of two bfloat16 numbers or two integers of 16 bits, the first in the lower half. Every NaN that an instruction computes is the
@@ -32,7 +32,7 @@ def to_odd(nearest: Words, error: Words) -> Words:
 
 
 def error_of_sum(a: Words, b: Words, total: Words) -> Words:
-    """What the sum of two float64 numbers has beyond their rounded one: exact."""
+    """The sum of two float64 numbers less their rounded one: exact."""
     other = total - a
     return (a - (total - other)) + (b - other)
 

@@ -1,4 +1,4 @@
-"""Where a text in PTX expects the elements of a tensor to be, which Triton decides, and a check of a compiled kernel.
+"""The placement of elements on threads and lanes that a text in PTX expects, and a check of compiled kernels: Triton decides it.
 
 Triton calls a text with some elements of a thread, and does not know what it does with them. A text that draws one Philox block for all of
 them, or exchanges words with other lanes of a warp, is right only where Triton places elements as it has so far. So it says what it expects
@@ -18,7 +18,7 @@ Bases = list[tuple[int, ...]]
 
 
 class Placement(NamedTuple):
-    """What a text expects.
+    """Elements of a tensor as a text expects them.
 
     Attributes:
         thread: So many neighbours along the last dimension are the first registers of a thread, in order.
@@ -41,7 +41,7 @@ _MARKED = re.compile(_MARK + r" thread=(\d+) lanes=(\d+) copies=(\d+)")
 
 
 def placement_of(text: str) -> Placement | None:
-    """What a text expects, if it says so."""
+    """The placement that a text expects, if it says so."""
     match = _MARKED.search(text)
     return match and Placement(*map(int, match.groups()))
 
@@ -120,7 +120,7 @@ _ELEMENTWISE = re.compile(
 
 
 def misplaced(code: str) -> Iterator[str]:
-    """What a kernel's texts expect and do not get.
+    """Find the placements that a kernel's texts expect and do not get.
 
     Args:
         code: The kernel in Triton's intermediate code for GPUs.

@@ -62,6 +62,15 @@ def test_all_groups_at_once_have_the_bits_of_one_after_another(name: str, ends: 
         check(qsim.convert(Experts(as_layers=as_layers), RECIPES[name]), RECIPES[name], ends)
 
 
+@pytest.mark.parametrize("name", ["fp8_hybrid", "rows", "accumulated"])
+def test_rows_after_the_last_group_are_zero(name: str) -> None:
+    model = qsim.convert(Experts(as_layers=True), RECIPES[name])
+    for ends in ((5, 5, 40, 60), (0, 0, 0, 0)):
+        y = model(torch.randn(70, 32), torch.tensor(ends, dtype=torch.int32))
+        assert not y[ends[-1] :].any()
+        assert bool(y[: ends[-1]].all())
+
+
 @pytest.mark.parametrize("as_layers", [True, False])
 def test_stacks_of_stochastic_weights_are_rounded_as_they_are_stored(as_layers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = qsim.convert(Experts(as_layers=as_layers), qsim.recipes.resolve("mxfp4").points)

@@ -1,4 +1,4 @@
-"""What the GPUs here can do, from NVIDIA's numbers of compute capability. Other vendors count their own, which mean nothing here."""
+"""The abilities of the GPUs here, from NVIDIA's compute capabilities. Other vendors count their own, which mean nothing here."""
 
 from __future__ import annotations
 
