@@ -174,7 +174,7 @@ def update(
         rounded: See `rounded`: this function, or a faster one with the same results.
         update_whole: A faster way to update a whole parameter, in place of this module.
     """
-    check_dtypes(step[: Step._fields.index("lr")])
+    check_dtypes(step[:8])
     if step.found_inf is not None and bool(step.found_inf):
         return
     scale = 1.0 / (1.0 if step.grad_scale is None else float(step.grad_scale))
