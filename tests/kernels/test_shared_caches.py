@@ -51,6 +51,26 @@ def test_threads_find_their_tables() -> None:
     assert len(multi_tensor._tables) <= multi_tensor._KEPT
 
 
+def test_a_table_may_be_dropped_by_another_thread_meanwhile() -> None:
+    """Here it is dropped whenever the cache is asked a second time in one call, as between two instructions of a thread."""
+    x, steps = torch.zeros(8), torch.tensor(0)
+
+    class Stream(int):
+        """A number that lets others into the cache the second time that it is looked up."""
+
+        asked = 0
+
+        def __hash__(self) -> int:
+            self.asked += 1
+            if self.asked == 2:
+                for number in range(1, multi_tensor._KEPT + 1):
+                    table(x, steps, 1000 + number)
+            return hash(int(self))
+
+    kept = table(x, steps, 7)
+    assert table(x, steps, Stream(7)) is kept
+
+
 def test_threads_share_results() -> None:
     recent: Recent[int, int] = Recent(4)
 

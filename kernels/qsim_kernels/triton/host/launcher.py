@@ -94,7 +94,8 @@ class Launch:
             return
         source, target, device = x.data_ptr(), out.data_ptr(), x.get_device()
         tail = self.tail(x.device)
-        form = device, x.dtype, source % 16, out.dtype, target % 16, *[_form_of(other, x) for other in others if other.__class__ is not int]
+        of_others = [None if other is None else _form_of(other, x) for other in others if other.__class__ is not int]
+        form = device, x.dtype, source % 16, out.dtype, target % 16, *of_others
         known = self._compiled.get(form)
         is_watched = _RUNTIME.launch_enter_hook.calls or _RUNTIME.launch_exit_hook.calls
         if _INTERPRETED:
@@ -127,10 +128,8 @@ def launcher(kernel: Any, form: tuple[Any, ...], *tail: Any, share: int = 1, **o
     return Launcher(kernel, tail, share, options)
 
 
-def _form_of(argument: Tensor | None, x: Tensor) -> Hashable:
-    """What the compiled form of a kernel depends on of an argument that is not a number."""
-    if argument is None:
-        return None
+def _form_of(argument: Tensor, x: Tensor) -> Hashable:
+    """What the compiled form of a kernel depends on of a tensor other than `x` and `out`."""
     if not argument.is_contiguous() and argument.stride() != x.stride():
         raise ValueError(f"a kernel takes tensors that are contiguous, got shape {tuple(argument.shape)} with strides {argument.stride()}")
     return argument.dtype, argument.data_ptr() % 16
