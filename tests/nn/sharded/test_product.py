@@ -116,7 +116,7 @@ def _draws(device: torch.device, places: tuple[str, str], points: FivePoint) -> 
     shards = [distribute_tensor(t, mesh_of(device), [place(how)]).requires_grad_() for t, how in zip((x, w), places, strict=True)]
     with recorded() as draws:
         y: Any = qsim.nn.functional.linear(*shards, points=points, stream=3)
-        y.full_tensor().backward(g)
+        y.full_tensor().backward(g.to(device))
     draws.check()
     return draws.uses
 
