@@ -42,7 +42,7 @@ from qsim.nn.converting.configs import METHOD, note_in_configs
 from qsim.nn.converting.from_description import check_description, convert_as_described
 from qsim.nn.histories import RemembersAmaxes, histories_of
 from qsim.schedule import Schedule, Schedules
-from qsim.text.files import reading
+from qsim.text.files import reading, whole_file
 
 __all__ = ["ControlCallback", "ScheduleCallback"]
 
@@ -88,7 +88,8 @@ class Converter(HfQuantizer):  # type: ignore[misc]
 
     def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
         description = self.quantization_config.description
-        with reading("from_pretrained", Path(getattr(model, "name_or_path", ""), "config.json")):
+        file = Path(getattr(model, "name_or_path", ""), "config.json")
+        with reading("from_pretrained", f"quantization_config, given or in {file},"):
             check_description(description)
         convert_as_described(model, _renamed(description, model))
 
@@ -179,7 +180,8 @@ class ControlCallback(TrainerCallback):  # type: ignore[misc]
         """Write the states into the checkpoint that the Trainer has written."""
         file = _states_file(args, state)
         file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save([one.state_dict() for one in self._controls], file)
+        with whole_file(file) as draft:
+            torch.save([one.state_dict() for one in self._controls], draft)
 
     def _load(self, file: Path) -> None:
         if not file.is_file():

@@ -19,12 +19,20 @@ from typing import Any
 
 from qsim.text.files import FileError, name_in_folder, read_json
 
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows: processes that complete a folder at once do the same, and drafts of killed ones stay
+    fcntl = None
+
 #: The file with the configuration of the model: everything that qsim knows about it except its tensors, and the names of all files.
 DESCRIPTION = "qsim.json"
 
-_COMMITTED, _INCOMPLETE = ".qsim-committed", ".incomplete"
-#: The files of descriptions that do not name them, of earlier versions.
-_FORMER = re.compile(r"qsim\.json|(generation_)?config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
+_COMMITTED = ".qsim-committed"
+_DRAFT = re.compile(r"\.qsim-[0-9a-f]{32}\.incomplete")
+#: The files of descriptions that do not name them, of earlier versions: those of `save`, and what `export` wrote in addition.
+_SAVED = re.compile(r"qsim\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
+_EXPORTED = re.compile(rf"{_SAVED.pattern}|(generation_)?config\.json")
 
 
 @contextmanager
@@ -40,24 +48,17 @@ def whole_folder(action: str, folder: str | os.PathLike[str], *, overwrite: bool
         FileExistsError: If the folder has files that may not be replaced, or another process is writing it.
     """
     target = resolved(action, folder)
-    check_free(action, target, overwrite=overwrite)
     complete(target)
+    check_free(action, target, overwrite=overwrite)
     is_new = not target.exists()
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft_name = f".qsim-{uuid.uuid4().hex[:8]}{_INCOMPLETE}"
-    draft = target.with_name(draft_name) if is_new else target / draft_name
-    draft.mkdir()
-    try:
+    with _draft(target.parent if is_new else target) as draft:
         yield draft
         _write_through(draft)
-        if is_new:
-            _rename(action, draft, target)
-        else:
+        if not is_new:
             check_free(action, target, overwrite=overwrite)
-            _rename(action, draft, target / _COMMITTED)
-            complete(target)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        _rename(action, draft, target if is_new else target / _COMMITTED)
+        complete(target)
 
 
 def write_description(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -71,8 +72,9 @@ def check_free(action: str, folder: Path, *, overwrite: bool) -> None:
     if not overwrite:
         check_empty(action, folder, "; overwrite=True replaces a checkpoint")
     present = _contents(action, folder)
-    own = {_COMMITTED, *_files_of(folder), *_files_of(folder / _COMMITTED)} if present else set()
-    others = [name for name in present if name not in own]
+    # In this order: a file that another process moves meanwhile is in the second description if it is no longer in the first.
+    own = {*_files_of(folder / _COMMITTED), *_files_of(folder)} if present else set()
+    others = [path.name for path in present if path.name != _COMMITTED and (path.name not in own or _is_real_folder(path))]
     if others:
         named = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         raise FileExistsError(f"{action}: {folder} holds what qsim did not write there, which stays: {named}; give another folder")
@@ -84,28 +86,88 @@ def check_empty(action: str, folder: Path, remedy: str = "") -> None:
         raise FileExistsError(f"{action}: {folder} is not empty{remedy}")
 
 
-def _contents(action: str, folder: Path) -> list[str]:
-    """The names in a folder, without drafts; none if there is no folder."""
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{action}: {folder} is a file, and a folder is written")
-    return sorted(path.name for path in folder.iterdir() if not _is_draft(path)) if folder.is_dir() else []
-
-
 def complete(folder: Path) -> None:
     """Move files to their places that a process, perhaps interrupted, has written completely, and delete those that they replace."""
     committed = folder / _COMMITTED
     if not committed.is_dir():
         return
-    former, new = _files_of(folder), _files_of(committed) or _files_of(folder)
+    with _locked(committed / DESCRIPTION) as is_there:
+        if is_there:
+            _move(committed, folder)
+    with suppress(OSError):  # another process may have removed it, or have written more
+        committed.rmdir()
+
+
+def _move(committed: Path, folder: Path) -> None:
+    """Replace the files of a folder. The description comes last: until then it is the former one, which names the files to delete."""
+    former, new = _files_of(folder), _files_of(committed)
     for name in former - new:
         with suppress(FileNotFoundError):
             (folder / name).unlink()
-    # The description is last: as long as it is the former one, it names the files to delete.
     for name in sorted(new, key=lambda name: name == DESCRIPTION):
-        with suppress(FileNotFoundError):  # moved already, perhaps by another process
+        with suppress(FileNotFoundError):  # moved by a process that was interrupted
             os.replace(committed / name, folder / name)
-    with suppress(OSError):  # another process may have removed it, or have written more
-        committed.rmdir()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Keep other processes from moving a file, and report whether it is still there; the lock of a process that is killed ends."""
+    if fcntl is None:
+        yield path.exists()
+        return
+    try:
+        file = path.open("r+b")
+    except FileNotFoundError:
+        yield False
+        return
+    with file:
+        _lock(file.fileno(), fcntl.LOCK_EX)
+        yield path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+
+
+def _lock(descriptor: int, operation: int) -> bool:
+    """Lock a file or folder, and report success; some network file systems have no locks, or none of folders."""
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _draft(place: Path) -> Iterator[Path]:
+    """A new folder for files that are not complete yet, locked; drafts of processes that were killed are deleted."""
+    with suppress(OSError):
+        _sweep(place)
+    draft = place / f".qsim-{uuid.uuid4().hex}.incomplete"
+    draft.mkdir()
+    descriptor = None if fcntl is None else os.open(draft, os.O_RDONLY)
+    try:
+        if descriptor is not None:
+            _lock(descriptor, fcntl.LOCK_EX)
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _sweep(place: Path) -> None:
+    """Delete drafts that no process has locked. An empty one may be new, and not locked yet."""
+    for draft in () if fcntl is None else filter(_is_draft, place.iterdir()):
+        descriptor = os.open(draft, os.O_RDONLY)
+        try:
+            if _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and any(draft.iterdir()):
+                shutil.rmtree(draft, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _contents(action: str, folder: Path) -> list[Path]:
+    """What is in a folder, sorted, without drafts; nothing if there is no folder."""
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{action}: {folder} is a file, and a folder is written")
+    return sorted(path for path in folder.iterdir() if not _is_draft(path)) if folder.is_dir() else []
 
 
 def _files_of(folder: Path) -> set[str]:
@@ -114,16 +176,22 @@ def _files_of(folder: Path) -> set[str]:
     if not path.is_file():
         return set()
     try:
-        files = read_json("overwrite", path, {"conversion": {}, "files?": [str]}).get("files")
-        present = [each.name for each in folder.iterdir() if _FORMER.fullmatch(each.name)] if files is None else files
-        return {name_in_folder("overwrite", path, name) for name in present}
-    except FileError:
+        facts = read_json("overwrite", path, {"conversion": {}, "files?": [str]})
+        former = _EXPORTED if "layout" in facts else _SAVED
+        names = facts["files"] if "files" in facts else [each.name for each in folder.iterdir() if former.fullmatch(each.name)]
+        return {name_in_folder("overwrite", path, name) for name in names}
+    except (FileError, FileNotFoundError):  # not of qsim, or moved meanwhile
         return set()
 
 
 def _is_draft(path: Path) -> bool:
     """Whether a folder is what a process has not completed."""
-    return path.name.startswith(".qsim-") and path.name.endswith(_INCOMPLETE)
+    return _DRAFT.fullmatch(path.name) is not None and _is_real_folder(path)
+
+
+def _is_real_folder(path: Path) -> bool:
+    """Whether a path is a folder, and not a link to one."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def resolved(action: str, folder: str | os.PathLike[str]) -> Path:

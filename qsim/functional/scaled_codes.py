@@ -14,7 +14,7 @@ from qsim.functional.arguments import Spelling, refuse_dtype, spelling
 from qsim.functional.scaled import quantize_scaled
 from qsim.functional.tracing import is_readable
 from qsim.rounding import overflow_in
-from qsim.scaling import Scaling
+from qsim.scaling import PerBlock, PerTile, Scaling
 from qsim_kernels.numbers.encoding import code_dtype
 from qsim_kernels.numbers.grid import Noise
 from qsim_kernels.numbers.scales import Restore
@@ -36,7 +36,8 @@ class ScaledCodes:
         scales: Codes of the scales in their own format (uint8 for E8M0, an exponent plus 127, and for E4M3); float32 values where that is
             fp32. In the tensor's shape, but as many along each dimension as there are scales.
         outer: The scale of the whole tensor, a 0-d float32 tensor, if there is one.
-        format: The formats of elements and scales, which `decode` compares with its own; any if it is empty.
+        format: The formats of elements and scales and the size of blocks, which `decode` compares with its own; any if it is empty, as for
+            codes that another program made.
 
     The three tensors can be unpacked, as in `codes, scales, outer = encode(…)`.
 
@@ -45,7 +46,7 @@ class ScaledCodes:
         >>> qsim.encode(torch.tensor([[0.5, 1.0, -6.0, 0.0], [64.0, 0.0, 0.0, 0.0]]), qsim.Block("e2m1", size=4), packed=True)
         ScaledCodes(codes=tensor([[33, 15],
                 [ 6,  0]], dtype=torch.uint8), scales=tensor([[127],
-                [131]], dtype=torch.uint8), outer=None, format='e2m1 under e8m0')
+                [131]], dtype=torch.uint8), outer=None, format='e2m1 under e8m0 per 4')
     """
 
     codes: Tensor
@@ -69,8 +70,10 @@ register_pytree_node(
 
 
 def _formats(element: Format, scaling: Scaling) -> str:
-    """The formats on which the values of codes depend."""
-    return f"{name_of(element)} under {name_of(scaling.format)}"
+    """What the values of codes depend on, and the shapes of codes and scales do not show."""
+    sizes = (scaling.size,) if isinstance(scaling, PerBlock) else (scaling.height, scaling.width) if isinstance(scaling, PerTile) else ()
+    block = " × ".join(str(size) for size in sizes if size > 1)
+    return f"{name_of(element)} under {name_of(scaling.format)}" + (f" per {block}" if block else "")
 
 
 def _are_coded(scaling: Scaling) -> bool:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 import qsim
 from qsim.studies.result import Result
+from qsim.text.files import write_whole
 from qsim.text.tables import Table
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class Report:
                         path = figures.save(panel, folder, name + suffix)
                         written += [] if suffix else [path]
         page = folder / "report.md"
-        page.write_text(self.markdown(origin, drawn))
+        write_whole(page, self.markdown(origin, drawn))
         return [page, *written]
 
 

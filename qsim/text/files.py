@@ -10,7 +10,7 @@ import uuid
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 #: Bytes that the names of files have at most, on all systems.
@@ -73,30 +73,40 @@ def name_in_folder(action: str, file: Path, name: str) -> str:
         file: The file that names it.
         name: The name.
     """
-    if name in ("", ".", "..") or {"/", "\\", "\0"} & set(name) or len(os.fsencode(name)) > _LONGEST_NAME:
+    is_plain = PurePosixPath(name).name == PureWindowsPath(name).name == name not in ("", "..")
+    if not is_plain or not name.isprintable() or len(name.encode()) > _LONGEST_NAME:
         shown = name if len(name) <= 60 else f"{name[:57]}…"
         raise FileError(f"{action}: {file} is malformed: it names {shown!r}, which is not a file in its folder")
     return name
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file that appears whole or not at all: to a new file next to it, which then takes its place.
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Write a file that appears whole or not at all: to a draft next to it, which then takes its place.
 
     Args:
-        path: The file. A link is replaced, and the file that it names stays as it is.
-        text: Its content.
+        path: The file. A link is replaced, and the file that it names stays as it is. What is no file, such as a pipe, is written directly.
     """
     target = Path(path)
+    if target.exists() and not target.is_file():
+        yield target
+        return
     draft = target.with_name(f".{target.name[:64]}.{uuid.uuid4().hex[:8]}.part")
     try:
-        with draft.open("x", encoding="utf-8") as file:  # a new file: never what a link of that name leads to
-            file.write(text)
-            file.flush()
+        draft.open("x").close()  # a new file: never what a link of that name leads to
+        yield draft
+        with draft.open("rb+") as file:
             os.fsync(file.fileno())
         draft.replace(target)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text as `whole_file` does."""
+    with whole_file(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def check_shape(value: Any, shape: Any, where: str) -> None:

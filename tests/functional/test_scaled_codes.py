@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 import pickle
 from collections.abc import Callable
@@ -343,14 +344,55 @@ def test_elements_that_float64_alone_holds() -> None:
     assert check(x, "e2m1", scale=PerBlock(4, format=E8M0)).scales.dtype == torch.uint8
 
 
-@pytest.mark.parametrize(("name", "other"), [("mxfp4", "mxfp6_e2m3"), ("mxfp8", "mxfp8_e5m2"), ("mxfp6_e3m2", "mxfp6_e2m3")])
-def test_codes_are_decoded_as_they_were_encoded(name: str, other: str) -> None:
-    """Scales and shapes fit; only the elements' format is another, and so are the numbers."""
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("mxfp4", "mxfp8"),
+        ("mxfp4", "mxfp6_e2m3"),
+        ("mxfp8", "mxfp8_e5m2"),
+        ("mxfp6_e3m2", "mxfp6_e2m3"),
+        # Both have two scales per row, for other elements.
+        (Block("e4m3", 40), Block("e4m3", 48)),
+        (Block("e4m3", (2, 40)), Block("e4m3", (2, 48))),
+    ],
+)
+def test_codes_are_decoded_as_they_were_encoded(name: Any, other: Any) -> None:
+    """Scales and shapes fit; only the elements' format or the size of blocks is another, and so are the numbers."""
     scaled = qsim.encode(torch.randn(2, 64), name)
-    copies = [copy.deepcopy(scaled), pickle.loads(pickle.dumps(scaled)), tree_map(torch.clone, scaled), torch.vmap(lambda x: x)(scaled)]
+    stored = io.BytesIO()
+    torch.save(scaled, stored)
+    stored.seek(0)
+    copies = [
+        *(copy.deepcopy(scaled), copy.copy(scaled), pickle.loads(pickle.dumps(scaled)), torch.load(stored, weights_only=False)),
+        *(tree_map(torch.clone, scaled), torch.vmap(lambda x: x)(scaled), replace(scaled, codes=scaled.codes.clone())),
+    ]
     for codes in (scaled, *copies):
         assert torch.equal(qsim.decode(codes, name), qsim.decode(scaled, name))
-        with pytest.raises(ValueError, match=r"^decode: the codes are those of e.m. under e8m0, and the format is e.m. under e8m0: "):
+        with pytest.raises(ValueError, match=r"^decode: the codes are those of e.m. under \S+ per \S+.*, and the format is e.m. under "):
             qsim.decode(codes, other)
     unnamed = ScaledCodes(scaled.codes, scaled.scales)
-    assert qsim.decode(unnamed, other).shape == (2, 64)
+    assert qsim.decode(unnamed, name).shape == (2, 64)
+
+
+def test_tiles_of_one_row_are_blocks() -> None:
+    x = torch.randn(2, 64)
+    assert torch.equal(qsim.decode(qsim.encode(x, Block("e2m1", (1, 32), scale="e8m0")), "mxfp4"), qsim.quantize(x, "mxfp4"))
+    assert torch.equal(
+        qsim.decode(qsim.encode(x, Block("e2m1", 32, rule="ceil")), "mxfp4"), qsim.quantize(x, Block("e2m1", 32, rule="ceil"))
+    )
+
+
+def test_exported_programs_keep_the_formats_of_codes() -> None:
+    class Encode(torch.nn.Module):
+        def forward(self, x: Tensor) -> ScaledCodes:
+            return qsim.encode(x, "mxfp4")  # type: ignore[no-any-return]
+
+    x = torch.randn(2, 64)
+    program, stored = torch.export.export(Encode(), (x,)), io.BytesIO()
+    torch.export.save(program, stored)
+    stored.seek(0)
+    for own in (program, torch.export.load(stored)):
+        codes = own.module()(x)
+        assert torch.equal(qsim.decode(codes, "mxfp4"), qsim.quantize(x, "mxfp4"))
+        with pytest.raises(ValueError, match="the codes are those of e2m1 under e8m0 per 32"):
+            qsim.decode(codes, "mxfp8")

@@ -31,3 +31,15 @@ def test_a_full_disk_leaves_the_former_file_and_no_draft(tmp_path: Path, monkeyp
         write_whole(path, "after\n")
     assert path.read_text() == "before\n"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_written_directly(tmp_path: Path) -> None:
+    write_whole(os.devnull, "lost")
+    assert not Path(os.devnull).is_file()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert list(tmp_path.iterdir()) == [pipe]
