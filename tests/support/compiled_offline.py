@@ -77,16 +77,16 @@ class Form(NamedTuple):
     """A compiled form of a kernel.
 
     Attributes:
-        instructions: Their number.
         registers: Those of a thread.
         shared: Bytes of shared memory that a program uses.
         placed: Texts in PTX that say where they expect elements, and get them there.
+        instructions: Their number, 0 if they were not counted.
     """
 
-    instructions: int
     registers: int
     shared: int
     placed: int
+    instructions: int = 0
 
 
 class _OnGPU(TorchDispatchMode):
@@ -100,29 +100,39 @@ class _OnGPU(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def _measured(kernel: Any, name: str) -> Form:
-    """A compiled form, whose texts get elements where they expect them."""
+#: Makes a form of a compiled kernel.
+Measure = Callable[[Any], Form]
+
+
+def resources_of(kernel: Any) -> Form:
+    """The resources of a form, after a check that its texts get elements where they expect them."""
+    expect_placement(kernel, kernel.metadata.name)
+    placed = sum(placement_of(line) is not None for line in kernel.asm["ttgir"].splitlines())
+    registers = re.findall(r"REG:(\d+)", _dumped(kernel, "-res-usage"))[0]
+    return Form(int(registers), kernel.metadata.shared, placed)
+
+
+def with_instructions(kernel: Any) -> Form:
+    """The same with the number of instructions, which takes as long as compiling."""
+    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!NOP)", _dumped(kernel, "-sass"), re.MULTILINE)
+    return resources_of(kernel)._replace(instructions=len(instructions))
+
+
+def _dumped(kernel: Any, option: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        listing, resources = (
-            subprocess.run([_TOOLS / "cuobjdump", option, file.name], capture_output=True, text=True, check=True).stdout
-            for option in ("-sass", "-res-usage")
-        )
-    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!NOP)", listing, re.MULTILINE)
-    expect_placement(kernel, name)
-    placed = sum(placement_of(line) is not None for line in kernel.asm["ttgir"].splitlines())
-    return Form(len(instructions), int(re.findall(r"REG:(\d+)", resources)[0]), kernel.metadata.shared, placed)
+        return subprocess.run([_TOOLS / "cuobjdump", option, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def compiled(works: dict[str, Callable[[], object]], gpu: GPU) -> dict[str, dict[str, list[Form]]]:
+def compiled(works: dict[str, Callable[[], object]], gpu: GPU, measure: Measure) -> dict[str, dict[str, list[Form]]]:
     """The forms of the kernels that some works would launch on a GPU, by the works' names and the kernels'."""
     found: dict[str, dict[str, list[Form]]] = {}
 
     def run(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
         kernel = _compile(self, *arguments, grid=grid, warmup=True, **options)
         if kernel is not None:
-            found[name].setdefault(self.fn.__name__, []).append(_measured(kernel, self.fn.__name__))
+            found[name].setdefault(self.fn.__name__, []).append(measure(kernel))
         return kernel
 
     def launch(self: Launch, *arguments: Any) -> None:
@@ -323,10 +333,10 @@ def _main() -> None:
     parser = argparse.ArgumentParser(description="Compile kernels for a GPU that is not there.")
     parser.add_argument("words", nargs="*", help="words that choose rows")
     parser.add_argument("--target", type=int, choices=TARGETS, default=90)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="registers, shared memory and placed texts, without instructions")
     options = parser.parse_args()
     chosen = {name: work for name, work in works().items() if not options.words or any(word in name for word in options.words)}
-    results = compiled(chosen, TARGETS[options.target])
+    results = compiled(chosen, TARGETS[options.target], resources_of if options.json else with_instructions)
     if options.json:
         print(json.dumps(results))
         return
