@@ -219,6 +219,11 @@ def test_gradients_that_vary_less_with_fewer_bits_decide_nothing() -> None:
     assert found == [True, True, True, False, None, None, True, True, True, None, *[True] * 6]
 
 
+def test_a_factor_about_four_decides_nothing() -> None:
+    found = of(lambda run: as_in_the_paper(run) | {"factor": 4 * math.exp(made_up.noise(BatchSizeStudy(), run) / 10)})
+    assert found == [True, True, True, False, None, None, True, True, True, None, *[True] * 6]
+
+
 def test_one_format_has_no_bit_to_compensate() -> None:
     settings = replace(SETTINGS, formats=("e4m0",), seeds=4)
     results = [Result(run, {"loss": 1.0} | as_in_the_paper(run), 1.0, {}) for run in BatchSizeStudy().runs(settings)]
