@@ -176,6 +176,8 @@ def test_out_that_is_shifted_against_x() -> None:
         qsim.quantize(memory[:5], "e4m3", rounding="stochastic", out=memory[1:])
     with refused(ValueError, "overlap in memory", untouched=(memory,)):
         qsim.quantize(memory[3:], "e4m3", rounding="stochastic", out=memory[1:4])  # in one element
+    with refused(ValueError, "overlap in memory", untouched=(memory,)):
+        qsim.quantize(memory[:3], "e4m3", rounding="stochastic", out=memory[2:5])
     qsim.quantize(memory[3:], "e4m3", out=memory[:3])
     # The same elements, or others of one storage, are as good as tensors of their own.
     for x, out in ((memory, memory), (memory[:3], memory[3:])):

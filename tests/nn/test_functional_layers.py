@@ -111,6 +111,15 @@ def test_layers_refuse_inputs_of_another_dtype() -> None:
         layer(torch.ones(2, 4, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_operands_of_another_dtype_are_refused_after_calls_that_were_not(which: int) -> None:
+    given = [torch.ones(2, 4), torch.ones(4, 4), torch.ones(4)]
+    functional.linear(*given, POINTS["hybrid"])
+    given[which] = given[which].bfloat16()
+    with pytest.raises(TypeError, match="must be of one dtype"):
+        functional.linear(*given, POINTS["hybrid"])
+
+
 def test_autocast_hides_no_small_change_of_a_weight() -> None:
     # Rounded to bfloat16 first, this would be a tie, which rounds to 1.
     x, w = torch.ones(1, 1), torch.tensor([[1.0625 + 2**-12]])

@@ -168,6 +168,15 @@ def test_states_of_other_models_are_refused() -> None:
     refuses(ran(MAKERS["AdamW"](other)), state, "another model", "parameter 1 has shape (7,), the parameter (8,)")
 
 
+def test_a_state_that_does_not_fit_its_parameter_is_refused_before_the_update() -> None:
+    params = parameters(BF16)
+    optimizer = ran(MAKERS["AdamW"](params))
+    due, optimizer.state[params[0]]["exp_avg"] = tuple(params[0].shape), torch.zeros(3)
+    give_gradients(params, 2)
+    with refused(ValueError, f"the state 'exp_avg' of parameter 0 must have shape {due}, got (3,)", untouched=tuple(params)):
+        optimizer.step()
+
+
 def test_states_of_other_optimizers_are_refused() -> None:
     adam, sgd = (ran(MAKERS[name](parameters(BF16))) for name in ("AdamW", "SGD"))
     # Before states exist, and without moments.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import qsim
-from qsim.formats import Dynamic
+from qsim.formats import Dynamic, Table
 from qsim.optim import Quantized, block_states
 from qsim.scaling import PerBlock, PerRow
 
@@ -41,6 +41,10 @@ def in_blocks(x: np.ndarray, table: np.ndarray, size: int) -> np.ndarray:  # typ
     scale = np.maximum(np.abs(flat).max(1, keepdims=True), 1e-38)
     nearest = table[np.abs((flat / scale)[..., None] - table).argmin(-1)] * scale
     return nearest.ravel()[: x.size].reshape(x.shape)  # type: ignore[no-any-return]
+
+
+def test_second_moments_have_no_sign() -> None:
+    assert [block_states(bits)["exp_avg_sq"].format for bits in (8, 4)] == [Dynamic(8, signed=False), Table([i / 16 for i in range(1, 17)])]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
