@@ -121,7 +121,7 @@ def load(model: Model, folder: str | os.PathLike[str], *, convert: bool = True) 
         True
     """
     check_model("load", model)
-    place = Path(folder)
+    place = resolved("load", folder)
     complete(place)
     if is_exported(place):
         load_exported(model, place, convert=convert)

@@ -100,9 +100,11 @@ def test_the_current_folder_and_links_are_written_in_place(tmp_path: Path, monke
 
 
 def test_what_is_no_path_is_an_error() -> None:
-    for action in (qsim.save, qsim.export):
+    for action in (qsim.save, qsim.export, qsim.load):
         with pytest.raises(TypeError, match=rf"^{action.__name__}: folder must be a path, got None"):
             action(filled(1.0), None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^points: folder must be a path, got None"):
+        qsim.checkpoints.points(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("exists", [True, False])
