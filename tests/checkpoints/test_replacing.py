@@ -99,10 +99,22 @@ def test_the_current_folder_and_links_are_written_in_place(tmp_path: Path, monke
         assert value_in(Path()) == value_in(link) == number
 
 
+def test_a_link_in_a_folder_moves_no_files_of_another(tmp_path: Path) -> None:
+    for number, name in enumerate(("mine", "theirs"), 1):
+        qsim.save(filled(number), tmp_path / name)
+    (tmp_path / "theirs" / ".qsim-committed").symlink_to(tmp_path / "mine", target_is_directory=True)
+    assert (value_in(tmp_path / "theirs"), value_in(tmp_path / "mine")) == (2.0, 1.0)
+    with pytest.raises(FileExistsError, match=r"which stays: \.qsim-committed; give another folder"):
+        qsim.save(filled(3.0), tmp_path / "theirs", overwrite=True)
+    assert value_in(tmp_path / "mine") == 1.0
+
+
 def test_what_is_no_path_is_an_error() -> None:
-    for action in (qsim.save, qsim.export):
+    for action in (qsim.save, qsim.export, qsim.load):
         with pytest.raises(TypeError, match=rf"^{action.__name__}: folder must be a path, got None"):
             action(filled(1.0), None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^points: folder must be a path, got None"):
+        qsim.checkpoints.points(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("exists", [True, False])
