@@ -69,7 +69,7 @@ class ProductPlan:
         in_graph: The function of tensors that a graph calls, of which compilers trace only the operators.
     """
 
-    # Dynamo asks whether a plan can be made again in a graph. Before torch 2.11 it fails at records whose constructors do not take all fields,
+    # Dynamo asks whether a plan can be made again in a graph. Before torch 2.11 it fails at records whose constructors take fewer fields,
     # unless it meets an object before that cannot be.
     ops: Operators
     points: FivePoint
