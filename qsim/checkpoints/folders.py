@@ -165,7 +165,7 @@ def _sweep(place: Path) -> None:
 
 
 def _contents(action: str, folder: Path) -> list[Path]:
-    """What is in a folder, sorted, without drafts; nothing if there is no folder."""
+    """The contents of a folder, sorted, without drafts; nothing if there is no folder."""
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{action}: {folder} is a file, and a folder is written")
     return sorted(path for path in folder.iterdir() if not _is_draft(path)) if folder.is_dir() else []

@@ -1,4 +1,4 @@
-"""What is in a folder when a checkpoint is written to it: files of users stay, and a former checkpoint is replaced whole or not at all."""
+"""Files in a folder to which a checkpoint is written: those of users stay, and a former checkpoint is replaced whole or not at all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def value_in(folder: Path) -> float:
 
 
 @pytest.mark.parametrize("write", [qsim.save, qsim.export], ids=["save", "export"])
-@pytest.mark.parametrize("former", [True, False], ids=["beside a checkpoint", "alone"])
+@pytest.mark.parametrize("former", [True, False], ids=["with a checkpoint", "alone"])
 def test_files_of_users_stay(write, former: bool, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     if former:
         write(filled(1.0), tmp_path)
