@@ -74,7 +74,7 @@ def check_free(action: str, folder: Path, *, overwrite: bool) -> None:
     present = _contents(action, folder)
     # In this order: a file that another process moves meanwhile is in the second description if it is no longer in the first.
     own = {_COMMITTED, *_files_of(folder / _COMMITTED), *_files_of(folder)} if present else set()
-    # All are files or links, but for the folder of what is not moved yet.
+    # All are files or links, except for the folder of what is not moved yet.
     others = [path.name for path in present if path.name not in own or _is_real_folder(path) != (path.name == _COMMITTED)]
     if others:
         named = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
