@@ -82,7 +82,7 @@ def test_from_pretrained_refuses_a_malformed_conversion(changed: dict[str, Any],
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] |= changed
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(qsim.FileError, match=rf"from_pretrained: .*config\.json, is malformed: .*{message}"):
+    with pytest.raises(qsim.FileError, match=rf"from_pretrained: .*config\.json is malformed: .*{message}"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
