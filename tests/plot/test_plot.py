@@ -23,6 +23,7 @@ pyplot = pytest.importorskip("matplotlib.pyplot")
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
+    pyplot.close("all")  # figures of other tests
     yield
     pyplot.close("all")
 
@@ -46,11 +47,10 @@ CALLS: list[Callable[..., Any]] = [
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("call", CALLS)
 def test_axes_are_labelled_and_a_given_one_is_used(call: Callable[..., Any]) -> None:
-    before = pyplot.get_fignums()  # of other tests
     with matplotlib.rc_context({"font.size": 31.0}):
         own = call()
         assert own.xaxis.label.get_fontsize() == 9.0, "the style of all figures"
-        assert pyplot.get_fignums() == [*before, own.figure.number]
+        assert pyplot.get_fignums() == [own.figure.number]
         _, (given, other) = pyplot.subplots(1, 2)
         assert call(ax=given) is given
         assert given.xaxis.label.get_fontsize() == 31.0, "the user's own"
