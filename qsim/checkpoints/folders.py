@@ -74,8 +74,7 @@ def check_free(action: str, folder: Path, *, overwrite: bool) -> None:
     present = _contents(action, folder)
     # In this order: a file that another process moves meanwhile is in the second description if it is no longer in the first.
     own = {_COMMITTED, *_files_of(folder / _COMMITTED), *_files_of(folder)} if present else set()
-    # All are files or links, except for the folder of what is not moved yet.
-    others = [path.name for path in present if path.name not in own or _is_real_folder(path) != (path.name == _COMMITTED)]
+    others = [path.name for path in present if _is_foreign(path, own)]
     if others:
         named = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         raise FileExistsError(f"{action}: {folder} holds what qsim did not write there, which stays: {named}; give another folder")
@@ -183,6 +182,13 @@ def _files_of(folder: Path) -> set[str]:
         return {name_in_folder("overwrite", path, name) for name in names}
     except (FileError, FileNotFoundError):  # not of qsim, or moved meanwhile
         return set()
+
+
+def _is_foreign(path: Path, own: set[str]) -> bool:
+    """Whether a path that was in a folder is none of qsim's own files; those of another process may have vanished by now."""
+    if path.name == _COMMITTED:
+        return path.is_symlink() or path.is_file()
+    return os.path.lexists(path) and (path.name not in own or _is_real_folder(path))
 
 
 def _is_draft(path: Path) -> bool:

@@ -18,6 +18,7 @@ import safetensors.torch
 from torch import Tensor, nn
 
 import qsim
+from qsim.checkpoints import folders
 from qsim.checkpoints.folders import whole_folder, write_description
 
 
@@ -142,6 +143,18 @@ def test_threads_that_save_to_one_folder_leave_one_checkpoint(exists: bool, tmp_
     assert all("another process has written" in error for error in errors), errors
     assert value_in(folder) in range(4)
     assert sorted(path.name for path in folder.iterdir()) == ["model.safetensors", "qsim.json"]
+
+
+def test_what_another_process_moves_while_a_folder_is_read_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder of complete files and the shards that it replaces were there a moment ago."""
+    qsim.save(filled(1.0), tmp_path / "saved")
+    moved = [tmp_path / "saved" / name for name in (".qsim-committed", "model-00001-of-00002.safetensors")]
+    present = folders._contents
+    monkeypatch.setattr(folders, "_contents", lambda action, folder: [*present(action, folder), *moved])
+    folders.check_free("save", tmp_path / "saved", overwrite=True)
+    moved[1].touch()
+    with pytest.raises(FileExistsError, match=r"holds what qsim did not write there, which stays: model-00001-of-00002\.safetensors;"):
+        folders.check_free("save", tmp_path / "saved", overwrite=True)
 
 
 def run(script: str, *arguments: str) -> list[str]:
