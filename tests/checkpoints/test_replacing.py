@@ -153,7 +153,7 @@ def test_what_another_process_moves_while_a_folder_is_read_is_no_obstacle(tmp_pa
     monkeypatch.setattr(folders, "_contents", lambda action, folder: [*present(action, folder), *moved])
     folders.check_free("save", tmp_path / "saved", overwrite=True)
     moved[1].touch()
-    with pytest.raises(FileExistsError, match=r"holds what qsim did not write there, which stays: model-00001-of-00002\.safetensors;"):
+    with pytest.raises(FileExistsError, match=r"holds what qsim did not write there, which stays: model-00001-of-00002\.safetensors"):
         folders.check_free("save", tmp_path / "saved", overwrite=True)
 
 

@@ -181,7 +181,7 @@ def outcomes(planted: Sequence[Fault], workers: int, limit: float) -> Iterator[t
                 if run.fault is not None:
                     yield run.fault, failed, time.monotonic() - run.started
                 elif failed:
-                    raise RuntimeError(f"{failed} fails without a fault")
+                    raise RuntimeError(f"{failed} fails without a fault\n{run.output.read_text(errors='replace')[-3000:]}")
 
 
 def main() -> None:
