@@ -94,6 +94,13 @@ class CallablePoint:
         return self.function if isinstance(self.function, nn.Module) else None
 
     @property
+    def is_of_one_layer(self) -> bool:
+        """Whether each layer needs a module of its own: one that holds tensors, such as what it learns, and any that is not ready-made."""
+        parts = [] if self.module is None else [*self.module.modules()]
+        held = (each for part in parts for each in (*vars(part).values(), *part.parameters(recurse=False), *part.buffers(recurse=False)))
+        return any(getattr(part, "call", None) is None for part in parts) or any(isinstance(each, Tensor) for each in held)
+
+    @property
     def name(self) -> str:
         """The name of the function or the class of the module."""
         own = self.function

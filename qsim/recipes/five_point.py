@@ -240,8 +240,11 @@ class FivePoint:
         return {name: point for name, point in given.items() if point != ("same" if name.endswith("_bwd") else None)}
 
     def with_own_modules(self) -> FivePoint:
-        """The same points, with copies of the modules in them for another layer; the points themselves if there are none."""
-        modules = {name: point for name in POINTS if isinstance(point := getattr(self, name), CallablePoint) and point.module is not None}
+        """The same points, with copies of the modules in them for another layer; the points themselves if no module needs one.
+
+        Layers with the same points share a compiled graph.
+        """
+        modules = {name: point for name in POINTS if isinstance(point := getattr(self, name), CallablePoint) and point.is_of_one_layer}
         memo: dict[int, Any] = {}
         copied = {name: replace(point, function=copy.deepcopy(point.function, memo)) for name, point in modules.items()}
         return replace(self, **copied) if copied else self  # type: ignore[arg-type]

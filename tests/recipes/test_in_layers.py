@@ -62,6 +62,15 @@ RUNS = {
 }
 
 
+@pytest.mark.parametrize("name", recipes.NAMED)
+def test_layers_share_points_unless_they_learn(name: str) -> None:
+    """So equal blocks share one compiled graph: torch compiles eight of a function, and models have more blocks."""
+    model = qsim.convert(nn.Sequential(*(nn.Linear(32, 32) for _ in range(6))), recipes.resolve(name, SHOWN_IN))
+    holds = any(True for layer in model for point in layer.children() for _ in (*point.parameters(), *point.buffers()))
+    assert (model[2].points is model[3].points) is not holds
+    assert holds is (name == "lsq")
+
+
 def test_attention_refuses_histories() -> None:
     with pytest.raises(ValueError, match="convert: attention: MultiheadAttention: delayed scales are for layers of one product"):
         qsim.convert(Attention(), RUNS["delayed"])

@@ -130,12 +130,16 @@ def _end(run: _Run, limit: float) -> str | None:
     is_late = time.monotonic() - run.started > limit
     if run.process.is_alive() and not is_late:
         return None
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(run.process.pid or 0, signal.SIGKILL)
-    run.process.join()
+    _kill(run)
     if run.fault is not None:
         shutil.copy2(ROOT / run.fault.file, run.tree / run.fault.file)
     return f"no end within {limit:.0f} s" if is_late else _failed(run)
+
+
+def _kill(run: _Run) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(run.process.pid or 0, signal.SIGKILL)
+    run.process.join()
 
 
 def _failed(run: _Run) -> str:
@@ -156,6 +160,7 @@ def outcomes(planted: Sequence[Fault], workers: int, limit: float) -> Iterator[t
     Raises:
         RuntimeError: If a test of theirs fails without a fault: what it sees says nothing.
     """
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, as `tests/conftest.py` sets it
     for name in _SHARED:
         importlib.import_module(name)
     # As pytest does of itself, with the tests first: a module is imported by its package, and then its examples are found in it.
@@ -166,22 +171,27 @@ def outcomes(planted: Sequence[Fault], workers: int, limit: float) -> Iterator[t
         os.environ |= {"XDG_CACHE_HOME": f"{folder}/cache", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
         free = [Path(shutil.copytree(ROOT, f"{folder}/tree{n}", ignore=_NOT_COPIED)) for n in range(workers)]
         running: list[_Run] = []
-        while True:
-            while free and (job := next(waiting, None)):
-                running.append(_start(*job, free.pop(), Path(folder, f"{next(names)}.out")))
-            if not running:
-                return
-            wait([run.process.sentinel for run in running], timeout=1.0)
-            for run in list(running):
-                failed = _end(run, limit if run.fault is not None else math.inf)
-                if failed is None:
-                    continue
-                running.remove(run)
-                free.append(run.tree)
-                if run.fault is not None:
-                    yield run.fault, failed, time.monotonic() - run.started
-                elif failed:
-                    raise RuntimeError(f"{failed} fails without a fault\n{run.output.read_text(errors='replace')[-3000:]}")
+        try:
+            while True:
+                while free and (job := next(waiting, None)):
+                    running.append(_start(*job, free.pop(), Path(folder, f"{next(names)}.out")))
+                if not running:
+                    return
+                wait([run.process.sentinel for run in running], timeout=1.0)
+                for run in list(running):
+                    failed = _end(run, limit if run.fault is not None else math.inf)
+                    if failed is None:
+                        continue
+                    running.remove(run)
+                    free.append(run.tree)
+                    if run.fault is not None:
+                        yield run.fault, failed, time.monotonic() - run.started
+                    elif failed:
+                        printed = run.output.read_text(errors="replace")
+                        raise RuntimeError(f"{failed} fails without a fault\n{printed[printed.find('= FAILURES') :][:3000]}")
+        finally:
+            for run in running:
+                _kill(run)
 
 
 def main() -> None:
