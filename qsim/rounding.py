@@ -33,7 +33,7 @@ from typing import Literal, get_args
 from qsim.formats import Format
 from qsim.formats.base import check_flag
 from qsim.text.parsing import read_call
-from qsim_kernels.numbers.grid import Mode, Overflow as OverflowRule, Rule, spell
+from qsim_kernels.numbers.grid import Mode, Overflow as OverflowRule, Rule, draws, spell
 
 __all__ = [
     "DEFAULT_BITS",
@@ -96,7 +96,7 @@ class Rounding:
     @property
     def is_stochastic(self) -> bool:
         """Whether random bits are drawn."""
-        return self.mode == Mode.STOCHASTIC
+        return draws(self.mode)
 
 
 @dataclass(frozen=True, repr=False)

@@ -28,6 +28,20 @@ class Mode(IntEnum):
     NEAREST_DOWN = 8
 
 
+#: The modes that draw random bits; `arithmetic.stochastic` says what each does with them.
+_DRAWING = frozenset({Mode.STOCHASTIC})
+
+
+def draws(mode: int) -> bool:
+    """Whether a `Mode` draws random bits.
+
+    Example:
+        >>> [mode.name for mode in Mode if draws(mode)]
+        ['STOCHASTIC']
+    """
+    return mode in _DRAWING
+
+
 class Overflow(IntEnum):
     """Results for numbers beyond the largest or the smallest value of a grid.
 
@@ -93,7 +107,7 @@ class Rule(NamedTuple):
 
     Attributes:
         mode: A `Mode`.
-        bits: Number of random bits, 1 to 32; 0 for every mode but `STOCHASTIC`.
+        bits: Number of random bits, 1 to 32; 0 for modes that draw none.
         correction: Add half of the last random bit's weight before it is compared.
         overflow: An `Overflow`.
     """
@@ -102,6 +116,11 @@ class Rule(NamedTuple):
     bits: int
     correction: bool
     overflow: int
+
+    @property
+    def draws(self) -> bool:
+        """Whether random bits are drawn."""
+        return draws(self.mode)
 
     @property
     def saturates(self) -> bool:
@@ -121,7 +140,7 @@ class GridRounding(NamedTuple):
     rule: Rule
 
 
-#: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only stochastic rounding needs; which of its streams; and the
+#: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only roundings need that draw; which of its streams; and the
 #: logical index of the first element.
 Noise = tuple[Tensor | None, int, int]
 
