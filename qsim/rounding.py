@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from qsim.formats import Format
 from qsim.formats.base import check_flag
@@ -162,6 +162,21 @@ class Stochastic(Rounding):
 
     def rule(self, overflow: str) -> Rule:  # noqa: D102 (documented above)
         return Rule(int(self.mode), self.bits or DEFAULT_BITS, self.correction, int(OverflowRule[overflow.upper()]))
+
+    def steps(self, position: Any) -> Any:
+        """Count the random integers that lead to the neighbour of larger magnitude.
+
+        Args:
+            position: Where a number is between its neighbours, from 0 at the smaller magnitude to 1: a tensor or a `Fraction`.
+
+        Example:
+            >>> import qsim
+            >>> from fractions import Fraction
+            >>> qsim.Stochastic(bits=4).steps(Fraction(2, 5)), qsim.Stochastic(bits=4, correction=True).steps(Fraction(2, 5))
+            (6, 6)
+        """
+        scaled = position * 2 ** (self.bits or DEFAULT_BITS)
+        return (2 * scaled + 1) // 2 if self.correction else scaled // 1
 
     def __repr__(self) -> str:
         given = [f"bits={self.bits}"] if self.bits is not None else []
