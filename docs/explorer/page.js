@@ -155,7 +155,7 @@ class Explorer {
       name, `<span data-value="${name}">${shown(result)}</span>`, Number.isNaN(result) && fmt.coding.nan < 0 ? "none" : hexadecimal(encode(result, fmt), fmt.bits),
       Number.isFinite(result) && Number.isFinite(x) ? shown(Math.fround(result - x)) : "", share,
     ];
-    const rows = Object.keys(MODES).filter((name) => name !== "stochastic").map((name) => row(cells(name, quantize(x, fmt, name, overflow), "100 %")));
+    const rows = Object.keys(MODES).filter((name) => !name.startsWith("stochastic")).map((name) => row(cells(name, quantize(x, fmt, name, overflow), "100 %")));
     const { below, above, up } = chance(x, fmt, overflow, bits);
     if (up < 1) rows.push(row(cells("stochastic", below, `<span data-chance="down">${percent(1 - up)}</span>`), "stochastic"));
     if (up > 0) rows.push(row(cells("stochastic", above, `<span data-chance="up">${percent(up)}</span>`), "stochastic"));

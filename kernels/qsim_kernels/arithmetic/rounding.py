@@ -30,7 +30,7 @@ from qsim_kernels.arithmetic.words import (
 )
 from qsim_kernels.numbers.grid import Mode, Overflow
 
-NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD, STOCHASTIC, NEAREST_DOWN = map(int, Mode)
+NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD, STOCHASTIC, NEAREST_DOWN, STOCHASTIC_EVEN = map(int, Mode)
 NONFINITE, SATURATE, SATURATE_SYMMETRIC = map(int, Overflow)
 
 #: Random bits are compared with distances in a table in this share of a unit, one more than are drawn: a correction is half of the last
@@ -130,6 +130,8 @@ def raised_by(magnitude, bits, steps, drawn, grid, variant):
     elif variant.mode == STOCHASTIC:
         # As many random bits as are cleared: they carry as often as the number is far from the neighbour below.
         return to_int(drawn >> SPARE + 1) >> (MANTISSA - steps)
+    elif variant.mode == STOCHASTIC_EVEN:
+        return to_int(drawn - is_odd(drawn) >> SPARE + 1) >> (MANTISSA - steps)
 
 
 def leaves_zero(magnitude, bits, drawn, grid, variant):
@@ -152,18 +154,36 @@ def leaves_zero(magnitude, bits, drawn, grid, variant):
         return magnitude > 0
     elif variant.mode == STOCHASTIC:
         return reaches(magnitude, drawn, grid)
+    elif variant.mode == STOCHASTIC_EVEN:
+        share, lost = share_of_least(magnitude, grid)
+        return reaches(magnitude, drawn - where(share >> lost << lost == share, is_odd(drawn), 0), grid)
 
 
 def reaches(magnitude, drawn, grid):
     """Whether the share of the smallest value that a magnitude is, in as many bits as are drawn, carries with the random bits."""
+    share, lost = share_of_least(magnitude, grid)
+    return carries(share >> lost, drawn)
+
+
+def is_odd(drawn):
+    """One if the last random bit is set, behind which half of its weight is: `STOCHASTIC_EVEN` withholds the last bit then, or zero.
+
+    Shares are rounded to as many bits as are drawn. With half of the last one's weight a tie goes up. With an odd integer it goes to the
+    far neighbour only if its sum is exactly one, and then the share in front of the tie is even: it had to go down.
+    """
+    integer = drawn & (drawn - 1)
+    return where(integer & ((drawn ^ integer) << 1) == 0, 0, 1)
+
+
+def share_of_least(magnitude, grid):
+    """The share of the smallest value that a magnitude is: a word, and the number of its last bits that are lost."""
     field, lowest = magnitude >> MANTISSA, grid.least >> MANTISSA
     # Shares below the last random bit are zero: without its leading one, a significand leaves nothing after the longest shift of a word.
     # Zero has none either, which narrow carriers hold next to the smallest values.
     has_leading = (field > lowest - (SPARE + MANTISSA + 2)) & (field > 0)
     significand = (magnitude & ((1 << MANTISSA) - 1)) | where(has_leading, 1 << MANTISSA, 0)
     binades = lowest - maximum(field, 1)
-    share = (to_word(significand) << SPARE) >> minimum(maximum(binades - 1, 0), SPARE + MANTISSA)
-    return carries(share, drawn)
+    return to_word(significand) << SPARE, minimum(maximum(binades - 1, 0), SPARE + MANTISSA)
 
 
 def takes_far(magnitude, drawn, place, table, variant):
@@ -171,17 +191,21 @@ def takes_far(magnitude, drawn, place, table, variant):
 
     In integers: the distance from the near neighbour, in units of 2**-33, is at least that between both times what the bits lack to 2**33.
     """
-    whole, fraction = in_units(to_long(magnitude), long_entry(table, place + (4 << variant.table)))
+    whole, rest, lost = in_units(to_long(magnitude), long_entry(table, place + (4 << variant.table)))
+    fraction = rest >> lost
     distance = whole + long_entry(table, place + (3 << variant.table))
     lacking = (1 << FINE) - (to_long(drawn) << 1 >> BEHIND)
     product = lacking * long_entry(table, place + (6 << variant.table))
     least = lacking * long_entry(table, place + (5 << variant.table)) + (product >> LOW)
-    is_short = (fraction & ((1 << LOW) - 1)) < (product & ((1 << LOW) - 1))
+    due = product & ((1 << LOW) - 1)
+    if variant.mode == STOCHASTIC_EVEN:
+        due = due + where(fraction << lost == rest, is_odd(drawn), 0)
+    is_short = (fraction & ((1 << LOW) - 1)) < due
     return (distance << FINE - LOW) + (fraction >> LOW) - where(is_short, 1, 0) >= least
 
 
 def in_units(magnitude, unit):
-    """A magnitude in whole units and the rest in units of 2**-33, without what is below; far beyond a table, any large number."""
+    """A magnitude in whole units, the rest in units of 2**-33, and the number of its last bits that are lost; far beyond a table, any."""
     field = magnitude >> MANTISSA
     significand = (magnitude & ((1 << MANTISSA) - 1)) | where(field > 0, 1 << MANTISSA, 0)
     lift = maximum(field, 1) - unit
@@ -189,7 +213,7 @@ def in_units(magnitude, unit):
     down = minimum(sink, MANTISSA + 1)
     whole = significand << minimum(maximum(lift, 0), 58 - MANTISSA) >> down
     rest = significand & ((1 << down) - 1)
-    return whole, rest << maximum(FINE - sink, 0) >> minimum(maximum(sink - FINE, 0), MANTISSA + 1)
+    return whole, rest << maximum(FINE - sink, 0), minimum(maximum(sink - FINE, 0), MANTISSA + 1)
 
 
 def limited(rounded, magnitude, bits, grid, variant):

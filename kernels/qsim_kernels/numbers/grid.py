@@ -26,10 +26,11 @@ class Mode(IntEnum):
     ODD = 6
     STOCHASTIC = 7
     NEAREST_DOWN = 8
+    STOCHASTIC_EVEN = 9
 
 
-#: The modes that draw random bits; `arithmetic.stochastic` says what each does with them.
-_DRAWING = frozenset({Mode.STOCHASTIC})
+#: The modes that draw random bits; `arithmetic.rounding` says what each does with them.
+_DRAWING = frozenset({Mode.STOCHASTIC, Mode.STOCHASTIC_EVEN})
 
 
 def draws(mode: int) -> bool:
@@ -37,7 +38,7 @@ def draws(mode: int) -> bool:
 
     Example:
         >>> [mode.name for mode in Mode if draws(mode)]
-        ['STOCHASTIC']
+        ['STOCHASTIC', 'STOCHASTIC_EVEN']
     """
     return mode in _DRAWING
 
@@ -108,7 +109,7 @@ class Rule(NamedTuple):
     Attributes:
         mode: A `Mode`.
         bits: Number of random bits, 1 to 32; 0 for modes that draw none.
-        correction: Add half of the last random bit's weight before it is compared.
+        correction: Add half of the last random bit's weight before it is compared; `STOCHASTIC_EVEN` always does.
         overflow: An `Overflow`.
     """
 
