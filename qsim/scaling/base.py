@@ -15,8 +15,11 @@ from qsim.scaling.geometry import tiles_of_whole
 from qsim.text.parsing import read_call
 from qsim_kernels.numbers import scales as numbers
 from qsim_kernels.numbers.grid import Grid, read
-from qsim_kernels.numbers.scales import SMALLEST, ScaleRule, spell_scales
+from qsim_kernels.numbers.scales import SMALLEST, ScaleRule, rounding_of_scales, spell_scales
 from qsim_kernels.private import constant
+
+#: The rules that draw random bits.
+_DRAWING = frozenset(rule.name.lower() for rule in ScaleRule if rounding_of_scales(rule).draws)
 
 Rule = Literal["fit", "ceil", "floor", "even", "ceil_log2"]
 
@@ -67,6 +70,8 @@ class Scaling:
     margin: int
     outer: PerTensor | None
     _geometry: ClassVar[tuple[str, ...]] = ()
+    #: Whether rules may draw random bits: scales of blocks and tiles, which elements of one process share.
+    _may_draw: ClassVar[bool] = False
     #: What a short description calls the elements that share a scale; the name of the class by default.
     _sharing: ClassVar[str] = ""
 
@@ -78,6 +83,8 @@ class Scaling:
             outer = PerTensor() if outer == "tensor" else read_call(outer, {"PerTensor": PerTensor}) or outer
         if rule not in get_args(Rule):
             raise ValueError(f"{owner}: rule must be {', '.join(map(repr, get_args(Rule)))}, got {rule!r}")
+        if rule in _DRAWING and not self._may_draw:
+            raise ValueError(f"{owner}: rule={rule!r} draws random bits, which is for the scales of blocks and tiles: PerBlock and PerTile")
         if outer is not None and (not isinstance(outer, PerTensor) or outer.outer is not None):
             raise TypeError(f"{owner}: outer must be a qsim.scaling.PerTensor without an outer scale of its own, got {outer!r}")
         object.__setattr__(self, "format", _check_scales(owner, resolve_format(format)))
@@ -101,6 +108,11 @@ class Scaling:
         facts += [f"margin={self.margin}"] if self.margin else []
         facts += [f"under {self.outer}"] if self.outer is not None else []
         return (self._sharing or type(self).__name__.lower()) + (f"({', '.join(facts)})" if facts else "")
+
+    @property
+    def draws(self) -> bool:
+        """Whether scales are rounded with random bits, by the rule."""
+        return self.rule in _DRAWING
 
     @property
     def is_directed(self) -> bool:

@@ -52,7 +52,9 @@ def bits_of(x: Tensor) -> list[int]:
 def defined(amaxes: Tensor, scales: Scales, whole: float | None = None) -> Tensor:
     """Scales as the arithmetic on tensors says."""
     largest = amaxes.double() if whole is None else amaxes.double() / torch.tensor(whole).double()
-    made = meaning.scales(DOUBLE).scale_of(largest.view(torch.int64), scale_numbers(scales), scales.rule, variant_of_scales(scales.rule))
+    made = meaning.scales(DOUBLE).scale_of(
+        largest.view(torch.int64), None, scale_numbers(scales), scales.rule, variant_of_scales(scales.rule)
+    )
     return made.view(torch.float64).float()  # type: ignore[no-any-return]
 
 
@@ -60,7 +62,7 @@ def test_pythons_integers_make_the_scales_of_the_operators() -> None:
     amaxes = torch.cat([MAGNITUDES[::150], torch.tensor([0.0, torch.inf, torch.nan])])
     scale_of = python.functions(arithmetic.scales, DOUBLE).scale_of
     for scales in SETTINGS:
-        made = [scale_of(bits, scale_numbers(scales), scales.rule, variant_of_scales(scales.rule)) for bits in bits_of(amaxes.double())]
+        made = [scale_of(bits, 0, scale_numbers(scales), scales.rule, variant_of_scales(scales.rule)) for bits in bits_of(amaxes.double())]
         found = torch.empty_like(amaxes)
         scaling.scales_into(found, amaxes, None, scales)
         assert same_bits(torch.tensor(made).view(torch.float64).float(), found), scales

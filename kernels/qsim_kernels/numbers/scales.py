@@ -57,6 +57,11 @@ class Scales(NamedTuple):
     least: float
     grid: Grid
 
+    @property
+    def draws(self) -> bool:
+        """Whether random bits are drawn."""
+        return rounding_of_scales(self.rule).draws
+
 
 class ScaleChoice(NamedTuple):
     """A choice between scales that let a tile's largest magnitude become one of several candidates; the one of least error is kept.
@@ -159,6 +164,8 @@ def variant_of_scales(rule: int) -> Variant:
     return Variant(rounding_of_scales(rule).mode, int(Overflow.SATURATE), **facts)
 
 
+#: Where the indices of scales begin, whose random bits are those of the first elements of their tiles behind it: no element is there.
+SCALE_INDICES = 1 << 62
 #: The columns of tiles of a transform whose largest magnitudes kernels can find while they round the tensor.
 AHEAD = 256
 #: The smallest scale allowed, so that its inverse is a float32.
