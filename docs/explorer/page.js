@@ -4,7 +4,7 @@ const DEFAULTS = {
   x: "0.3", format: "e4m3", overflow: "saturate", bits: "32",
   values: "0.1 -0.2 0.3 0.05 -1.5 2.25 0.7 -0.01", size: "4", scale: "e8m0", rule: "floor",
 };
-const CHOICES = { overflow: ["saturate", "saturate_symmetric", "nonfinite", "format"], rule: Object.keys(RULES) };
+const CHOICES = { overflow: ["saturate", "saturate_symmetric", "nonfinite", "format"], rule: Object.keys(RULES).filter((name) => name !== "stochastic") };
 const AROUND = 4, LISTED_BITS = 8, LONGEST = 4096;
 
 const escaped = (text) => String(text).replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);

@@ -21,7 +21,7 @@ from qsim_kernels.private import constant
 #: The rules that draw random bits.
 _DRAWING = frozenset(rule.name.lower() for rule in ScaleRule if rounding_of_scales(rule).draws)
 
-Rule = Literal["fit", "ceil", "floor", "even", "ceil_log2"]
+Rule = Literal["fit", "ceil", "floor", "even", "ceil_log2", "stochastic"]
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -37,6 +37,8 @@ class Scaling:
     - `"floor"`: `2**(floor(log2 a) - floor(log2 M))`, the rule of OCP's MX formats; values beyond `M` saturate;
     - `"even"`: like `"floor"`, after `a` has been rounded to the format's precision;
     - `"ceil_log2"`: `2**(ceil(log2 a) - floor(log2 M))`, torchao's `CEIL`. (Its `RCEIL` is `"ceil"` here.)
+    - `"stochastic"`, of blocks and tiles: one of the two values next to `a / M`, drawn with 32 random bits so that it is their mean. The
+      seed is that of the elements' rounding, and the bits are independent of the elements'. Under the smaller one, `a` saturates.
 
     Scales that their format cannot hold become its largest or its smallest. None is smaller than 2**-127, for float64 tensors either, as
     scales are float32 numbers whose inverses are finite. Under that scale, round-to-nearest makes elements of at most 2**-128 times the
@@ -55,7 +57,7 @@ class Scaling:
 
     Example:
         >>> import torch, qsim
-        >>> for rule in qsim.scaling.Rule.__args__:
+        >>> for rule in ("fit", "ceil", "floor", "even", "ceil_log2"):
         ...     scale = qsim.scaling.PerTensor("e8m0", rule)
         ...     print(rule, isinstance(scale, qsim.scaling.Scaling), qsim.quantize(torch.tensor([1.0, 7.9]), "e2m1", scale=scale).tolist())
         fit True [1.0, 6.0]

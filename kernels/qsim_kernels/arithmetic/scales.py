@@ -21,7 +21,7 @@ from qsim_kernels.arithmetic.words import (
 )
 from qsim_kernels.numbers.scales import ScaleRule
 
-FIT, CEIL, FLOOR, EVEN, CEIL_LOG2 = map(int, ScaleRule)
+FIT, CEIL, FLOOR, EVEN, CEIL_LOG2, STOCHASTIC = map(int, ScaleRule)
 
 
 def scale_of(amax, drawn, scales, rule, rounding):
@@ -43,7 +43,7 @@ def scale_of(amax, drawn, scales, rule, rounding):
         wanted = power_of(nearest_even(amax, scales.spare), scales)
     elif rule == CEIL_LOG2:
         wanted = power_of(power_above(amax), scales)
-    elif rule == FIT or rule == CEIL:
+    elif rule == FIT or rule == CEIL or rule == STOCHASTIC:
         wanted = quotient(product(amax, scales.factor), scales.largest)
     scale = maximum(round_bits(wanted, drawn, scales.grid, rounding), scales.least)
     scale = where(amax == 0, scales.least, scale)
