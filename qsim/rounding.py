@@ -28,12 +28,11 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from qsim.formats import Format
-from qsim.formats.base import check_flag
 from qsim.text.parsing import read_call
-from qsim_kernels.numbers.grid import Mode, Overflow as OverflowRule, Rule, spell
+from qsim_kernels.numbers.grid import Mode, Overflow as OverflowRule, Rule, draws, spell
 
 __all__ = [
     "DEFAULT_BITS",
@@ -96,7 +95,7 @@ class Rounding:
     @property
     def is_stochastic(self) -> bool:
         """Whether random bits are drawn."""
-        return self.mode == Mode.STOCHASTIC
+        return draws(self.mode)
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,9 +134,13 @@ class Stochastic(Rounding):
     With r bits and `p` the position between the neighbours, the one of larger magnitude is taken when `R + floor(p * 2**r) >= 2**r` for a
     uniform r-bit integer `R`: with probability `floor(p * 2**r) / 2**r`, exactly. The first r of an element's 32 random bits make `R`.
 
+    In agreement with draft 4.0 of IEEE P3109, `Stochastic(r)` is its mode StochasticA, `Stochastic(r, correction=True)` StochasticB, and
+    `Stochastic(r, correction="even")` StochasticC.
+
     Args:
         bits: Number of random bits, 1 to 32. `None` means 32, for tensors of every dtype.
-        correction: Take `floor(p * 2**r + 1/2)` instead, which removes most of the bias of few bits.
+        correction: Take `floor(p * 2**r + 1/2)` instead, which removes most of the bias of few bits. `"even"` rounds `p * 2**r` to the
+            nearest integer and ties to the even one, which removes what is left where ties are common.
 
     Example:
         >>> import torch, qsim
@@ -147,25 +150,45 @@ class Stochastic(Rounding):
     """
 
     bits: int | None
-    correction: bool
+    correction: bool | Literal["even"]
 
-    def __init__(self, bits: int | None = None, correction: bool = False) -> None:
+    def __init__(self, bits: int | None = None, correction: bool | Literal["even"] = False) -> None:
         if bits is not None and (isinstance(bits, bool) or not isinstance(bits, int)):
             raise TypeError(f"Stochastic: bits must be an int or None, got {bits!r}")
         if bits is not None and not 1 <= bits <= 32:
             raise ValueError(f"Stochastic: bits must be in 1…32, got {bits}")
-        check_flag("Stochastic", "correction", correction)
-        object.__setattr__(self, "mode", Mode.STOCHASTIC)
+        if not isinstance(correction, bool) and correction != "even":
+            raise TypeError(f"Stochastic: correction must be True, False or 'even', got {correction!r}")
+        object.__setattr__(self, "mode", Mode.STOCHASTIC_EVEN if correction == "even" else Mode.STOCHASTIC)
         object.__setattr__(self, "bits", bits)
         object.__setattr__(self, "correction", correction)
         self.__post_init__()
 
     def rule(self, overflow: str) -> Rule:  # noqa: D102 (documented above)
-        return Rule(int(self.mode), self.bits or DEFAULT_BITS, self.correction, int(OverflowRule[overflow.upper()]))
+        return Rule(int(self.mode), self.bits or DEFAULT_BITS, bool(self.correction), int(OverflowRule[overflow.upper()]))
+
+    def steps(self, position: Any) -> Any:
+        """Count the random integers that lead to the neighbour of larger magnitude.
+
+        Args:
+            position: Where a number is between its neighbours, from 0 at the smaller magnitude to 1: a tensor or a `Fraction`.
+
+        Example:
+            >>> import qsim
+            >>> from fractions import Fraction
+            >>> [qsim.Stochastic(bits=2, correction=how).steps(Fraction(5, 8)) for how in (False, True, "even")]
+            [2, 3, 2]
+        """
+        scaled = position * 2 ** (self.bits or DEFAULT_BITS)
+        if not self.correction:
+            return scaled // 1
+        steps = (2 * scaled + 1) // 2
+        is_odd_tie = (2 * scaled + 1 == 2 * steps) & (steps % 2 == 1)
+        return steps - 1 * is_odd_tie if self.correction == "even" else steps
 
     def __repr__(self) -> str:
         given = [f"bits={self.bits}"] if self.bits is not None else []
-        given += ["correction=True"] if self.correction else []
+        given += [f"correction={self.correction!r}"] if self.correction else []
         return f"Stochastic({', '.join(given)})"
 
 

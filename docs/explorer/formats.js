@@ -192,7 +192,7 @@ function quantize_blocks(values, fmt, size, scale_format, rule, rounding = "near
   const blocks = [];
   for (let start = 0; start < values.length; start += size) {
     const x = values.slice(start, start + size).map(Math.fround), amax = Math.max(...x.map(Math.abs));
-    const scale = Math.fround(from_bits(scales.scale_of(to_bits(amax), making, RULES[rule], variant)));
+    const scale = Math.fround(from_bits(scales.scale_of(to_bits(amax), 0n, making, RULES[rule], variant)));
     blocks.push({ scale, elements: x.map((each) => scaled(each, scale, fmt, rounding)) });
   }
   return blocks;

@@ -4,7 +4,7 @@ const DEFAULTS = {
   x: "0.3", format: "e4m3", overflow: "saturate", bits: "32",
   values: "0.1 -0.2 0.3 0.05 -1.5 2.25 0.7 -0.01", size: "4", scale: "e8m0", rule: "floor",
 };
-const CHOICES = { overflow: ["saturate", "saturate_symmetric", "nonfinite", "format"], rule: Object.keys(RULES) };
+const CHOICES = { overflow: ["saturate", "saturate_symmetric", "nonfinite", "format"], rule: Object.keys(RULES).filter((name) => name !== "stochastic") };
 const AROUND = 4, LISTED_BITS = 8, LONGEST = 4096;
 
 const escaped = (text) => String(text).replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
@@ -155,7 +155,7 @@ class Explorer {
       name, `<span data-value="${name}">${shown(result)}</span>`, Number.isNaN(result) && fmt.coding.nan < 0 ? "none" : hexadecimal(encode(result, fmt), fmt.bits),
       Number.isFinite(result) && Number.isFinite(x) ? shown(Math.fround(result - x)) : "", share,
     ];
-    const rows = Object.keys(MODES).filter((name) => name !== "stochastic").map((name) => row(cells(name, quantize(x, fmt, name, overflow), "100 %")));
+    const rows = Object.keys(MODES).filter((name) => !name.startsWith("stochastic")).map((name) => row(cells(name, quantize(x, fmt, name, overflow), "100 %")));
     const { below, above, up } = chance(x, fmt, overflow, bits);
     if (up < 1) rows.push(row(cells("stochastic", below, `<span data-chance="down">${percent(1 - up)}</span>`), "stochastic"));
     if (up > 0) rows.push(row(cells("stochastic", above, `<span data-chance="up">${percent(up)}</span>`), "stochastic"));

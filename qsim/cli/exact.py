@@ -12,7 +12,7 @@ import torch
 
 import qsim
 from qsim.formats import Format
-from qsim.rounding import Overflow, Rounding
+from qsim.rounding import DEFAULT_BITS, Overflow, Rounding, Stochastic
 
 # Far beyond any format; longer numbers would only take long to print.
 _LONGEST_EXPONENT = 5000
@@ -120,12 +120,11 @@ class Neighbours:
             raise ValueError("one of the neighbours is missing")
         return self.below, self.above
 
-    def outer_probability(self, bits: int, correction: bool = False) -> Fraction | None:
+    def outer_probability(self, draw: Stochastic) -> Fraction | None:
         """The probability that stochastic rounding takes the outer neighbour."""
         if self.position is None:
             return None
-        scaled = self.position * 2**bits + (Fraction(1, 2) if correction else 0)
-        return Fraction(math.floor(scaled), 2**bits)
+        return Fraction(draw.steps(self.position), 2 ** (draw.bits or DEFAULT_BITS))
 
     def mean(self, probability: Fraction) -> Fraction:
         """The mean of stochastic rounding that takes the outer neighbour with a probability."""

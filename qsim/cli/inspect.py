@@ -162,7 +162,7 @@ def _overflows(x: TypedNumber, fmt: Format) -> bool:
 
 def _probabilities(where: Neighbours, draws: Sequence[Stochastic]) -> Iterator[tuple[Stochastic, Fraction]]:
     for draw in draws:
-        probability = where.outer_probability(draw.bits or DEFAULT_BITS, draw.correction)
+        probability = where.outer_probability(draw)
         if probability is not None:
             yield draw, probability
 

@@ -99,7 +99,7 @@ class Chunks:
         """A value rounded with random bits that follow from its place; the error is kept."""
         if point is None or not x.numel():
             return x
-        noise = Noise(self._seed, streams.stream("all_reduce", chunk, *place)) if point.rounding.is_stochastic else None
+        noise = Noise(self._seed, streams.stream("all_reduce", chunk, *place)) if point.spelt.is_stochastic else None
         rounded = point(x, seed=noise)
         if self._errors is not None:
             self._errors[chunk].add_(x - rounded)

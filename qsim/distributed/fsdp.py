@@ -94,7 +94,7 @@ class FSDPWire:
 
     def noise(self, name: str, version: int, offset: int = 0) -> Noise | None:
         """The random bits of a parameter from an index on, if any are drawn."""
-        if self.weights is None or not self.weights.rounding.is_stochastic:
+        if self.weights is None or not self.weights.spelt.is_stochastic:
             return None
         return Noise(self._seed, streams.stream("fsdp", "weight", name, version), offset)
 

@@ -16,6 +16,7 @@ from qsim.formats.dtypes import FLOATS
 from qsim.functional.tracing import refuse_tracing
 from qsim.private import storage_number
 from qsim.rounding import Rounding
+from qsim.scaling import Scaling
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 
@@ -33,7 +34,7 @@ class Spelling(NamedTuple):
         grid: Its values.
         coding: Its codes.
         rule: The rounding and the overflow mode.
-        is_stochastic: Whether the rounding needs a seed.
+        is_stochastic: Whether the rounding, or the rule of the scales, needs a seed.
         holders: The dtypes that hold every value.
     """
 
@@ -43,6 +44,11 @@ class Spelling(NamedTuple):
     rule: str
     is_stochastic: bool
     holders: list[torch.dtype]
+
+
+def under_scales(spelt: Spelling, scaling: Scaling | None) -> Spelling:
+    """The same for elements under scales, which may draw random bits, too."""
+    return spelt if scaling is None or not scaling.draws else spelt._replace(is_stochastic=True)
 
 
 def spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: str) -> Spelling:

@@ -65,7 +65,7 @@ def _chance_above(x: Tensor, below: Tensor, above: Tensor, rounding: Stochastic)
     is_positive = x >= 0
     # Random bits are compared with the way from the neighbour nearer to zero.
     outward = torch.where(is_positive, x - below, above - x) / gap
-    chance = ((outward * count + (0.5 if rounding.correction else 0.0)).floor() / count).clamp(0, 1)
+    chance = (rounding.steps(outward) / count).clamp(0, 1)
     return torch.where(above > below, torch.where(is_positive, chance, 1 - chance), 0.0)
 
 

@@ -12,7 +12,7 @@ from qsim import rounding as _rounding
 from qsim.formats import Format, name_of
 from qsim.formats.base import check_flag
 from qsim.functional import quantize
-from qsim.functional.arguments import Spelling, check_input, check_out, spelling
+from qsim.functional.arguments import Spelling, check_input, check_out, spelling, under_scales
 from qsim.functional.hadamard import Hadamard, resolve as resolve_transform
 from qsim.random.noise import Noise
 from qsim.rounding import NEAREST, Overflow, Rounding, Stochastic
@@ -93,7 +93,7 @@ class Quantizer:
         object.__setattr__(self, "scale", scaling)
         object.__setattr__(self, "transform", turning)
         object.__setattr__(self, "redraw", redraw)
-        object.__setattr__(self, "spelt", spelling(self.format, self.rounding, self.usual_overflow))
+        object.__setattr__(self, "spelt", under_scales(spelling(self.format, self.rounding, self.usual_overflow), scaling))
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from qsim.formats import Format
 from qsim.formats.base import check_flag
-from qsim.functional.arguments import Spelling, spelling
+from qsim.functional.arguments import Spelling, spelling, under_scales
 from qsim.rounding import Rounding
 from qsim.scaling import Scaling, block_formats, resolve
 from qsim.scaling.block_formats import Block
@@ -36,7 +36,7 @@ def _found(
     format: str | torch.dtype | Format | Block, rounding: str | Rounding, overflow: str, scale: object, dim: int | None, clip_gradient: bool
 ) -> tuple[Spelling, Scaling | None]:
     element, scaling = _element_and_scale(format, scale, dim, clip_gradient)
-    return spelling(element, rounding, overflow), scaling
+    return under_scales(spelling(element, rounding, overflow), scaling), scaling
 
 
 _known = lru_cache(maxsize=4096, typed=True)(_found)

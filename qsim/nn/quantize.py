@@ -52,7 +52,7 @@ class Quantize(RemembersAmaxes):
             raise TypeError(f"Quantize: input must be float32, bfloat16, float16 or float64, got {result.dtype}")
         if not can_hold(result.dtype, self.backward_point.format, result.dtype):
             raise ValueError(f"Quantize: gradients are {result.dtype}, which cannot hold every value of {self.backward_point.format!r}")
-        stochastic = self.backward_point.rounding.is_stochastic
+        stochastic = self.backward_point.spelt.is_stochastic
         seed = seeds.seed_tensor(None, None, input.device) if stochastic else None
         owns = result is not input
         found: Tensor = applied(_RoundGradient, operators(result))(result, seed, self._in_use("backward_point"), owns)

@@ -15,7 +15,7 @@ from qsim.optim.settings import Update, UpdateSetting
 from qsim.rounding import Overflow, Rounding
 from qsim.text.warning import warn
 from qsim_kernels.numbers import updates
-from qsim_kernels.numbers.grid import Grid, Mode, Rule, read, spell
+from qsim_kernels.numbers.grid import Grid, Rule, read, spell
 
 
 class Adam(LowPrecisionOptimizer):
@@ -231,7 +231,7 @@ def _warn_of_what_cannot_shrink(beta: float, state: str, rule: str, wider: str) 
     values = read(Grid, state)
     # Half a unit is smallest relative to the number with the largest mantissa.
     largest = 1 - 2.0 ** -(values.mantissa + 2)
-    if beta < largest or read(Rule, rule).mode == Mode.STOCHASTIC or torch.compiler.is_compiling():
+    if beta < largest or read(Rule, rule).draws or torch.compiler.is_compiling():
         return
     warning = f"betas[1]={beta} and moments with {values.mantissa} mantissa bits: the second moment can grow but not shrink"
     warn(f"{warning}. Give state_rounding='stochastic', {wider}, or betas[1] below {largest:.4f}")

@@ -22,7 +22,7 @@ def round_into(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, s
         stream: The seed's stream for the whole tensor.
         like: A tensor with the placements of `x`, if `x` itself is a plain shard.
     """
-    if not quantizer.rounding.is_stochastic:
+    if not quantizer.spelt.is_stochastic:
         _round(shards.local(out), shards.local(x), quantizer, None, 0, 0)
         return
     like = x if like is None else like

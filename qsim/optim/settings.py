@@ -15,7 +15,7 @@ from qsim.rounding import NAMED, NEAREST, Overflow, Rounding, Stochastic, check_
 from qsim.scaling import block_formats
 from qsim.scaling.block_formats import Block
 from qsim.text.parsing import read_call
-from qsim_kernels.numbers.grid import Mode, Rule, read, spell
+from qsim_kernels.numbers.grid import Rule, read, spell
 
 #: The dtypes that parameters may have.
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -68,7 +68,7 @@ class UpdateSetting(NamedTuple):
     @property
     def draws(self) -> bool:
         """Whether random bits are drawn."""
-        return any(read(Rule, rule).mode == Mode.STOCHASTIC for rule in (self.rule, self.state_rule))
+        return any(read(Rule, rule).draws for rule in (self.rule, self.state_rule))
 
 
 def name_of_format(fmt: str | torch.dtype | Format | None) -> str | None:

@@ -15,10 +15,13 @@ from qsim.scaling.geometry import tiles_of_whole
 from qsim.text.parsing import read_call
 from qsim_kernels.numbers import scales as numbers
 from qsim_kernels.numbers.grid import Grid, read
-from qsim_kernels.numbers.scales import SMALLEST, ScaleRule, spell_scales
+from qsim_kernels.numbers.scales import SMALLEST, ScaleRule, rounding_of_scales, spell_scales
 from qsim_kernels.private import constant
 
-Rule = Literal["fit", "ceil", "floor", "even", "ceil_log2"]
+#: The rules that draw random bits.
+_DRAWING = frozenset(rule.name.lower() for rule in ScaleRule if rounding_of_scales(rule).draws)
+
+Rule = Literal["fit", "ceil", "floor", "even", "ceil_log2", "stochastic"]
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -34,6 +37,8 @@ class Scaling:
     - `"floor"`: `2**(floor(log2 a) - floor(log2 M))`, the rule of OCP's MX formats; values beyond `M` saturate;
     - `"even"`: like `"floor"`, after `a` has been rounded to the format's precision;
     - `"ceil_log2"`: `2**(ceil(log2 a) - floor(log2 M))`, torchao's `CEIL`. (Its `RCEIL` is `"ceil"` here.)
+    - `"stochastic"`, of blocks and tiles: one of the two values next to `a / M`, drawn with 32 random bits so that it is their mean. The
+      seed is that of the elements' rounding, and the bits are independent of the elements'. Under the smaller one, `a` saturates.
 
     Scales that their format cannot hold become its largest or its smallest. None is smaller than 2**-127, for float64 tensors either, as
     scales are float32 numbers whose inverses are finite. Under that scale, round-to-nearest makes elements of at most 2**-128 times the
@@ -52,7 +57,7 @@ class Scaling:
 
     Example:
         >>> import torch, qsim
-        >>> for rule in qsim.scaling.Rule.__args__:
+        >>> for rule in ("fit", "ceil", "floor", "even", "ceil_log2"):
         ...     scale = qsim.scaling.PerTensor("e8m0", rule)
         ...     print(rule, isinstance(scale, qsim.scaling.Scaling), qsim.quantize(torch.tensor([1.0, 7.9]), "e2m1", scale=scale).tolist())
         fit True [1.0, 6.0]
@@ -67,6 +72,8 @@ class Scaling:
     margin: int
     outer: PerTensor | None
     _geometry: ClassVar[tuple[str, ...]] = ()
+    #: Whether rules may draw random bits: scales of blocks and tiles, which elements of one process share.
+    _may_draw: ClassVar[bool] = False
     #: What a short description calls the elements that share a scale; the name of the class by default.
     _sharing: ClassVar[str] = ""
 
@@ -78,6 +85,8 @@ class Scaling:
             outer = PerTensor() if outer == "tensor" else read_call(outer, {"PerTensor": PerTensor}) or outer
         if rule not in get_args(Rule):
             raise ValueError(f"{owner}: rule must be {', '.join(map(repr, get_args(Rule)))}, got {rule!r}")
+        if rule in _DRAWING and not self._may_draw:
+            raise ValueError(f"{owner}: rule={rule!r} draws random bits, which is for the scales of blocks and tiles: PerBlock and PerTile")
         if outer is not None and (not isinstance(outer, PerTensor) or outer.outer is not None):
             raise TypeError(f"{owner}: outer must be a qsim.scaling.PerTensor without an outer scale of its own, got {outer!r}")
         object.__setattr__(self, "format", _check_scales(owner, resolve_format(format)))
@@ -101,6 +110,11 @@ class Scaling:
         facts += [f"margin={self.margin}"] if self.margin else []
         facts += [f"under {self.outer}"] if self.outer is not None else []
         return (self._sharing or type(self).__name__.lower()) + (f"({', '.join(facts)})" if facts else "")
+
+    @property
+    def draws(self) -> bool:
+        """Whether scales are rounded with random bits, by the rule."""
+        return self.rule in _DRAWING
 
     @property
     def is_directed(self) -> bool:

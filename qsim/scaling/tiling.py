@@ -133,6 +133,7 @@ class PerBlock(Scaling):
     dim: int
     _geometry = ("size", "dim")
     _sharing = "blocks"
+    _may_draw = True
 
     def __init__(
         self,
@@ -179,6 +180,7 @@ class PerTile(Scaling):
     width: int
     _geometry = ("height", "width")
     _sharing = "tiles"
+    _may_draw = True
 
     def __init__(
         self,

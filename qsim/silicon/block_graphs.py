@@ -32,7 +32,7 @@ def scale(circuit: BlockCircuit) -> Routine:
     whole = (word("whole", 32),) if circuit.has_whole else ()
     if whole:
         largest = scales.quotient(largest, _single(whole[0]))
-    bits = scales.scale_of(largest, scale_numbers(making, _CARRIER), making.rule, variant_of_scales(making.rule))
+    bits = scales.scale_of(largest, 0, scale_numbers(making, _CARRIER), making.rule, variant_of_scales(making.rule))
     return Routine(circuit.name, circuit.specification, (*x, *whole), meaning.code(bits, circuit.output), circuit.output.bits)
 
 

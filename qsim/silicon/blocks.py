@@ -51,6 +51,8 @@ class BlockCircuit:
             has_tiles = isinstance(block, Block) and isinstance(block.size, tuple)
             needed = "with blocks in one dimension, not tiles" if has_tiles else f"of at most {_MOST_ELEMENTS} neighbours"
             raise ValueError(f"a circuit needs a block format {needed}, got {block!r}")
+        if block.along(-1).draws:
+            raise ValueError(f"a circuit computes scales without random bits, and the rule {block.rule!r} of {block!r} draws them")
         if not isinstance(source, Float) or source.specials != "ieee" or not holds(torch.float32, source):
             raise ValueError(f"source of blocks must be a format with infinities that float32 holds, such as fp32 or bf16, got {source!r}")
         object.__setattr__(self, "format", block)

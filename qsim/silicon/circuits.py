@@ -111,8 +111,9 @@ _RULES = {
     "up": "The larger neighbour.",
     "down": "The smaller neighbour.",
     "odd": "The neighbour whose code ends in 1; values of the format do not change.",
-    "stochastic": "With p the position between the neighbours, that of larger magnitude if random + floor(p * 2^r) >= 2^r.",
 }
+_STOCHASTIC = "With p the position between the neighbours, that of larger magnitude if random + {} >= 2^r."
+_POSITIONS = {False: "floor(p * 2^r)", True: "floor(p * 2^r + 1/2)", "even": "p * 2^r, rounded to nearest with ties to even,"}
 _OVERFLOW = {
     "saturate": "magnitudes beyond the largest value become it, infinities too.",
     "saturate_symmetric": "as saturate, and integers end at the negative of the largest value.",
@@ -122,7 +123,8 @@ _OVERFLOW = {
 
 def rounding_lines(rounding: roundings.Rounding, random_bits: int) -> list[str]:
     """Lines that say what a rounding does, and what random bits it reads."""
-    lines = [f"Rounding: {rounding}. {_RULES[str(rounding).partition('(')[0].lower()]}"]
+    rule = _STOCHASTIC.format(_POSITIONS[rounding.correction]) if isinstance(rounding, Stochastic) else _RULES[str(rounding)]
+    lines = [f"Rounding: {rounding}. {rule}"]
     return [*lines, *([f"random: an integer of {random_bits} bits, all values equally likely."] if random_bits else [])]
 
 
@@ -168,4 +170,4 @@ def rounding_name(rounding: roundings.Rounding) -> str:
     if not isinstance(rounding, Stochastic):
         return str(rounding)
     bits = "" if rounding.bits is None else str(rounding.bits)
-    return f"stochastic{bits}{'_corrected' if rounding.correction else ''}"
+    return f"stochastic{bits}{'_even' if rounding.correction == 'even' else '_corrected' if rounding.correction else ''}"

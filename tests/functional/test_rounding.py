@@ -26,7 +26,9 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [*rounding.NAMED.values(), Stochastic(6), Stochastic(bits=32, correction=True), Stochastic(correction=True)], ids=repr
+    "how",
+    [*rounding.NAMED.values(), Stochastic(6), Stochastic(bits=32, correction=True), Stochastic(correction=True), Stochastic(3, "even")],
+    ids=repr,
 )
 def test_values(how: Rounding) -> None:
     assert eval(repr(how), vars(rounding)) == how
@@ -37,10 +39,11 @@ def test_values(how: Rounding) -> None:
 
 
 def test_differences() -> None:
-    every = {*rounding.NAMED.values(), Stochastic(1), Stochastic(2), Stochastic(1, correction=True)}
-    assert len(every) == 12
+    every = {*rounding.NAMED.values(), Stochastic(1), Stochastic(2), Stochastic(1, correction=True), Stochastic(1, correction="even")}
+    assert len(every) == 13
     assert [how.is_stochastic for how in rounding.NAMED.values()] == [False] * 8 + [True]
     assert repr(Stochastic(6, correction=True)) == "Stochastic(bits=6, correction=True)"
+    assert repr(Stochastic(6, correction="even")) == "Stochastic(bits=6, correction='even')"
 
 
 @pytest.mark.parametrize("bits", [0, -1, 33])
@@ -57,7 +60,7 @@ def test_bits_of_another_kind(bits: object) -> None:
 
 @pytest.mark.parametrize("correction", [1, "no", None])
 def test_correction_of_another_kind(correction: object) -> None:
-    with pytest.raises(TypeError, match=f"Stochastic: correction must be True or False, got {correction!r}"):
+    with pytest.raises(TypeError, match=f"Stochastic: correction must be True, False or 'even', got {correction!r}"):
         Stochastic(6, correction)  # type: ignore[arg-type]
 
 

@@ -75,6 +75,7 @@ SETTINGS = {
     "stochastic, saturating": (Rounded("e4m3", rounding="stochastic", overflow="saturate"), "bf16", "bf16"),
     "stochastic, 8 bits": (Rounded("e5m2", rounding=Stochastic(8)), "bf16", "bf16"),
     "stochastic, 5 bits, corrected": (Rounded("bf16", rounding=Stochastic(5, correction=True)), "bf16", "bf16"),
+    "stochastic, 5 bits, ties to even": (Rounded("bf16", rounding=Stochastic(5, correction="even")), "bf16", "bf16"),
     "stochastic, 16 bits, corrected": (Rounded("fp16", rounding=Stochastic(16, correction=True)), "bf16", "bf16"),
     "stochastic, 32 bits, corrected": (Rounded("fp16", rounding=Stochastic(32, correction=True)), "bf16", "bf16"),
     "stochastic, fixed": (Rounded(qsim.Fixed(16, 8), rounding="stochastic"), "bf16", "bf16"),

@@ -18,7 +18,7 @@ from qsim_kernels.arithmetic import rounding as definition
 from qsim_kernels.meanings import python, torch as meaning
 from qsim_kernels.numba.arguments import _rounds_in_floats
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, rounding_bits, used_bits, variant_of
-from qsim_kernels.numbers.grid import Grid, GridRounding, Mode, Rule, read
+from qsim_kernels.numbers.grid import Grid, GridRounding, Rule, read
 from qsim_kernels.torch.rounding import nearest_by_addition, rounds_by_addition
 from support import catalogue, inputs, oracle
 from support.comparing import same_bits
@@ -27,7 +27,7 @@ from support.side_by_side import DEVICE, LARGEST_BLOCK
 ALL_16_BITS = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
 FORMATS = [*catalogue.NAMED, *catalogue.VARIETY]
 SPECIAL = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan])
-STOCHASTIC = [qsim.Stochastic(32), qsim.Stochastic(7), qsim.Stochastic(16, correction=True)]
+STOCHASTIC = [qsim.Stochastic(32), qsim.Stochastic(7), qsim.Stochastic(16, correction=True), qsim.Stochastic(5, correction="even")]
 
 
 def numbers_of(fmt: Format, rounding: Any, overflow: str) -> tuple[Grid, Rule, GridBits]:
@@ -60,7 +60,7 @@ def test_pythons_integers_round_as_the_operators_do(rounding: str, overflow: str
         variant, used = variant_of(how, rule), used_bits(how.carrier, rule.bits, rule.correction)
         pairs = zip(x.view(torch.int32).tolist(), words.tolist(), strict=True)
         found = [definition.round_bits(bits, definition.random_bits(word, used), how, variant) for bits, word in pairs]
-        seed = {"seed": qsim.random.Noise(5, 7)} if rule.mode == Mode.STOCHASTIC else {}
+        seed = {"seed": qsim.random.Noise(5, 7)} if rule.draws else {}
         expected = qsim.quantize(x, fmt, rounding=rounding, overflow=overflow, dtype=torch.float64, **seed).float()  # type: ignore[call-overload]
         result = torch.tensor(found, dtype=torch.int32).view(torch.float32)
         assert same_bits(result, expected), fmt

@@ -16,7 +16,7 @@ from qsim_kernels.meanings import python, torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, Carrier, counts_wide, grid_bits
 from qsim_kernels.numbers.encoding import Encoding, coding_bits
 from qsim_kernels.numbers.grid import Coding, Grid, Rule, read
-from qsim_kernels.numbers.scales import ScaleRule, Scales, Turn, scale_numbers, variant_of_scales
+from qsim_kernels.numbers.scales import ScaleRule, Scales, Turn, rounding_of_scales, scale_numbers, variant_of_scales
 from qsim_kernels.torch import scaling
 from qsim_kernels.torch.hadamard import bounded, hadamard, signs_of
 from support import catalogue, inputs
@@ -30,6 +30,10 @@ FORMATS = [*catalogue.NAMED, *catalogue.VARIETY]
 GRIDS = {name: read(Grid, qsim.format(name).spelling[0]) for name in ("e8m0", "e4m3", "e5m2", "fp32", "e2m1")}
 
 
+#: Those that draw are compared in `tests/scaling/test_drawn_scales.py`.
+RULES = [rule for rule in ScaleRule if not rounding_of_scales(rule).draws]
+
+
 def rule_of_scales(rule: ScaleRule, element: str, grid: str, margin: int = 0) -> Scales:
     """A way to make scales."""
     elements, values = GRIDS[element], GRIDS[grid]
@@ -37,7 +41,7 @@ def rule_of_scales(rule: ScaleRule, element: str, grid: str, margin: int = 0) ->
 
 
 SETTINGS = [
-    *(rule_of_scales(rule, element, "e8m0", margin) for rule in ScaleRule for element, margin in (("e2m1", 0), ("e4m3", 1))),
+    *(rule_of_scales(rule, element, "e8m0", margin) for rule in RULES for element, margin in (("e2m1", 0), ("e4m3", 1))),
     *(rule_of_scales(rule, "e2m1", "e4m3") for rule in (ScaleRule.FIT, ScaleRule.CEIL)),
     rule_of_scales(ScaleRule.CEIL, "e2m1", "e5m2"),
     rule_of_scales(ScaleRule.FIT, "e4m3", "fp32"),
@@ -52,7 +56,9 @@ def bits_of(x: Tensor) -> list[int]:
 def defined(amaxes: Tensor, scales: Scales, whole: float | None = None) -> Tensor:
     """Scales as the arithmetic on tensors says."""
     largest = amaxes.double() if whole is None else amaxes.double() / torch.tensor(whole).double()
-    made = meaning.scales(DOUBLE).scale_of(largest.view(torch.int64), scale_numbers(scales), scales.rule, variant_of_scales(scales.rule))
+    made = meaning.scales(DOUBLE).scale_of(
+        largest.view(torch.int64), None, scale_numbers(scales), scales.rule, variant_of_scales(scales.rule)
+    )
     return made.view(torch.float64).float()  # type: ignore[no-any-return]
 
 
@@ -60,7 +66,7 @@ def test_pythons_integers_make_the_scales_of_the_operators() -> None:
     amaxes = torch.cat([MAGNITUDES[::150], torch.tensor([0.0, torch.inf, torch.nan])])
     scale_of = python.functions(arithmetic.scales, DOUBLE).scale_of
     for scales in SETTINGS:
-        made = [scale_of(bits, scale_numbers(scales), scales.rule, variant_of_scales(scales.rule)) for bits in bits_of(amaxes.double())]
+        made = [scale_of(bits, 0, scale_numbers(scales), scales.rule, variant_of_scales(scales.rule)) for bits in bits_of(amaxes.double())]
         found = torch.empty_like(amaxes)
         scaling.scales_into(found, amaxes, None, scales)
         assert same_bits(torch.tensor(made).view(torch.float64).float(), found), scales

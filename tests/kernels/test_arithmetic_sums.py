@@ -52,6 +52,7 @@ SETTINGS: dict[str, tuple[str | Accumulator, str]] = {
     "up, saturating": (Rounded("e5m2", rounding="up", overflow="saturate"), "bf16"),
     "products": (Rounded("fp16", product="bf16", rounding=Stochastic(9, correction=True)), "bf16"),
     "kahan": (Rounded("fp16", order="kahan"), "bf16"),
+    "products, ties to even": (Rounded("fp16", product="bf16", rounding=Stochastic(3, correction="even")), "bf16"),
     "kahan, stochastic": (Rounded("bf16", order="kahan", rounding="stochastic"), "bf16"),
     "pairwise, stochastic": (Rounded("fp16", order="pairwise", rounding="stochastic"), "bf16"),
     "chunks": (Rounded("fp16", chunk=32, rounding="odd"), "bf16"),

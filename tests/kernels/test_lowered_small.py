@@ -75,7 +75,7 @@ def is_one_kernel(source: str, device: torch.device) -> bool:
 
 
 @pytest.mark.parametrize(
-    "rounding", ["nearest", "up", "odd", "stochastic", qsim.Stochastic(bits=7), qsim.Stochastic(bits=3, correction=True)]
+    "rounding", ["nearest", "up", "odd", "stochastic", qsim.Stochastic(bits=7), qsim.Stochastic(3, True), qsim.Stochastic(3, "even")]
 )
 @pytest.mark.parametrize("fmt", ["e4m3", "e5m2", "e8m0", "int8"])
 def test_loops_of_every_rounding_are_written(fmt: str, rounding: str | qsim.Stochastic) -> None:
@@ -108,6 +108,7 @@ def test_small_tensors_draw_random_bits_in_loops(dtype: torch.dtype, device: tor
     """Formats of every kind, and as many random bits as decide in the first block, need a second, and have a correction."""
     roundings = [qsim.Stochastic(), qsim.Stochastic(bits=7), qsim.Stochastic(bits=16), qsim.Stochastic(bits=3, correction=True)]
     settings = list(zip((E4M3, E2M1, E8M0, E5M2), roundings, strict=True))
+    settings += [(E4M3, qsim.Stochastic(3, "even"))]
 
     def call(x: Tensor, seed: Tensor) -> list[Tensor]:
         return [qsim.quantize(x, fmt, rounding, overflow="saturate", seed=seed) for fmt, rounding in settings]

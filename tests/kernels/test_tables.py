@@ -17,7 +17,7 @@ from qsim_kernels.numba.arguments import _way
 from qsim_kernels.numbers.buckets import buckets_of
 from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits, variant_of
 from qsim_kernels.numbers.encoding import Encoding
-from qsim_kernels.numbers.grid import GridRounding, Mode, Rule, read, spell
+from qsim_kernels.numbers.grid import GridRounding, Rule, read, spell
 from qsim_kernels.numbers.places import memory_of, places_of
 from support import catalogue
 from support.comparing import same_bits
@@ -39,7 +39,7 @@ def numbers(fmt: Format, count: int = 1500) -> Tensor:
 
 def results(module: Any, x: Tensor, fmt: Format, rule: Rule) -> list[Tensor]:
     """Rounded values, codes, and their values."""
-    seed = torch.tensor(7) if rule.mode == Mode.STOCHASTIC else None
+    seed = torch.tensor(7) if rule.draws else None
     values = torch.empty_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
     module.quantize_into(values, x, GridRounding(fmt.grid, rule), (seed, 3, 16))
     codes = torch.empty_like(x, dtype=torch.uint8 if fmt.bits <= 8 else torch.int16)
@@ -115,11 +115,12 @@ def test_buckets_leave_few_places(fmt: Format, most: int) -> None:
 @pytest.mark.parametrize(
     ("fmt", "fits"), [(Posit(8), True), (Takum(8), True), (qsim.formats.NF4, True), (Table([0, 1e-7, 1]), False)], ids=str
 )
-def test_kernels_count_distances_in_words_or_else_in_float64(fmt: Format, fits: bool) -> None:
+@pytest.mark.parametrize("correction", [True, "even"])
+def test_kernels_count_distances_in_words_or_else_in_float64(fmt: Format, fits: bool, correction: Any) -> None:
     """Many numbers for few random bits: some are where the share of the way and the random bits just carry."""
     from support.side_by_side import DEVICE, kernels
 
-    rule = qsim.Stochastic(9, correction=True).rule("saturate")
+    rule = qsim.Stochastic(9, correction).rule("saturate")
     assert buckets_of(fmt.grid.table, rule).fits_words == fits
     x, seed = torch.cat([numbers(fmt), torch.rand(5000) * 2.4 - 1.2]), torch.tensor(7)
     expected, found = (torch.empty_like(x, device=device) for device in ("cpu", DEVICE))
@@ -129,7 +130,7 @@ def test_kernels_count_distances_in_words_or_else_in_float64(fmt: Format, fits: 
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("rounding", [*qsim.rounding.NAMED, qsim.Stochastic(5, correction=True)], ids=str)
+@pytest.mark.parametrize("rounding", [*qsim.rounding.NAMED, qsim.Stochastic(5, correction=True), qsim.Stochastic(5, "even")], ids=str)
 @pytest.mark.parametrize("overflow", ["saturate", "nonfinite"])
 def test_pythons_integers_round_as_the_operators_do(rounding: Any, overflow: str) -> None:
     rule = qsim.rounding.resolve(rounding).rule(overflow)

@@ -84,7 +84,7 @@ def test_a_text_is_no_flag(function: Any) -> None:
     assert flags
     for name in flags:
         for value in ("no", 1, None):
-            said = rf"^\w+: {name} must be True(, False or 'flush'| or False), got {value!r}"
+            said = rf"^\w+: {name} must be True(, False or '(flush|even)'| or False), got {value!r}"
             with pytest.raises((TypeError, ValueError), match=said):
                 CALLS[function](**{name: value})
 

@@ -171,6 +171,7 @@ def test_sums(how: str) -> None:
 POINTS_WITH_SCALES = {
     "blocks": noisy(qsim.Block("e2m1", 4, "e4m3", "fit")),
     "nested blocks": noisy("nvfp4"),
+    "blocks under drawn scales": noisy(qsim.Block("e2m1", 4, "e4m3", "stochastic")),
     "tiles": noisy("e4m3", scale=qsim.scaling.PerTile(2, 4)),
     "rows": noisy("e4m3", scale="row"),
     "tensor": noisy("e4m3", scale="tensor"),
@@ -286,6 +287,7 @@ def test_key_value_cache() -> None:
 
 
 #: Operators that eager code does not call on a CPU, or that draw nothing themselves.
+DRAWN = qsim.scaling.PerBlock(2, format="e4m3", rule="stochastic")
 ELSEWHERE = {
     "encode_transpose": "codes for a GPU's own products",
     "encode_with_transpose": "codes for a GPU's own products",
@@ -307,6 +309,9 @@ def test_these_are_all_operators_that_draw(monkeypatch: pytest.MonkeyPatch) -> N
             train_by(name)
         call()
         update("AdamW")
+        making, seed = DRAWN.spelling(qsim.format("e2m1")), torch.tensor(1)
+        torch.ops.qsim.scales.default(torch.rand(2, 2, 2), None, *making, seed, 9)
+        torch.ops.qsim.scales_of_tiles.default(torch.rand(2, 2), None, [2, 2, 1, 2, 0], (), True, *making, seed)
     assert drawing_operators() - draws.drew == set(ELSEWHERE)
 
 

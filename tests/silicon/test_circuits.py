@@ -195,6 +195,7 @@ def test_command_emits(words: list[str], name: str, capsys: pytest.CaptureFixtur
         (["emit", "c", "--format", "mxfp4", "--operation", "decode"], "operation of blocks must be one of 'scale', 'encode', got 'decode'"),
         (["emit", "c", "--format", "fp8_128x128"], "needs a block format with blocks in one dimension, not tiles, got Block('e4m3', (128"),
         (["emit", "c", "--format", "Block('e4m3', 512)"], "a circuit needs a block format of at most 256 neighbours, got Block('e4m3', "),
+        (["emit", "c", "--format", "Block('e2m1', 16, rule='stochastic')"], "a circuit computes scales without random bits, and the rule"),
         (["emit", "c", "--format", "mxfp4", "--source", "e4m3"], "source of blocks must be a format with infinities"),
         (["vectors", "--philox", "--form", "testfloat"], "TestFloat's text has results of one operand"),
     ],

@@ -26,6 +26,7 @@ CIRCUITS += [Circuit("e4m3", "round", rule, "nonfinite") for rule in qsim.roundi
 CIRCUITS += [
     Circuit("int8", "encode", "up", "saturate_symmetric"),
     Circuit("e5m2", "encode", qsim.Stochastic(8, correction=True), "nonfinite"),
+    Circuit("e4m3", "round", qsim.Stochastic(3, correction="even")),
 ]
 
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qsim.random import seeds
 from qsim_kernels import torch as plain
 from qsim_kernels.ops.backend import library
-from qsim_kernels.torch import philox, sums, updates
+from qsim_kernels.torch import philox, scaling, sums, updates
 
 WORD = (1 << 64) - 1
 #: Seed, stream and index of a random integer.
@@ -99,6 +99,17 @@ class Recorder(TorchDispatchMode):
         )
         return result
 
+    def drawn(self, original: Callable[..., Tensor], largest: Tensor, scales: Any, noise: Any) -> Tensor:
+        """Draw the random bits of scales as the original does, and record them."""
+        self._is_rounding = True
+        result = original(largest, scales, noise)
+        self._is_rounding = False
+        self.drew.add(self._operator)
+        place = int(noise.seed) & WORD, noise.stream & WORD
+        pairs = zip(noise.where.tolist(), largest.view(-1).tolist(), strict=True)
+        self.add({(*place, index): Use(self._operator, number, str(scales)) for index, number in pairs})
+        return result
+
     def words(self, original: Callable[..., Any], *arguments: Any) -> Any:
         """Philox's words, which nothing but roundings may take."""
         assert self._is_rounding, f"{self._operator or 'a function'} draws random bits that are not recorded"
@@ -119,6 +130,7 @@ def recorded() -> Iterator[Recorder]:
         for module, name, record in (
             (plain, "rounded", recorder.rounded),
             (sums, "rounded", recorder.rounded),
+            (scaling, "_drawn", recorder.drawn),
             (updates, "rounded_patterns", recorder.rounded),
             (updates, "block_words", recorder.block),
             (philox, "_words", recorder.words),

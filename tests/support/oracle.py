@@ -134,10 +134,15 @@ def neighbours(fmt: Format, value: Fraction) -> tuple[int, int]:
     return (0, gap(fmt) + 1) if low <= gap(fmt) else (low, end)
 
 
-def goes_up(rounding: str, negative: bool, low: int, p: Fraction, random: int, bits: int, correction: bool) -> bool:
+def steps(p: Fraction, bits: int, correction: bool | str) -> int:
+    """A position in as many bits as are drawn; with the correction `"even"` the nearest integer, of two the even one."""
+    return round(p * 2**bits) if correction == "even" else math.floor(p * 2**bits + (Fraction(1, 2) if correction else 0))
+
+
+def goes_up(rounding: str, negative: bool, low: int, p: Fraction, random: int, bits: int, correction: bool | str) -> bool:
     """Whether a number at position `p` between its neighbours, 0 < p < 1, goes to the one of larger magnitude."""
     if rounding == "stochastic":
-        return random + math.floor(p * 2**bits + (Fraction(1, 2) if correction else 0)) >= 2**bits
+        return random + steps(p, bits, correction) >= 2**bits
     half = Fraction(1, 2)
     return {
         "nearest": p > half or (p == half and low % 2 == 1),
@@ -163,7 +168,7 @@ def round_exact(
     overflow: str,
     R: int = 0,  # noqa: N803 (the contract's letters)
     r: int = 0,
-    correction: bool = False,
+    correction: bool | str = False,
 ) -> float:
     """Round one number according to the contract.
 
@@ -174,7 +179,7 @@ def round_exact(
         overflow: One of `OVERFLOWS`.
         R: The random integer of stochastic rounding.
         r: Its number of bits.
-        correction: Whether half of the last random bit's weight is added.
+        correction: Whether half of the last random bit's weight is added, or `"even"`.
     """
     if math.isnan(x):
         return math.nan

@@ -76,14 +76,16 @@ class Bracket:
             low, end = np.where(found, middle, low), np.where(found | (end - low <= 1), end, middle)
         return low
 
-    def goes_up(self, rounding: str, random: Integers | None = None, bits: int = 0, correction: bool = False) -> npt.NDArray[np.bool_]:
+    def goes_up(
+        self, rounding: str, random: Integers | None = None, bits: int = 0, correction: bool | str = False
+    ) -> npt.NDArray[np.bool_]:
         """Whether each number goes to its neighbour of larger magnitude."""
         p, odd = self.p, self.low % 2 == 1
         if rounding == "stochastic":
             scaled = np.ldexp(p, bits)
-            share = np.floor(scaled)
+            share = np.rint(scaled) if correction == "even" else np.floor(scaled)
             # Not floor(scaled + 1/2): that sum may be rounded in float64.
-            share += correction & (scaled - share >= 0.5)
+            share += (correction is True) & (scaled - share >= 0.5)
             return np.asarray(random + share >= 2.0**bits)
         choices: dict[str, Callable[[], npt.NDArray[np.bool_]]] = {
             "nearest": lambda: (p > 0.5) | ((p == 0.5) & odd),
@@ -97,7 +99,7 @@ class Bracket:
         }
         return choices[rounding]()
 
-    def round(self, rounding: str, overflow: str, random: Integers | None = None, bits: int = 0, correction: bool = False) -> Floats:
+    def round(self, rounding: str, overflow: str, random: Integers | None = None, bits: int = 0, correction: bool | str = False) -> Floats:
         """Each number rounded according to the contract."""
         fmt, negative = self.fmt, self.negative
         infinite = np.isinf(self.x)

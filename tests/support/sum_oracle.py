@@ -118,7 +118,7 @@ def _rounded(how: Any, a: Sequence[float], b: Sequence[float], lows: tuple[int, 
     return total
 
 
-def _added(x: float, y: float, fmt: Format, rounding: str, overflow: str, R: int = 0, r: int = 0, correction: bool = False) -> float:  # noqa: N803
+def _added(x: float, y: float, fmt: Format, rounding: str, overflow: str, R: int = 0, r: int = 0, correction: bool | str = False) -> float:  # noqa: N803
     """The sum of two numbers, rounded once."""
     exact = Fraction(x) + Fraction(y) if math.isfinite(x) and math.isfinite(y) else 0
     return round_exact(exact or x + y, fmt, rounding, overflow, R, r, correction)  # type: ignore[arg-type]

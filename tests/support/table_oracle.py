@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from support.oracle import is_inward
+from support.oracle import is_inward, steps
 
 
 class ExactTable(NamedTuple):
@@ -44,7 +44,7 @@ def round_in_table(
     overflow: str,
     R: int = 0,  # noqa: N803 (the contract's letters)
     r: int = 0,
-    correction: bool = False,
+    correction: bool | str = False,
 ) -> float:
     """Round one number; `R` is the random integer of stochastic rounding, `r` its number of bits."""
     if math.isnan(x):
@@ -65,7 +65,7 @@ def round_in_table(
         if rounding == "stochastic":
             near, far = (found, above) if exact >= 0 else (above, found)
             share = (exact - near) / (far - near)
-            found = far if R + math.floor(share * 2**r + (Fraction(1, 2) if correction else 0)) >= 2**r else near
+            found = far if R + steps(share, r, correction) >= 2**r else near
         elif is_up(rounding, exact, found, above, (table.codes[index], table.codes[index + 1]), table.middles[index]):
             found = above
     return float(max(found, lowest))

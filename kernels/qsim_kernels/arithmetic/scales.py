@@ -21,17 +21,18 @@ from qsim_kernels.arithmetic.words import (
 )
 from qsim_kernels.numbers.scales import ScaleRule
 
-FIT, CEIL, FLOOR, EVEN, CEIL_LOG2 = map(int, ScaleRule)
+FIT, CEIL, FLOOR, EVEN, CEIL_LOG2, STOCHASTIC = map(int, ScaleRule)
 
 
-def scale_of(amax, scales, rule, rounding):
+def scale_of(amax, drawn, scales, rule, rounding):
     """The scale of some elements.
 
     Args:
         amax: The bits of their largest magnitude, divided by the scale of the whole tensor if theirs is under one.
+        drawn: The random bits of the scale, as `rounding.random_bits` returns them; only rules that draw read them.
         scales: A `ScaleNumbers`.
         rule: A `ScaleRule`, known when code is compiled.
-        rounding: The `Variant` of a rounding onto the scales' grid: up for `CEIL`, otherwise to nearest.
+        rounding: The `Variant` of the rounding onto the scales' grid, `numbers.scales.variant_of_scales`.
 
     Returns:
         Its bits; NaN if the magnitude is not finite.
@@ -42,9 +43,9 @@ def scale_of(amax, scales, rule, rounding):
         wanted = power_of(nearest_even(amax, scales.spare), scales)
     elif rule == CEIL_LOG2:
         wanted = power_of(power_above(amax), scales)
-    else:
+    elif rule == FIT or rule == CEIL or rule == STOCHASTIC:
         wanted = quotient(product(amax, scales.factor), scales.largest)
-    scale = maximum(round_bits(wanted, 0, scales.grid, rounding), scales.least)
+    scale = maximum(round_bits(wanted, drawn, scales.grid, rounding), scales.least)
     scale = where(amax == 0, scales.least, scale)
     return where(amax & MAGNITUDE < INFINITY, scale, INFINITY | INFINITY >> 1)
 

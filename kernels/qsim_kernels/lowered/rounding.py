@@ -14,7 +14,7 @@ from torch import Tensor
 from qsim_kernels.lowered import inductor, sizes
 from qsim_kernels.lowered.fusible import fusible, in_memory
 from qsim_kernels.numbers.carrier import DOUBLE, GridBits, bits_that_matter, rounding_bits, used_bits, variant_of
-from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
+from qsim_kernels.numbers.grid import Grid, Rule, read
 from qsim_kernels.torch.philox import ElementNoise
 from qsim_kernels.torch.rounding import as_values, round_bits, rounded as tensor_rounded, rounds_by_addition
 
@@ -37,7 +37,7 @@ def draws_of(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, 
     """The random bits with which elements are rounded by themselves; `None` where that takes a table, or kernels draw them faster."""
     if read(Grid, grid).table:
         return None
-    if read(Rule, rule).mode != Mode.STOCHASTIC:
+    if not read(Rule, rule).draws:
         return Draws()
     are_numbers = isinstance(stream, int) and isinstance(offset, int)
     if seed is None or seed.device != x.device or not (are_numbers and sizes.is_small(x) and inductor.generates(x.device)):

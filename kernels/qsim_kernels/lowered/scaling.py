@@ -49,9 +49,9 @@ def _magnitudes(x: Tensor, finite: bool, dtype: torch.dtype) -> Tensor:
     return torch.where(magnitudes.isfinite(), magnitudes, 0.0) if finite else magnitudes
 
 
-def scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor:
-    """The scales that result from the largest magnitudes."""
-    return _scales(amaxes, under, making, scale_grid, torch.float32)
+def scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str, *noise: Any) -> Tensor | None:
+    """The scales that result from the largest magnitudes, if they are not drawn."""
+    return None if read_scales(making, scale_grid).draws else _scales(amaxes, under, making, scale_grid, torch.float32)
 
 
 @fusible("scales_fused(Tensor amaxes, Tensor? under, str making, str scale_grid, ScalarType dtype) -> Tensor")
@@ -59,7 +59,7 @@ def _scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str, 
     largest = amaxes.to(torch.float64)
     if under is not None:
         largest = largest / under.to(torch.float64)
-    return scales_of(largest, read_scales(making, scale_grid), _arithmetic(largest))
+    return scales_of(largest, read_scales(making, scale_grid), arithmetic=_arithmetic(largest))
 
 
 #: The same, computed wherever a small tensor's scale is read: a launch would take longer.
@@ -78,10 +78,10 @@ def _arithmetic(x: Tensor) -> Any:
 
 
 def scales_of_tiles(
-    x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], finite: bool, making: str, scale_grid: str
+    x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], finite: bool, making: str, scale_grid: str, *noise: Any
 ) -> Tensor | None:
-    """The scales of a tensor's tiles, if `_is_lowered`."""
-    largest = amaxes(x, tiles, turn, finite)
+    """The scales of a tensor's tiles, if `_is_lowered` and they are not drawn."""
+    largest = None if read_scales(making, scale_grid).draws else amaxes(x, tiles, turn, finite)
     return None if largest is None else _scales_for(x)(largest, under, making, scale_grid, torch.float32)
 
 
@@ -102,9 +102,12 @@ def quantize_scaled(
 def quantize_tiles(
     x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], making: str, scale_grid: str, *rounding: Any
 ) -> tuple[Tensor, Tensor] | None:
-    """Round a tensor under the scales of its own tiles, if `_is_lowered`, elements are rounded alone, and its kernel is not faster."""
+    """Round a tensor under the scales of its own tiles, if `_is_lowered`, elements are rounded alone, and its kernel is not faster.
+
+    Scales that are drawn are left to the operator.
+    """
     where, given = TileSizes.of(tiles), _RoundingArguments(*rounding)
-    if not _is_rounded_in_loops(x, where, turn) or (draws := given.draws(x)) is None:
+    if read_scales(making, scale_grid).draws or not _is_rounded_in_loops(x, where, turn) or (draws := given.draws(x)) is None:
         return None
     made = _scales_for(x)(_amaxes(x, where, False), under, making, scale_grid, torch.float32)
     return _rounded_under(x, made, under, where, given, draws), made.new_empty((0,)) if given.restore else made

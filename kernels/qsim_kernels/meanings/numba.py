@@ -153,7 +153,7 @@ def rounding(carrier: Carrier, variant: Variant) -> SimpleNamespace:
     known = {"variant": variant}
     if variant.table:
         memory = {"entry": _entry(bits), "long_entry": _entry(types.int64), "unrolled": range}
-        vocabulary |= vars(bound(arithmetic.tables, vocabulary | memory, _inlined, known=known))
+        vocabulary |= memory | {"place_of": bound(arithmetic.tables, vocabulary | memory, _inlined, known=known).place_of}
     return bound(arithmetic.rounding, vocabulary, _inlined, known=known)
 
 

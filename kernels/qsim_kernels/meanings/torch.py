@@ -74,7 +74,9 @@ def _words(carrier: Carrier) -> dict[str, Any]:
         "maximum": _maximum,
         "is_nan": lambda bits: lt(constants["INFINITY"], bits & constants["MAGNITUDE"]),
         "is_zero": lambda bits: eq(bits & constants["MAGNITUDE"], 0),
+        "to_word": lambda x: x.to(torch.int64),
         "to_int": lambda word: word.to(dtype),
+        "carries": lambda a, b: -(a + b >> carrier.drawn).to(dtype),
         "to_long": lambda x: x.to(torch.int64),
         "entry": lambda table, index: table[index].to(dtype),
         "long_entry": lambda table, index: table[index],
@@ -94,15 +96,9 @@ def _words(carrier: Carrier) -> dict[str, Any]:
 
 @cache
 def rounding(carrier: Carrier) -> SimpleNamespace:
-    """The functions of `arithmetic.rounding` for tensors of a carrier's bits."""
-    return bound(arithmetic.rounding, _words(carrier) | {"round_to_table": tables(carrier).round_to_table})
-
-
-@cache
-def tables(carrier: Carrier) -> SimpleNamespace:
-    """The functions of `arithmetic.tables` for tensors of a carrier's bits, and tables in tensors of 64 bits."""
+    """The functions of `arithmetic.rounding` for tensors of a carrier's bits, and tables in tensors of 64 bits."""
     dtype = torch.int32 if carrier == SINGLE else torch.int64
-    in_longs = bound(arithmetic.tables, _words(DOUBLE) | words.constants(carrier)).takes_far
+    in_longs = bound(arithmetic.rounding, _words(DOUBLE) | words.constants(carrier)).takes_far
 
     def place_of(key: Tensor, table: Tensor, variant: Variant) -> Tensor:
         return torch.searchsorted(table[1 : 1 << variant.table].to(dtype), key, right=True)
@@ -111,7 +107,7 @@ def tables(carrier: Carrier) -> SimpleNamespace:
         # A mask of 64 bits.
         return in_longs(*given).to(dtype)  # type: ignore[no-any-return]
 
-    return bound(arithmetic.tables, _words(carrier) | {"place_of": place_of, "takes_far": takes_far})
+    return bound(arithmetic.rounding, _words(carrier) | {"place_of": place_of, "takes_far": takes_far})
 
 
 @cache

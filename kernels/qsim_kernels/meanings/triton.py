@@ -134,9 +134,8 @@ _TABLES = {"to_long": to_int64, "entry": long_entry, "long_entry": long_entry, "
 _SINGLE = {**_COMMON, "to_word": to_uint32, "to_int": to_int32, "carries": carries_single, **words.constants(SINGLE)}
 _DOUBLE = {**_COMMON, "to_word": to_int64, "to_int": to_int64, "carries": carries_double, **words.constants(DOUBLE)}
 
-_double_tables = _bound(arithmetic.tables, _DOUBLE | _TABLES)
 _single_rounding = _bound(arithmetic.rounding, _SINGLE | {"round_to_table": round_to_table})
-_double_rounding = _bound(arithmetic.rounding, _DOUBLE | {"round_to_table": _double_tables.round_to_table})
+_double_rounding = _bound(arithmetic.rounding, _DOUBLE | _TABLES | {"place_of": _bound(arithmetic.tables, _DOUBLE | _TABLES).place_of})
 _round_single, _round_double = _single_rounding.round_bits, _double_rounding.round_bits
 _random_single, _random_double = _single_rounding.random_bits, _double_rounding.random_bits
 #: The functions of `arithmetic.scales` for float32 elements, and the one that computes scales.

@@ -1,4 +1,4 @@
-"""Rounding onto a table in float32's bits with few loads: an override of `arithmetic.tables` for Triton's blocks.
+"""Rounding onto a table in float32's bits with few loads: an override of `arithmetic.rounding.round_to_table` for Triton's blocks.
 
 Bisection takes a load per step. Here the leading bits of a number choose a bucket, nearly always of one or two places, and a load reads two
 numbers of 32 bits. Stochastic rounding compares distances by one multiplication, in units that 32 bits hold; for tables without such units,
@@ -11,15 +11,12 @@ On an H100, rounding float32 to posit8 and takum8 went from 0.55 and 0.66 of a c
 import triton
 import triton.language as tl
 
-from qsim_kernels.numbers.grid import Mode
-
 _INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
-STOCHASTIC: tl.constexpr = tl.constexpr(int(Mode.STOCHASTIC))
 
 
 @triton.jit
 def round_to_table(bits, drawn, table, VARIANT: tl.constexpr):
-    """Round numbers; see `arithmetic.tables.round_to_table`.
+    """Round numbers; see `arithmetic.rounding.round_to_table`.
 
     Args:
         bits: Their bits.
@@ -27,7 +24,7 @@ def round_to_table(bits, drawn, table, VARIANT: tl.constexpr):
         table: The address of the memory.
         VARIANT: A `KernelVariant`; for `width`, `steps` and `table` see `values.KernelVariant`.
     """
-    DRAWS: tl.constexpr = VARIANT.mode == STOCHASTIC
+    DRAWS: tl.constexpr = VARIANT.draws
     ROW: tl.constexpr = 1 << VARIANT.table
     pairs = table.to(tl.pointer_type(tl.int64))
     rows = pairs + (1 << 32 - VARIANT.width)

@@ -92,8 +92,8 @@ def _rounds_in_floats(grid: GridBits, rule: Rule) -> bool:
 
 
 def _way_of_table(grid: GridBits, rule: Rule) -> tuple[str, str, int]:
-    """See `loops.lookups`; positions do not suffice for a correction."""
-    if rule.correction:
+    """See `loops.lookups`; positions do not suffice for a correction or another mode that draws."""
+    if rule.draws and (rule.mode != Mode.STOCHASTIC or rule.correction):
         return "strips", "", 0
     steps, buckets = buckets_of(grid.table, rule).steps, loop_table(grid.table, rule)
     few = steps_of(grid.table, rule) <= _FEW_STEPS and all(inverse != UNFIT for inverse in buckets[-int(buckets[2]) :].tolist())

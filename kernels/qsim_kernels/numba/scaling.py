@@ -14,10 +14,11 @@ from qsim_kernels.numba.jobs import LANES, ScalesJob, TilesJob, Transform, job_a
 from qsim_kernels.numba.native import Native
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
+from qsim_kernels.numbers.grid import Noise
 from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn, scale_numbers
 from qsim_kernels.torch import hadamard as hadamard_in_torch, runs, scaling as reference
 from qsim_kernels.torch.rounding import one_nan
-from qsim_kernels.torch.scaling import under_whole
+from qsim_kernels.torch.scaling import NO_NOISE, under_whole
 
 _AMAXES, _ROWS, _TILES = (Native("tiles", name, 5) for name in ("find_amaxes", "quantize_rows", "quantize_tiles"))
 _SHARE = Loop("tiles", "share")
@@ -46,10 +47,12 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, fin
     _share(_AMAXES, job, _tile_rows(job))
 
 
-def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
+def scales_into(
+    out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales, noise: Noise = NO_NOISE, tiles: TileSizes | None = None
+) -> None:
     """Write the scales that result from the largest magnitudes; see `reference.scaling.scales_into`."""
-    if amaxes.dtype == torch.float64 or (under is not None and under.numel() > 1):
-        reference.scales_into(out, amaxes, under, scales)
+    if scales.draws or amaxes.dtype == torch.float64 or (under is not None and under.numel() > 1):
+        reference.scales_into(out, amaxes, under, scales, noise, tiles)
         return
     amaxes = amaxes.contiguous()
     job = _scales_job(scales, out, amaxes, 1.0 if under is None else under.item())
@@ -67,8 +70,9 @@ def quantize_tiles_into(
     x = x if rounding.turn is None else hadamard(x, rounding.turn)
     if scales is None:
         scales = torch.empty(tiles.counts(x.numel()), dtype=torch.float32, device=x.device)
-    if not _in_loops(x, out, rounding.elements) or not x.numel() or tiles.across or (under is not None and under.numel() > 1):
-        scales_of_tiles_into(scales, x, under, tiles, None, False, making)
+    is_in_loops = _in_loops(x, out, rounding.elements) and not making.draws
+    if not is_in_loops or not x.numel() or tiles.across or (under is not None and under.numel() > 1):
+        scales_of_tiles_into(scales, x, under, tiles, None, False, making, rounding.noise)
         quantize_scaled_into(out, x, scales, under, rounding._replace(turn=None))
         return
     x, divisors = readable(x), scales if under is None else torch.empty_like(scales)

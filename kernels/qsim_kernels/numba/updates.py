@@ -14,7 +14,7 @@ from qsim_kernels.numba.arguments import readable, strip
 from qsim_kernels.numba.jobs import StoredRounding, UpdateJob, UpdateKeys, packed
 from qsim_kernels.numba.threads import Loop
 from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
-from qsim_kernels.numbers.grid import GridRounding, Mode, Noise, NoiseNumbers
+from qsim_kernels.numbers.grid import GridRounding, Noise, NoiseNumbers
 from qsim_kernels.numbers.updates import (
     ROLES,
     AdamAlgorithm,
@@ -55,7 +55,7 @@ def _update_whole(
     addresses = UpdateTensors(*(0 if tensor is None else tensor.data_ptr() for tensor in held))
     param_is_narrow, grad_is_narrow, state_is_narrow = (tensor.element_size() == 2 for tensor in (held.param, held.grad, state))
     variant = update_variant(algorithm, roundings.in_format, scaled=True, moment=held.first is not None)
-    draws = Mode.STOCHASTIC in (roundings.weights.rule.mode, roundings.state.rule.mode)
+    draws = roundings.weights.rule.draws or roundings.state.rule.draws
     drawn = (NoiseNumbers(_signed(seed), _signed(stream), 0) for seed, stream in map(key, range(ROLES)))
     keys = UpdateKeys(*drawn) if draws else _NO_KEYS
     weights, compensations, moments = _stored(roundings)

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from qsim_kernels.numbers.carrier import SINGLE
-from qsim_kernels.numbers.grid import Mode, Rule
+from qsim_kernels.numbers.grid import Rule
 from qsim_kernels.numbers.places import LOW, TablePlace, key_after, places_of
 from qsim_kernels.numbers.tables import read_table
 
@@ -53,7 +53,7 @@ class Buckets(NamedTuple):
         They are the width, the number of buckets, that of places and a zero; the starts; then rows of numbers: the first key of each place,
         its near and far result, and the inverse of their distance.
         """
-        inverses = [_inverse(place) if rule.mode == Mode.STOCHASTIC else 0 for place in self.places]
+        inverses = [_inverse(place) if rule.draws else 0 for place in self.places]
         rows = (*zip(*(place[:3] for place in self.places), strict=True), inverses)
         return [self.width, len(self.starts), len(self.places), 0, *self.starts, *chain(*rows)]
 
@@ -68,7 +68,7 @@ class Buckets(NamedTuple):
         places = self.places + self.places[-1:] * ((1 << self.size) - len(self.places))
         found = [_pair(start, self.places[start + reach].first) for start in self.starts]
         last = [place.near for place in places]
-        if rule.mode == Mode.STOCHASTIC:
+        if rule.draws:
             units = [units_of(place) for place in places]
             found += [_pair(place.far, place.near) for place in places] + [_pair(each.end, each.width) for each in units]
             last = [SINGLE.bits(each.scale) for each in units]
@@ -96,7 +96,7 @@ def units_of(place: TablePlace) -> TableUnits:
 def buckets_of(text: str, rule: Rule, writes_codes: bool = False) -> Buckets:
     """The buckets of a rounding onto a table, among whose places are those of NaN and of what saturates."""
     places = places_of(text, rule, SINGLE, writes_codes)
-    if rule.saturates and rule.mode == Mode.STOCHASTIC:
+    if rule.saturates and rule.draws:
         # Intervals end where numbers saturate: their units count no further.
         below, above = places[0].far, places[-1].far
         places.append(TablePlace(key_after(read_table(text).values[-1], SINGLE), above, above))

@@ -11,7 +11,7 @@ import struct
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule, draws
 from qsim_kernels.numbers.tables import steps_of
 
 
@@ -269,6 +269,11 @@ class Variant(NamedTuple):
     flush: bool = False
     table: int = 0
 
+    @property
+    def draws(self) -> bool:
+        """Whether random bits are drawn."""
+        return draws(self.mode)
+
 
 #: Rounding onto a table, whose places hold all other facts.
 _TABLE = Variant(0, 0, flat=False, zero=True, signed=True, keep_sign=False, symmetric=False, open=False)
@@ -287,7 +292,7 @@ def variant_of(how: GridBits, rule: Rule) -> Variant:
         signed=how.signed,
         keep_sign=how.negative_zero,
         symmetric=how.signed and how.top == how.bottom,
-        open=not rule.saturates and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
+        open=not rule.saturates and (rule.mode == Mode.NEAREST or rule.draws) and how.is_open,
         flush=how.flush,
     )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from qsim_kernels.numbers.carrier import GridBits
-from qsim_kernels.numbers.grid import BAR, Coding, Grid, GridRounding, Mode, Rule, read
+from qsim_kernels.numbers.grid import BAR, Coding, Grid, GridRounding, Rule, read
 from qsim_kernels.numbers.tables import read_table
 
 
@@ -34,7 +34,7 @@ class Encoding(NamedTuple):
     @property
     def is_stochastic(self) -> bool:
         """Whether it draws random bits."""
-        return self.rule.mode == Mode.STOCHASTIC
+        return self.rule.draws
 
 
 def spell_encoding(grid: str, rule: str, coding: str) -> str:

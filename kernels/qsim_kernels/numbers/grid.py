@@ -26,6 +26,21 @@ class Mode(IntEnum):
     ODD = 6
     STOCHASTIC = 7
     NEAREST_DOWN = 8
+    STOCHASTIC_EVEN = 9
+
+
+#: The modes that draw random bits; `arithmetic.rounding` says what each does with them.
+_DRAWING = frozenset({Mode.STOCHASTIC, Mode.STOCHASTIC_EVEN})
+
+
+def draws(mode: int) -> bool:
+    """Whether a `Mode` draws random bits.
+
+    Example:
+        >>> [mode.name for mode in Mode if draws(mode)]
+        ['STOCHASTIC', 'STOCHASTIC_EVEN']
+    """
+    return mode in _DRAWING
 
 
 class Overflow(IntEnum):
@@ -93,8 +108,8 @@ class Rule(NamedTuple):
 
     Attributes:
         mode: A `Mode`.
-        bits: Number of random bits, 1 to 32; 0 for every mode but `STOCHASTIC`.
-        correction: Add half of the last random bit's weight before it is compared.
+        bits: Number of random bits, 1 to 32; 0 for modes that draw none.
+        correction: Add half of the last random bit's weight before it is compared; `STOCHASTIC_EVEN` always does.
         overflow: An `Overflow`.
     """
 
@@ -102,6 +117,11 @@ class Rule(NamedTuple):
     bits: int
     correction: bool
     overflow: int
+
+    @property
+    def draws(self) -> bool:
+        """Whether random bits are drawn."""
+        return draws(self.mode)
 
     @property
     def saturates(self) -> bool:
@@ -121,7 +141,7 @@ class GridRounding(NamedTuple):
     rule: Rule
 
 
-#: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only stochastic rounding needs; which of its streams; and the
+#: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only roundings need that draw; which of its streams; and the
 #: logical index of the first element.
 Noise = tuple[Tensor | None, int, int]
 

@@ -69,7 +69,7 @@ def places_of(text: str, rule: Rule, carrier: Carrier, writes_codes: bool = Fals
     if rule.overflow == Overflow.SATURATE_SYMMETRIC:
         unused = bisect_left(table.values, -table.values[-1])
         results[:unused] = [results[unused]] * unused
-    if rule.mode == Mode.STOCHASTIC:
+    if rule.draws:
         inner = _intervals(table.values, results, carrier)
     else:
         inner = [TablePlace(first, result, result) for first, result in zip(_cuts(table, rule, carrier), results[1:], strict=True)]
@@ -81,9 +81,9 @@ def _below(least: float, end: int, rule: Rule, carrier: Carrier) -> list[TablePl
     at_end, nan = TablePlace(carrier.sign, end, end), TablePlace(carrier.sign, carrier.nan, carrier.nan)
     if rule.saturates:
         # Below a negative value, the first interval goes on.
-        return [] if rule.mode == Mode.STOCHASTIC and least < 0 else [at_end]
+        return [] if rule.draws and least < 0 else [at_end]
     finite = at_end if rule.mode in (Mode.UP, Mode.TOWARD_ZERO) else nan
-    within = [] if rule.mode == Mode.STOCHASTIC and least <= 0 else [at_end._replace(first=_key_from(min(least, 0.0), carrier))]
+    within = [] if rule.draws and least <= 0 else [at_end._replace(first=_key_from(min(least, 0.0), carrier))]
     return [nan, finite._replace(first=-carrier.infinity), *within]
 
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from qsim_kernels.numbers.carrier import DOUBLE, Carrier, GridNumbers, Variant, grid_in
-from qsim_kernels.numbers.grid import BAR, Grid, Mode, Noise, Overflow, Rule, read, spell
+from qsim_kernels.numbers.grid import BAR, Grid, Mode, Noise, Overflow, Rule, draws, read, spell
 
 
 class ScaleRule(IntEnum):
@@ -28,7 +28,8 @@ class ScaleRule(IntEnum):
     FIT is the value of the scales' grid that is nearest to `a / M`, so that `a` lands on or next to `M`; CEIL is the smallest value that is
     not below `a / M`, so that nothing saturates. The others are powers of two: FLOOR is `2**(floor(log2 a) - floor(log2 M))`, the rule of
     OCP's MX formats, under which values between `M` and the next power of two saturate; EVEN is the same after `a` has been rounded to
-    the elements' precision, ties to even, and CEIL_LOG2 after it has been rounded up to a power of two.
+    the elements' precision, ties to even, and CEIL_LOG2 after it has been rounded up to a power of two. STOCHASTIC is one of the two values
+    next to `a / M`, drawn so that it is the mean.
     """
 
     FIT = 0
@@ -36,6 +37,7 @@ class ScaleRule(IntEnum):
     FLOOR = 2
     EVEN = 3
     CEIL_LOG2 = 4
+    STOCHASTIC = 5
 
 
 class Scales(NamedTuple):
@@ -56,6 +58,11 @@ class Scales(NamedTuple):
     mantissa: int
     least: float
     grid: Grid
+
+    @property
+    def draws(self) -> bool:
+        """Whether random bits are drawn."""
+        return rounding_of_scales(self.rule).draws
 
 
 class ScaleChoice(NamedTuple):
@@ -150,7 +157,8 @@ def scale_numbers(scales: Scales, carrier: Carrier = DOUBLE) -> ScaleNumbers:
 
 def rounding_of_scales(rule: int) -> Rule:
     """The rounding onto the scales' grid."""
-    return Rule(int(Mode.UP if rule == ScaleRule.CEIL else Mode.NEAREST), 0, False, int(Overflow.SATURATE))
+    mode = {ScaleRule.CEIL: Mode.UP, ScaleRule.STOCHASTIC: Mode.STOCHASTIC}.get(ScaleRule(rule), Mode.NEAREST)
+    return Rule(int(mode), 32 if draws(mode) else 0, False, int(Overflow.SATURATE))
 
 
 def variant_of_scales(rule: int) -> Variant:
@@ -159,6 +167,8 @@ def variant_of_scales(rule: int) -> Variant:
     return Variant(rounding_of_scales(rule).mode, int(Overflow.SATURATE), **facts)
 
 
+#: Where the indices of scales begin, whose random bits are those of the first elements of their tiles behind it: no element is there.
+SCALE_INDICES = 1 << 62
 #: The columns of tiles of a transform whose largest magnitudes kernels can find while they round the tensor.
 AHEAD = 256
 #: The smallest scale allowed, so that its inverse is a float32.

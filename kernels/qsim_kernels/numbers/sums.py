@@ -254,7 +254,7 @@ def is_stochastic(how: Sum) -> bool:
     if isinstance(how, PromotedSum):
         return is_stochastic(how.inner)
     rules = [how.rule, how.product_rule] if isinstance(how, RoundedSum) else []
-    return any(rule is not None and rule.mode == Mode.STOCHASTIC for rule in rules)
+    return any(rule is not None and rule.draws for rule in rules)
 
 
 def noise_indices(how: Sum, length: int) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels import private
-from qsim_kernels.numbers.grid import Grid, GridRounding, Mode, Rule, read
+from qsim_kernels.numbers.grid import Grid, GridRounding, Rule, read
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -163,7 +163,7 @@ def _warn_of_plain_torch(gpus: str) -> None:
 def read_rounding(grid: str, rule: str, is_seeded: bool) -> GridRounding:
     """Parse a grid and a rule; raise an error for stochastic rounding without a seed."""
     rounding = GridRounding(read(Grid, grid), read(Rule, rule))
-    if rounding.rule.mode == Mode.STOCHASTIC and not is_seeded:
+    if rounding.rule.draws and not is_seeded:
         raise ValueError("stochastic rounding needs a seed")
     return rounding
 

@@ -19,6 +19,7 @@ from qsim_kernels.numbers.scales import (
     ScaleCorrection,
     ScaledRounding,
     ScaleGroups,
+    Scales,
     TileSizes,
     Turn,
     read_scales,
@@ -28,6 +29,7 @@ from qsim_kernels.ops.backend import OnBackend, one_by_one, operator, read_round
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
 _TILES, _MAKING = "SymInt[] tiles, SymInt[] turn", "str making, str scale_grid"
 _IN_BASIS = f"Tensor x, Tensor? flips, {_TILES}, {_MAKING}"
+_NOISE = "Tensor? seed=None, SymInt stream=0, SymInt offset=0"
 _FACTORS = "Tensor[] factors, Tensor? bias, ScalarType dtype"
 
 
@@ -41,6 +43,15 @@ def _read_tiles(tiles: tuple[int, ...], turn: tuple[int, ...], shape: torch.Size
 @lru_cache(maxsize=4096)
 def _read_elements(grid: str, rule: str, restore: int, is_seeded: bool) -> ElementRounding:
     return ElementRounding(*read_rounding(grid, rule, is_seeded), Restore(restore))
+
+
+@lru_cache(maxsize=4096)
+def _read_making(making: str, scale_grid: str, is_seeded: bool) -> Scales:
+    """Parse scales; raise an error for a rule that draws without a seed."""
+    scales = read_scales(making, scale_grid)
+    if scales.draws and not is_seeded:
+        raise ValueError("scales that are rounded stochastically need a seed")
+    return scales
 
 
 def _rounding(
@@ -113,27 +124,49 @@ class Implementation(OnBackend):
         return out
 
     @operator(
-        f"(Tensor amaxes, Tensor? under, {_MAKING}) -> Tensor", lambda x, *_: x.new_empty(x.shape, dtype=torch.float32), vmap=one_by_one
+        f"(Tensor amaxes, Tensor? under, {_MAKING}, {_NOISE}) -> Tensor",
+        lambda x, *_, **__: x.new_empty(x.shape, dtype=torch.float32),
+        vmap=one_by_one,
     )
-    def scales(self, amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor:
-        """The scales that result from the largest magnitudes, in float32."""
+    def scales(
+        self,
+        amaxes: Tensor,
+        under: Tensor | None,
+        making: str,
+        scale_grid: str,
+        seed: Tensor | None = None,
+        stream: int = 0,
+        offset: int = 0,
+    ) -> Tensor:
+        """The scales that result from the largest magnitudes, in float32; of rules that draw, as if each were that of an element."""
         amaxes = amaxes.to(_wide(amaxes)).contiguous()
-        out = torch.empty_like(amaxes, dtype=torch.float32)
-        self._backend.scales_into(out, amaxes, _factors("under", under), read_scales(making, scale_grid))
+        out, how = torch.empty_like(amaxes, dtype=torch.float32), _read_making(making, scale_grid, seed is not None)
+        self._backend.scales_into(out, amaxes, _factors("under", under), how, (seed, stream, offset))
         return out
 
     @operator(
-        f"(Tensor x, Tensor? under, {_TILES}, bool finite, {_MAKING}) -> Tensor",
-        lambda x, under, tiles, *_: _fake_scales(x, tiles),
+        f"(Tensor x, Tensor? under, {_TILES}, bool finite, {_MAKING}, {_NOISE}) -> Tensor",
+        lambda x, under, tiles, *_, **__: _fake_scales(x, tiles),
         vmap=one_by_one,
     )
     def scales_of_tiles(
-        self, x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], finite: bool, making: str, scale_grid: str
+        self,
+        x: Tensor,
+        under: Tensor | None,
+        tiles: Sequence[int],
+        turn: Sequence[int],
+        finite: bool,
+        making: str,
+        scale_grid: str,
+        seed: Tensor | None = None,
+        stream: int = 0,
+        offset: int = 0,
     ) -> Tensor:
         """The scales of a tensor's tiles, `amaxes` and `scales` in one, in float32."""
         where, turned, counts = _read_tiles(tuple(tiles), tuple(turn), x.shape)
         out = x.new_empty(counts, dtype=torch.float32)
-        self._backend.scales_of_tiles_into(out, x, _factors("under", under), where, turned, finite, read_scales(making, scale_grid))
+        how, noise = _read_making(making, scale_grid, seed is not None), (seed, stream, offset)
+        self._backend.scales_of_tiles_into(out, x, _factors("under", under), where, turned, finite, how, noise)
         return out
 
     @operator(
@@ -163,8 +196,8 @@ class Implementation(OnBackend):
         scaled, out, counts = _prepared(x, tiles, turn, *rounding)
         restores = scaled.elements.restore != Restore.NOTHING
         scales = _nothing(x.device) if restores else x.new_empty(counts, dtype=torch.float32)
-        made, making_of_scales = None if restores else scales, read_scales(making, scale_grid)
-        self._backend.quantize_tiles_into(out, made, x, _factors("under", under), making_of_scales, scaled)
+        made, how = None if restores else scales, _read_making(making, scale_grid, scaled.noise[0] is not None)
+        self._backend.quantize_tiles_into(out, made, x, _factors("under", under), how, scaled)
         return out, scales
 
     @operator(
@@ -178,7 +211,7 @@ class Implementation(OnBackend):
         """Round a tensor under the scales of two kinds of tiles, by which elements are multiplied again, without random bits."""
         rounding = None, grid, rule, 0, 0, dtype, int(Restore.SCALE)
         (first, out, _), (second, other, _) = (_prepared(x, where, (), *rounding) for where in (tiles, others))
-        self._backend.quantize_both_ways_into((out, other), x, read_scales(making, scale_grid), (first, second))
+        self._backend.quantize_both_ways_into((out, other), x, _read_making(making, scale_grid, False), (first, second))
         return out, other
 
     @operator(
@@ -204,9 +237,8 @@ class Implementation(OnBackend):
         scaled, out, _ = _prepared(x, tiles, (), *rounding)
         where = TileSizes.of(others)
         amaxes = x.new_empty(where.counts(x.numel()), dtype=_wide(x))
-        making_of_scales = read_scales(making, scale_grid)
-        under = _factors("under", under)
-        self._backend.quantize_tiles_and_amaxes_into(out, amaxes, x, under, making_of_scales, scaled, where, Turn(*turn))
+        how = _read_making(making, scale_grid, scaled.noise[0] is not None)
+        self._backend.quantize_tiles_and_amaxes_into(out, amaxes, x, _factors("under", under), how, scaled, where, Turn(*turn))
         return out, amaxes
 
     @operator(
@@ -245,8 +277,8 @@ class Implementation(OnBackend):
     ) -> Tensor:
         """Round matrices that are runs of a tensor's rows under the scales of their tiles, by which elements are multiplied again."""
         scaled, out, _ = _prepared(x, tiles, turn, *rounding)
-        under, making_of_scales = _factors("under", under), read_scales(making, scale_grid)
-        self._backend.quantize_runs_into(out, x, held.contiguous(), under, making_of_scales, scaled)
+        how = _read_making(making, scale_grid, scaled.noise[0] is not None)
+        self._backend.quantize_runs_into(out, x, held.contiguous(), _factors("under", under), how, scaled)
         return out
 
     @operator(f"({_IN_BASIS}, float[] choice, {_ROUNDING}) -> Tensor", _fake_like, vmap=one_by_one)
@@ -276,7 +308,7 @@ class Implementation(OnBackend):
         making, scale_grid, *rounding = numbers
         scaled, _ = _rounding(x, tiles, turn, *rounding)
         out, flips = torch.empty_like(x, dtype=rounding[-2]), None if flips is None else flips.contiguous()
-        getattr(self._backend, into)(out, x, flips, read_scales(making, scale_grid), how, scaled)
+        getattr(self._backend, into)(out, x, flips, _read_making(making, scale_grid, scaled.noise[0] is not None), how, scaled)
         return out
 
     @operator(f"(Tensor product, {_FACTORS}) -> Tensor", lambda x, *rest: torch.empty_like(x, dtype=rest[-1]))

@@ -59,7 +59,7 @@ def rounded(bits: Tensor, grid: GridBits, rule: Rule, noise: ElementNoise | None
         rule: The rounding.
         noise: The source of random bits, for stochastic rounding.
     """
-    if rule.mode != Mode.STOCHASTIC:
+    if not rule.draws:
         return round_bits(bits, grid, rule)
     assert noise is not None  # the operators reject stochastic rounding without a seed
     arithmetic, variant = meaning.rounding(grid.carrier), variant_of(grid, rule)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.meanings import torch as meaning
-from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
-from qsim_kernels.numbers.grid import GridRounding
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, used_bits
+from qsim_kernels.numbers.grid import GridRounding, Noise
 from qsim_kernels.numbers.scales import (
+    SCALE_INDICES,
     Restore,
     ScaledRounding,
     ScaleGroups,
@@ -21,6 +22,7 @@ from qsim_kernels.numbers.scales import (
     Scales,
     TileSizes,
     Turn,
+    rounding_of_scales,
     scale_numbers,
     variant_of_scales,
 )
@@ -29,9 +31,12 @@ from qsim_kernels.torch import quantize_into, runs
 from qsim_kernels.torch.basis import SMALLEST, quantize_in_basis, under_better_scales, under_corrected_scales
 from qsim_kernels.torch.chunks import in_tiles
 from qsim_kernels.torch.hadamard import hadamard
+from qsim_kernels.torch.philox import ElementNoise, key_of, random_bits
 from qsim_kernels.torch.rounding import one_nan
 
 _LARGEST = torch.finfo(torch.float32).max
+#: That of scales whose rule draws nothing.
+NO_NOISE: Noise = (None, 0, 0)
 
 
 def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, finite: bool) -> None:
@@ -54,7 +59,9 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, fin
     out.copy_(in_tiles(matrices, tiles).amax((2, 4)))
 
 
-def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
+def scales_into(
+    out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales, noise: Noise = NO_NOISE, tiles: TileSizes | None = None
+) -> None:
     """Write the scales that result from the largest magnitudes.
 
     Args:
@@ -63,13 +70,29 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
         under: A 0-d float32 scale of the whole tensor, which these scales are under: they are computed for `x / under`. Or such a scale for
             each matrix, of shape [matrices, 1, 1].
         scales: How scales are computed.
+        noise: The random bits of the tensor, for rules that draw.
+        tiles: Which elements share a scale; if not known, each is a tensor's element.
     """
     if not out.numel():
         return
     largest = amaxes.to(torch.float64)
     if under is not None:
         largest = largest / under.to(torch.float64)
-    out.copy_(scales_of(largest, scales))
+    out.copy_(scales_of(largest, scales, _noise_of_scales(largest, noise, tiles) if scales.draws else None))
+
+
+def _noise_of_scales(largest: Tensor, noise: Noise, tiles: TileSizes | None) -> ElementNoise:
+    """The random bits of scales: those of the first elements of their tiles, behind `SCALE_INDICES`."""
+    seed, stream, offset = noise
+    assert seed is not None  # the operators reject rules that draw without a seed
+    if tiles is None:
+        firsts = torch.arange(largest.numel(), device=largest.device)
+    else:
+        steps = tiles.rows * tiles.columns, tiles.height * tiles.columns, tiles.width
+        pairs = zip(largest.shape, steps, strict=True)
+        matrix, down, along = (torch.arange(size, device=largest.device) * step for size, step in pairs)
+        firsts = (matrix[:, None, None] + down[:, None] + along).view(-1)
+    return ElementNoise(key_of(seed, largest), stream, SCALE_INDICES + offset + firsts)
 
 
 def scales_of_tiles_into(
@@ -80,6 +103,7 @@ def scales_of_tiles_into(
     turn: Turn | None,
     finite: bool,
     scales: Scales,
+    noise: Noise = NO_NOISE,
     largest: Callable[..., None] = amaxes_into,
     make: Callable[..., None] = scales_into,
 ) -> None:
@@ -93,12 +117,13 @@ def scales_of_tiles_into(
         turn: See `amaxes_into`.
         finite: See `amaxes_into`.
         scales: See `scales_into`.
+        noise: See `scales_into`.
         largest: The function that finds the largest magnitudes, as `amaxes_into` does.
         make: The function that computes scales, as `scales_into` does.
     """
     amaxes = x.new_empty(out.shape, dtype=torch.promote_types(x.dtype, torch.float32))
     largest(amaxes, x, tiles, turn, finite)
-    make(out, amaxes, under, scales)
+    make(out, amaxes, under, scales, noise, tiles)
 
 
 def quantize_tiles_into(
@@ -111,7 +136,7 @@ def quantize_tiles_into(
     x = x if rounding.turn is None else hadamard(x, rounding.turn)
     if scales is None:
         scales = x.new_empty(rounding.tiles.counts(x.numel()), dtype=torch.float32)
-    scales_of_tiles_into(scales, x, under, rounding.tiles, None, False, making)
+    scales_of_tiles_into(scales, x, under, rounding.tiles, None, False, making, rounding.noise)
     quantize_scaled_into(out, x, scales, under, rounding._replace(turn=None))
 
 
@@ -144,12 +169,13 @@ def quantize_tiles_and_amaxes_into(
     largest(amaxes, x, tiles, turn, True)
 
 
-def scales_of(largest: Tensor, scales: Scales, arithmetic: Any = None) -> Tensor:
+def scales_of(largest: Tensor, scales: Scales, noise: ElementNoise | None = None, arithmetic: Any = None) -> Tensor:
     """The scales of tiles with given largest magnitudes, in float64.
 
     Args:
         largest: The largest magnitudes.
         scales: How scales are computed.
+        noise: Their random bits, for rules that draw.
         arithmetic: `arithmetic.scales` in float64's bits, if not for tensors.
     """
     if scales.rule == ScaleRule.FIT and scales.grid == SINGLE_GRID:
@@ -157,8 +183,15 @@ def scales_of(largest: Tensor, scales: Scales, arithmetic: Any = None) -> Tensor
         wanted = (largest * math.ldexp(1.0, scales.margin) / scales.largest).to(torch.float32).clamp(scales.least, _LARGEST)
         return torch.where(largest.isfinite(), wanted, math.nan)
     arithmetic = arithmetic or meaning.scales(DOUBLE)
-    bits = arithmetic.scale_of(largest.view(torch.int64), scale_numbers(scales), scales.rule, variant_of_scales(scales.rule))
+    drawn = None if noise is None else _drawn(largest, scales, noise)
+    bits = arithmetic.scale_of(largest.view(torch.int64), drawn, scale_numbers(scales), scales.rule, variant_of_scales(scales.rule))
     return bits.view(torch.float64).to(torch.float32)  # type: ignore[no-any-return]
+
+
+def _drawn(largest: Tensor, scales: Scales, noise: ElementNoise) -> Tensor:
+    """The random bits of scales with given largest magnitudes, as `arithmetic.scales` takes them."""
+    rule, words = rounding_of_scales(scales.rule), random_bits(noise, 32).view(largest.shape)
+    return meaning.rounding(DOUBLE).random_bits(words, used_bits(DOUBLE, rule.bits, rule.correction))  # type: ignore[no-any-return]
 
 
 def quantize_scaled_into(

@@ -106,7 +106,7 @@ def _noise(
     key: Callable[[int], tuple[int, int]], place: PlaceNumbers, index: int, like: Tensor, rule: Rule, role: int
 ) -> ElementNoise | None:
     """The noise of a piece's elements in a role, if the rule needs any."""
-    if rule.mode != Mode.STOCHASTIC:
+    if not rule.draws:
         return None
     where: int | Tensor = place.offset + index
     if place.row:

@@ -107,7 +107,7 @@ def _weights(point: Quantizer, columns: int) -> dict[str, Any]:
 
 def _inputs(layer: FivePointModule, point: Quantizer, amax: Tensor | None, static: dict[str, Tensor]) -> dict[str, Any]:
     """The arguments of a layer's input; scales that do not follow from each input are added to the static tensors."""
-    if point.rounding.is_stochastic or point.transform is not None:
+    if point.spelt.is_stochastic or point.transform is not None:
         raise LayoutError(f"its input, act={short(point)}, is rounded stochastically or after a transform; weight_only=True omits it")
     args, scale = _numbers("input", point.format), point.scale
     if scale is None or isinstance(scale, (Given, Delayed)):

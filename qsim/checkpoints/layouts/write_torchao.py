@@ -42,7 +42,7 @@ class TorchAO:
     def plan(self, layer: FivePointModule, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
         """Find a layer's place in the layout."""
         weight, act = forward_weight(layer), forward_act(layer, weight_only=weight_only)
-        if act is not None and (act.rounding.is_stochastic or act.transform is not None):
+        if act is not None and (act.spelt.is_stochastic or act.transform is not None):
             raise LayoutError(f"its input, act={short(act)}, is rounded stochastically or after a transform; weight_only=True omits it")
         shape = matrix(layer).shape
         kind = _kind(weight, shape[1])

@@ -53,7 +53,7 @@ def rounded(name: str, x: Tensor, point: Quantizer | CallablePoint | None) -> Te
     else:
         # The seed and the stream that the quantizer itself would use.
         stream = streams.rank_stream(_STREAMS[name])
-        seed = seeds.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
+        seed = seeds.seed_tensor(None, None, x.device) if point.spelt.is_stochastic else None
         result, site = point(x, seed=Noise(seed, stream)), Site(name, point, stream)
     observer = observers.current()
     if observer is not None:

@@ -5,8 +5,8 @@ arguments:
     x_at: Address of the numbers.
     y_at: Address of what is added.
     lost_at: Address of what compensated sums lost.
-    drawn_at: Address of a row of 32 random bits for each rounding, as far apart as rows of `WIDTH` float64 numbers; only stochastic
-        rounding reads them.
+    drawn_at: Address of a row of 32 random bits for each rounding, as far apart as rows of `WIDTH` float64 numbers; only roundings that
+        draw read them.
     count: Number of elements.
     grid_at: Address of a `RoundingNumbers`.
 """
@@ -20,7 +20,6 @@ from qsim_kernels.numba.jobs import WIDTH
 from qsim_kernels.numba.loops.bits import as_double, as_long, doubles, part, room_for_doubles, u64, words
 from qsim_kernels.numba.loops.roundings import double_at, functions
 from qsim_kernels.numbers.carrier import DOUBLE, read_variant
-from qsim_kernels.numbers.grid import Mode
 
 
 def __getattr__(name: str) -> Any:
@@ -28,7 +27,7 @@ def __getattr__(name: str) -> Any:
     kind, _, rounding = name.partition("_")
     variant = read_variant(rounding)
     round_bits, random_bits = functions(DOUBLE, variant).round_bits, functions(DOUBLE, variant).random_bits
-    is_stochastic = variant.mode == Mode.STOCHASTIC
+    draws = variant.draws
 
     @part
     def onto_grid(x, drawn, grid, adder):
@@ -36,7 +35,7 @@ def __getattr__(name: str) -> Any:
 
     @part
     def drawn_for(drawn_at, row, i, used):
-        return random_bits(u64(words(drawn_at + 8 * WIDTH * row)[i]), used) if is_stochastic else u64(0)
+        return random_bits(u64(words(drawn_at + 8 * WIDTH * row)[i]), used) if draws else u64(0)
 
     sums = meaning.sums({"bits_of": as_long, "from_bits": as_double, "onto_grid": onto_grid})
     add_numbers, is_finite = sums.add_numbers, sums.is_finite

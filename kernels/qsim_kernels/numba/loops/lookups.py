@@ -26,7 +26,6 @@ from qsim_kernels.numba.loops.roundings import single_at, strip_at
 from qsim_kernels.numba.loops.strips import WORDS, first_bits, with_all_bits
 from qsim_kernels.numbers.buckets import HEADER, UNFIT
 from qsim_kernels.numbers.carrier import SINGLE, Variant, read_variant
-from qsim_kernels.numbers.grid import Mode
 
 _INFINITY, _NAN = SINGLE.infinity, SINGLE.nan
 
@@ -37,8 +36,8 @@ def __getattr__(name: str) -> Any:
     variant, (kind, _, steps) = read_variant(f"rounding_{start}"), way.rstrip("_").partition("_")
     if kind not in ("compared", "bisected"):
         raise AttributeError(f"no loop has the name {name!r}")
-    places = _compared(variant) if kind == "compared" else _bisected(int(steps), variant.mode == Mode.STOCHASTIC)
-    return _stochastic(variant, places) if variant.mode == Mode.STOCHASTIC else _deterministic(places)
+    places = _compared(variant) if kind == "compared" else _bisected(int(steps), variant.draws)
+    return _stochastic(variant, places) if variant.draws else _deterministic(places)
 
 
 @part
@@ -49,7 +48,7 @@ def _key(pattern):
 
 def _compared(variant: Variant) -> Any:
     """A function that finds the results of a strip: it compares with every place, many times as fast as bisection, which vectors lack."""
-    size, is_drawn = 1 << variant.table, variant.mode == Mode.STOCHASTIC
+    size, is_drawn = 1 << variant.table, variant.draws
     row = 8 * size
 
     @part

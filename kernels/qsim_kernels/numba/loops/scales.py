@@ -29,6 +29,6 @@ def __getattr__(name: str) -> Any:
             for i in range(size):
                 given[i] = amaxes[i]
             for i in range(size):
-                out[i] = f32(as_double(scale_of(as_long(f64(given[i]) / job.whole), job.numbers, 0, 0)))
+                out[i] = f32(as_double(scale_of(as_long(f64(given[i]) / job.whole), 0, job.numbers, 0, 0)))
 
     return scales

@@ -49,8 +49,8 @@ def __getattr__(name: str) -> Any:
     way, _, start = name.partition("rounding_")
     variant = read_variant(f"rounding_{start}" if way in ("", IN_FLOATS) else name)
     if way == IN_FLOATS:
-        return _stochastic_by_steps(variant) if variant.mode == Mode.STOCHASTIC else _nearest_by_addition(variant)
-    return _stochastic(variant) if variant.mode == Mode.STOCHASTIC else _deterministic(variant)
+        return {Mode.NEAREST: _nearest_by_addition, Mode.STOCHASTIC: _stochastic_by_steps}[Mode(variant.mode)](variant)
+    return _stochastic(variant) if variant.draws else _deterministic(variant)
 
 
 def _signed(variant: Variant) -> Any:

@@ -19,8 +19,8 @@ from qsim_kernels.triton.device.directed import (
     multiply_add_to_odd,
     upper_bits,
 )
-from qsim_kernels.triton.device.noise import STOCHASTIC, as_added
-from qsim_kernels.triton.device.rounding import SIGN, end_of_additions, round_magnitude
+from qsim_kernels.triton.device.noise import as_added
+from qsim_kernels.triton.device.rounding import SIGN, STOCHASTIC, end_of_additions, round_magnitude
 from qsim_kernels.triton.device.values import KernelVariant
 
 INFINITY_DOUBLE: tl.constexpr = tl.constexpr(0x7FF00000)
@@ -92,7 +92,7 @@ def round_step(x, drawn, onto, rounding: tl.constexpr):
 def _added(drawn, noise, ROUNDING: tl.constexpr):
     """Random bits as `round_bits` takes them."""
     result = 0
-    if ROUNDING.mode == STOCHASTIC:
+    if ROUNDING.draws:
         result = as_added(drawn >> 16 if ROUNDING.draws_16 else drawn, noise, ROUNDING)
     return result
 

@@ -6,9 +6,6 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.meanings.triton import philox, random_bits
-from qsim_kernels.numbers.grid import Mode
-
-STOCHASTIC: tl.constexpr = tl.constexpr(int(Mode.STOCHASTIC))
 
 #: Set in the numbers of the Philox blocks that hold the last 16 bits; no element's index is that large.
 LATE_BLOCKS: tl.constexpr = tl.constexpr(-(2**63))
@@ -143,7 +140,7 @@ def random_integers(noise, first, ROUNDING: tl.constexpr, RUN: tl.constexpr, ALI
         Otherwise integers in the top bits of 16 or 32 for `round_magnitude`, of 32 for `round_bits` or, on float64, of 53.
     """
     drawn = 0
-    if ROUNDING.mode == STOCHASTIC:
+    if ROUNDING.draws:
         HALVES: tl.constexpr = max(RUN, 8)
         if ROUNDING.draws_late and ALIGNED:
             drawn = words_of_runs(noise, first // 8, HALVES, WIDTH)
@@ -160,7 +157,7 @@ def random_integers(noise, first, ROUNDING: tl.constexpr, RUN: tl.constexpr, ALI
 def integers_at(noise, index, ROUNDING: tl.constexpr):
     """`random_integers` of the elements with the given logical indices, which need not be consecutive."""
     drawn = 0
-    if ROUNDING.mode == STOCHASTIC:
+    if ROUNDING.draws:
         bits = single_half_words(index, noise.seed, noise.stream, False)
         if not ROUNDING.draws_16:
             bits = bits << 16 | single_half_words(index, noise.seed, noise.stream, True)

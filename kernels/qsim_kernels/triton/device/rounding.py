@@ -9,11 +9,10 @@ import triton.language as tl
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.numbers.grid import Mode
 from qsim_kernels.triton.device.directed import TOWARD_ZERO as INWARD, add_toward_zero, multiply_add
-from qsim_kernels.triton.device.noise import STOCHASTIC
 from qsim_kernels.triton.device.undecided import round_later
 
-_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.ODD)
-NEAREST, TOWARD_ZERO, UP, DOWN, ODD = (tl.constexpr(int(mode)) for mode in _MODES)
+_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.ODD, Mode.STOCHASTIC)
+NEAREST, TOWARD_ZERO, UP, DOWN, ODD, STOCHASTIC = (tl.constexpr(int(mode)) for mode in _MODES)
 SIGN, NAN, INFINITY = map(tl.constexpr, (-(2**31), 0x7FFFFFFF, 0x7F800000))
 
 

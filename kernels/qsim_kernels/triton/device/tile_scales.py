@@ -150,7 +150,7 @@ def tile_scales(bits, under, making, MAKING: tl.constexpr, SCALE_ROUNDING: tl.co
             amax = amax.to(tl.float64)
             if under is not None:
                 amax = amax / tl.load(under).to(tl.float64)
-            bits = scale_of(amax.to(tl.int64, bitcast=True), making, MAKING.rule, SCALE_ROUNDING)
+            bits = scale_of(amax.to(tl.int64, bitcast=True), 0, making, MAKING.rule, SCALE_ROUNDING)
             scales = bits.to(tl.float64, bitcast=True).to(tl.float32)
         inverses = inverses_of(scales, under)
     return scales, inverses

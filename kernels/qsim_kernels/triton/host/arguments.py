@@ -37,7 +37,7 @@ def rounding(chosen: GridRounding, wide: bool, writes_codes: bool = False) -> tu
         writes_codes: Whether results of rounding onto a table are codes.
     """
     grid, rule = chosen
-    bits = rounding_bits(grid, rule, wide or (bool(grid.table) and not buckets_of(grid.table, rule).fits_words))
+    bits = rounding_bits(grid, rule, wide or (bool(grid.table) and not _fits_words(grid.table, rule)))
     rule = rule._replace(bits=bits_that_matter(bits, rule))
     draws_16 = 0 < rule.bits <= 16
     variant = KernelVariant(
@@ -58,13 +58,18 @@ def rounding(chosen: GridRounding, wide: bool, writes_codes: bool = False) -> tu
     return variant, (*numbers, *used_bits(bits.carrier, rule.bits, rule.correction))
 
 
+def _fits_words(table: str, rule: Rule) -> bool:
+    """Whether `meanings.triton_tables` rounds onto a table."""
+    return (not rule.draws or rule.mode == Mode.STOCHASTIC) and buckets_of(table, rule).fits_words
+
+
 def _is_fast(bits: GridBits, rule: Rule) -> bool:
     """Whether adding and subtracting a power of two rounds: the power must exist, and leave room for a carry."""
     room = 2 <= bits.shift <= 23 and (bits.top >> 23) + 1 + bits.shift < 254
     # Where numbers overflow, they do so from the value on that would follow the largest.
     # Half of the weight of a 16th random bit takes a 17th.
     fits = not (rule.correction and rule.bits == 16)
-    ends = rule.overflow == Overflow.SATURATE or (rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and bits.top == bits.bottom)
+    ends = rule.overflow == Overflow.SATURATE or ((rule.mode == Mode.NEAREST or rule.draws) and bits.top == bits.bottom)
     return bits.carrier == SINGLE and bits.low > 0 and bits.zero and room and ends and fits and rule.mode in _FAST_MODES
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from qsim_kernels import torch as reference
 from qsim_kernels.numbers.carrier import counts_wide
 from qsim_kernels.numbers.encoding import Encoding
-from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Mode, Noise, Rule
+from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Noise, Rule
 from qsim_kernels.triton.device.parts import Blocks, TransposedTile
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 from qsim_kernels.triton.host import arguments
@@ -102,7 +102,7 @@ def quantize_and_encode_into(
 
 def _order(rule: Rule, aligned: bool) -> ElementOrder:
     """The order in which a rounding counts elements, the first of which begins a group of random bits if it is aligned."""
-    if rule.mode != Mode.STOCHASTIC:
+    if not rule.draws:
         return ElementOrder.ANY
     return ElementOrder.GROUPS if aligned else ElementOrder.INDEX
 
@@ -126,7 +126,7 @@ def _quantizer(
     is_plain = aligned and not variant.wide and tile is None
     if is_plain:
         variant = drawn_later_if_faster(variant, rounding.grid, source)
-    draws_words = is_plain and variant.mode == Mode.STOCHASTIC and not variant.draws_16
+    draws_words = is_plain and variant.draws and not variant.draws_16
     size, warps = 1024 if run == 4 else 2048, 4
     registers = 0
     if variant.draws_late:

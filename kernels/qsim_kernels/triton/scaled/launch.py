@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers.grid import Mode
+from qsim_kernels.numbers.grid import Mode, Noise
 from qsim_kernels.numbers.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
 from qsim_kernels.torch import runs, scaling as reference
 from qsim_kernels.torch.hadamard import hadamard as hadamard_in_torch
+from qsim_kernels.torch.scaling import NO_NOISE
 from qsim_kernels.triton.device import tile_scales
 from qsim_kernels.triton.device.parts import store_part
 from qsim_kernels.triton.device.records import kernel
@@ -54,22 +55,32 @@ _ELEMENTS, _WIDE = 1024, 64
 rescaled_into, matmul_rescaled_into = rescaling.rescaled_into, rescaling.matmul_rescaled_into
 
 
-def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
+def scales_into(
+    out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales, noise: Noise = NO_NOISE, tiles: TileSizes | None = None
+) -> None:
     """Write the scales that result from the largest magnitudes; see `reference.scaling.scales_into`."""
-    if amaxes.dtype == torch.float64:
-        reference.scales_into(out, amaxes, under, scales)
+    if scales.draws or amaxes.dtype == torch.float64:
+        reference.scales_into(out, amaxes, under, scales, noise, tiles)
     else:
         tile_scales.scales_into(out, amaxes, under, scales)
 
 
 def scales_of_tiles_into(
-    out: Tensor, x: Tensor, under: Tensor | None, tiles: TileSizes, turn: Turn | None, finite: bool, making: Scales
+    out: Tensor,
+    x: Tensor,
+    under: Tensor | None,
+    tiles: TileSizes,
+    turn: Turn | None,
+    finite: bool,
+    making: Scales,
+    noise: Noise = NO_NOISE,
 ) -> None:
     """Write the scales of a tensor's tiles; see `reference.scaling.scales_of_tiles_into`."""
-    if under is None and turn is None and _is_whole(tiles, x.shape, x.dtype):
+    is_computed = under is None and not making.draws
+    if is_computed and turn is None and _is_whole(tiles, x.shape, x.dtype):
         whole_scale_into(out, x, making, finite)
-    elif under is not None or turn is None or not turned_scale_into(out, x, tiles, turn, finite, making):
-        reference.scales_of_tiles_into(out, x, under, tiles, turn, finite, making, amaxes_into, scales_into)
+    elif not is_computed or turn is None or not turned_scale_into(out, x, tiles, turn, finite, making):
+        reference.scales_of_tiles_into(out, x, under, tiles, turn, finite, making, noise, amaxes_into, scales_into)
 
 
 @lru_cache(maxsize=4096)
@@ -179,13 +190,13 @@ def _quantize_tiles_in_turn(
     else:
         if scales is None:
             scales = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
-        scales_of_tiles_into(scales, x, under, tiles, turn, False, making)
+        scales_of_tiles_into(scales, x, under, tiles, turn, False, making, rounding.noise)
         quantize_scaled_into(out, x, scales, under, rounding)
 
 
 @lru_cache(maxsize=4096)
 def _on_tiles(call: ScaledCall, making: Scales, ahead: Reading | None = None, *, kept: bool) -> Launch | None:
-    """Prepare a launch of `pairs_kernel` or `tiles_kernel`, unless several reads are necessary.
+    """Prepare a launch of `pairs_kernel` or `tiles_kernel`, unless several reads are necessary, or scales are drawn in between.
 
     Args:
         call: The call.
@@ -193,6 +204,8 @@ def _on_tiles(call: ScaledCall, making: Scales, ahead: Reading | None = None, *,
         ahead: The reading of which magnitudes are found, too.
         kept: Whether scales are written.
     """
+    if making.draws:
+        return None
     read, (source, target) = call.reading, call.types
     in_pairs = None if kept or read is None else _in_pairs(call, making, read, ahead)
     if in_pairs is not None or read is None:

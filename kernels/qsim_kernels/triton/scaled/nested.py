@@ -57,10 +57,10 @@ def nested_kernel(
 
 @lru_cache(maxsize=4096)
 def prepared(call: ScaledCall, making: Scales, groups: ScaleGroups) -> tuple[Launch, None] | None:
-    """Prepare a launch for groups of one row that regions hold; none where plain torch computes."""
+    """Prepare a launch for groups of one row that regions hold; none where plain torch computes, or draws scales."""
     elements, tiles, (above, reach) = call.elements, call.tiles, groups
     is_row = above.height == tiles.height == 1 and above.columns == tiles.columns and above.width % tiles.width == 0
-    regions = regions_of(call, above.width, making) if is_row and reach < 2.0**100 else None
+    regions = regions_of(call, above.width, making) if is_row and reach < 2.0**100 and not making.draws else None
     variant, numbers = arguments.rounding(GridRounding(elements.grid, elements.rule), False)
     if regions is None or regions[0].shape.width % above.width or variant.wide:
         return None

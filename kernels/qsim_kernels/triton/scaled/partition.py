@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from qsim_kernels.numbers.grid import GridRounding, Mode
+from qsim_kernels.numbers.grid import GridRounding
 from qsim_kernels.numbers.scales import AHEAD, ElementRounding, Restore, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.torch.hadamard import signs_of
 from qsim_kernels.triton.device.pairs import PAIRS
@@ -206,7 +206,7 @@ def cut_between_tiles(
     count, (rows, columns, height, width, across), turn, _ = read
     if across or height & (height - 1) or width & (width - 1):
         return None
-    block, narrow, draws = 1 << turn.levels, is_narrow(*types), elements.rule.mode == Mode.STOCHASTIC
+    block, narrow, draws = 1 << turn.levels, is_narrow(*types), elements.rule.draws
     if draws:
         a_thread, warps, registers = 32, 1 if narrow else 2, 0
     else:
@@ -316,7 +316,7 @@ def cut(read: Reading, types: Types, elements: ElementRounding, aligned: bool) -
     _, (rows, columns, height, width, _), turn, _ = read
     block, size, registers = 1 << turn.levels, 1024, 0
     if is_narrow(*types) and width > 1 and not turn.levels:
-        size, registers = 2048, 0 if elements.rule.mode == Mode.STOCHASTIC else 32
+        size, registers = 2048, 0 if elements.rule.draws else 32
     if turn.down:
         tall, wide = block, 64
     else:
