@@ -18,6 +18,8 @@ from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
 from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits, variant_of
+from qsim_kernels.numbers.direct import direct_numbers
+from qsim_kernels.numbers.encoding import Encoding
 
 #: What can be printed and synthesized.
 AnyCircuit = Circuit | BlockCircuit | Dot | Philox
@@ -37,10 +39,16 @@ def routine(circuit: AnyCircuit) -> Routine:
         return Routine(circuit.name, circuit.specification, (x,), decoded(x, circuit.format), 32)
     value = value_of(x, circuit.source)
     random = (word("random", circuit.random_bits),) if circuit.random_bits else ()
-    rounded = _rounded(value, circuit, *random)
-    if circuit.operation == "encode":
-        rounded = code_of(rounded, circuit.format)
-    return Routine(circuit.name, circuit.specification, (x, *random), rounded, circuit.output.bits)
+    result = _encoded(value, circuit, *random) if circuit.operation == "encode" else _rounded(value, circuit, *random)
+    return Routine(circuit.name, circuit.specification, (x, *random), result, circuit.output.bits)
+
+
+def _encoded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
+    """The code of a rounded number."""
+    direct = direct_numbers(Encoding(circuit.format.grid, circuit.rule, circuit.format.coding))
+    if direct is None:
+        return code_of(_rounded(x, circuit, random), circuit.format)
+    return symbols.meaning(arithmetic.direct, SINGLE).code_of_rounded(x, random, *direct)
 
 
 def _rounded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:

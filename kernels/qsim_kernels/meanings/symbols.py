@@ -8,7 +8,7 @@ from types import FunctionType, ModuleType, SimpleNamespace
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
-from qsim_kernels.meanings.expressions import Operand, known
+from qsim_kernels.meanings.expressions import Operand, known, named
 from qsim_kernels.meanings.simplification import assuming, operation
 from qsim_kernels.numbers.carrier import Carrier, variant_of
 
@@ -40,6 +40,8 @@ def meaning(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
         "carries": lambda a, b: operation("<", constants["DRAWN"], a + b),
         "bit_length": bit_length,
     }
+    if module is arithmetic.direct:
+        vocabulary["named"] = named
     if module is arithmetic.codes:
         # Integers are multiplied by powers of two.
         vocabulary |= {"from_integer": lambda x: x, "product": lambda x, power: number_of(x, exponent_of(power, carrier), carrier)}

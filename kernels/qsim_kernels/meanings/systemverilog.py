@@ -1,18 +1,22 @@
-"""SystemVerilog from the arithmetic: synthesizable modules whose wires are as wide as their values need.
+"""SystemVerilog from the arithmetic: synthesizable modules whose wires have the names of the definition.
 
-A wire that can be negative holds two's complement. All operands of an operation are extended to one width before it.
+Values are vectors of bits. Shifts by numbers, masks and sums of values without common bits are parts of vectors and concatenations.
+A wire that can be negative holds two's complement. Operands of an operation are written as wide as its result.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
-from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known, needed, operands
-from qsim_kernels.meanings.printing import Routine, parameters
+from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known, operands
+from qsim_kernels.meanings.printing import Routine, as_defined, parameters
+from qsim_kernels.meanings.verilog_words import KEYWORDS
 
 #: Levels of logic that operations add, roughly, by which stages of a pipeline are balanced; shifts by numbers are wires.
-_DEPTHS = {"+": 2, "-": 2, "*": 6, "//": 40, "%": 40, "<": 2, "<=": 2, "==": 2, "min": 3, "max": 3, "<<": 2, ">>": 2}
+_DEPTHS = {"+": 2, "-": 2, "*": 6, "//": 40, "%": 40, "<": 2, "<=": 2, "==": 2, "min": 3, "max": 3, "<<": 2, ">>": 2, "named": 0, "signed": 0}
 
 #: Marsaglia's generator of 32 bits with shifts and exclusive ors, a linear feedback shift register whose bits are all new at each clock.
 _GENERATOR = """\
@@ -24,6 +28,9 @@ _GENERATOR = """\
     else state <= state_2 ^ (state_2 << 5);
   wire [{last}:0] random = {bits}'(state >> {rest});
 """
+
+#: Longer expressions get a wire of their own.
+_LONGEST = 70
 
 
 def module(routine: Routine, stages: int = 0, generator: bool = False) -> str:
@@ -52,15 +59,37 @@ def _dimensions(count: int, bits: int) -> str:
     return f"[{max(count, 1) * bits - 1}:0]"
 
 
-def _input(name: str, bits: int) -> str:
-    """An input, or the bits of an element of an array."""
-    array, _, place = name.rstrip("]").partition("[")
-    return f"{array}[{int(place) * bits + bits - 1}:{int(place) * bits}]" if place else name
+class _Text(NamedTuple):
+    """The text of some bits.
+
+    Attributes:
+        text: The text.
+        is_atom: Whether it can be an operand without parentheses.
+    """
+
+    text: str
+    is_atom: bool = True
+
+    @property
+    def closed(self) -> str:
+        """The text of an operand."""
+        return self.text if self.is_atom else f"({self.text})"
 
 
-def _identifier(name: str) -> str:
-    """A name for a value at another place than an input, which may be an element of an array."""
-    return name.replace("[", "_").replace(":", "_").replace("]", "")
+class _Wire(NamedTuple):
+    """A vector of bits with a name: an input, or what has a wire.
+
+    Attributes:
+        name: Its name.
+        width: Its bits.
+        stage: The stage of the pipeline in which it is computed.
+        first: The place of its last bit in the port of an array, else 0.
+    """
+
+    name: str
+    width: int
+    stage: int
+    first: int = 0
 
 
 class _Body:
@@ -68,95 +97,273 @@ class _Body:
 
     def __init__(self, routine: Routine, stages: int) -> None:
         self._routine, self._stages = routine, stages
-        self._order = needed(routine.results)
+        self._order = as_defined(routine.results)
         self._stage = _stages(self._order, stages)
         self._widths = _widths(self._order, routine)
-        self._names = {symbol.order: f"t{k}" for k, symbol in enumerate(x for x in self._order if x.op != "input")}
-        self._names |= {x.order: _input(*x.args) for x in routine.inputs}
+        self._uses = Counter(y.order for x in self._order for y in operands(x))
+        self._uses.update(x.order for x in routine.results if isinstance(x, Symbol))
+        self._wires = {x.order: _port(*x.args) for x in routine.inputs}
+        self._lines: list[str] = []
+        #: The stages of the pipeline to which wires are carried on by registers.
         self._last: dict[int, int] = {}
+        self._taken = Counter([*KEYWORDS, "clk", "reset", "y", *(x.name for x in parameters(routine))])
+        #: The stage of the expression that is written.
+        self._now = 0
 
     def lines(self) -> list[str]:
-        """The declarations, registers and the result."""
-        wires = [
-            f"  wire [{self._widths[symbol.order] - 1}:0] {self._names[symbol.order]} = {self._expression(symbol)};"
-            for symbol in self._order
-            if symbol.op != "input"
-        ]
-        results = [self._at(x, self._routine.width, self._stages) for x in reversed(self._routine.results)]
+        """The registers, the wires and the result."""
+        for symbol in self._order:
+            if symbol.op == "named":
+                value, name, comment, _ = symbol.args
+                self._lines += [*([""] if self._lines else []), f"  // {comment}"] if comment else []
+                self._add_wire(symbol, name, value)
+            elif symbol.op != "input" and self._needs_wire(symbol):
+                self._add_wire(symbol, _NAMES.get(symbol.op, "value"), symbol)
+        self._now = self._stages
+        results = [self._bits(x, self._routine.width - 1, 0).text for x in reversed(self._routine.results)]
         result = results[0] if len(results) == 1 else f"{{{', '.join(results)}}}"
-        declared = {x.order for x in self._order}
-        unused = [_input(*x.args) for x in self._routine.inputs if x.order not in declared]
-        notes = [f"  wire unused_{_identifier(name)} = &{{1'b0, {name}}};" for name in unused]
-        notes = ["  /* verilator lint_off UNUSED */", *notes, "  /* verilator lint_on UNUSED */"] if notes else []
-        return [*self._registers(), *wires, *notes, f"  assign y = {result};"]
+        return [*self._registers(), *self._lines, *self._unused(), f"  assign y = {result};"]
+
+    def _needs_wire(self, symbol: Symbol) -> bool:
+        """Whether an operation without a name gets a wire: what is read several times, or could not be written where it is read."""
+        if symbol.op in ("<<", ">>") and isinstance(symbol.args[1], int):
+            return False
+        return self._uses[symbol.order] > 1 or symbol.op in ("*", "//", "%", "min", "max")
+
+    def _add_wire(self, symbol: Symbol, name: str, value: Operand) -> None:
+        self._now = self._stage[symbol.order]
+        width = self._widths[symbol.order]
+        text = self._operation(value, width - 1, 0).text if value is symbol else self._bits(value, width - 1, 0).text
+        self._wires[symbol.order] = _Wire(self._unique(name), width, self._now)
+        self._lines.append(f"  wire {'' if width == 1 else f'[{width - 1}:0] '}{self._wires[symbol.order].name} = {text};")
+
+    def _unique(self, name: str) -> str:
+        self._taken[name] += 1
+        return name if self._taken[name] == 1 else f"{name}_{self._taken[name]}"
+
+    def _unused(self) -> list[str]:
+        """Lines that keep tools from reporting inputs that no result depends on."""
+        reached = {x.order for x in self._order}
+        unused = [self._wires[x.order] for x in self._routine.inputs if x.order not in reached]
+        names = [f"{wire.name}_{wire.first // wire.width}" if "[" in x.args[0] else wire.name for x, wire in zip(self._routine.inputs, unused, strict=False)]
+        notes = [f"  wire unused_{name} = &{{1'b0, {_part(wire, wire.name, wire.width - 1, 0)}}};" for name, wire in zip(names, unused, strict=True)]
+        return ["  /* verilator lint_off UNUSED */", *notes, "  /* verilator lint_on UNUSED */"] if notes else []
+
+    # Registers.
 
     def _registers(self) -> list[str]:
-        kept = [x for x in self._order if x.order in self._last]
-        names = [
-            (x, [self._names[x.order], *(self._delayed(x, k) for k in range(self._stage[x.order] + 1, self._last[x.order] + 1))])
-            for x in kept
-        ]
-        declared = [f"  logic [{self._widths[x.order] - 1}:0] {', '.join(chain[1:])};" for x, chain in names]
-        moves = [f"    {after} <= {before};" for _, chain in names for before, after in pairwise(chain)]
+        chains = []
+        for order, last in self._last.items():
+            wire = self._wires[order]
+            names = [_part(wire, wire.name, wire.width - 1, 0), *(_delayed(wire, k) for k in range(wire.stage + 1, last + 1))]
+            chains.append((wire.width, names))
+        declared = [f"  logic [{width - 1}:0] {', '.join(names[1:])};" for width, names in chains]
+        moves = [f"    {after} <= {before};" for _, names in chains for before, after in pairwise(names)]
         return [*declared, "  always_ff @(posedge clk) begin", *moves, "  end"] if moves else []
 
-    def _delayed(self, symbol: Symbol, stage: int) -> str:
-        return f"{_identifier(self._names[symbol.order])}_stage{stage}"
+    def _read(self, order: int, high: int, low: int) -> _Text:
+        """Bits of a wire, at the stage of the pipeline of the expression that is written."""
+        wire = self._wires[order]
+        if wire.stage == self._now:
+            return _Text(_part(wire, wire.name, high, low))
+        self._last[order] = max(self._now, self._last.get(order, 0))
+        return _Text(_part(wire._replace(first=0), _delayed(wire, self._now), high, low))
 
-    def _name(self, symbol: Symbol, stage: int) -> str:
-        """The name of a value at a stage of the pipeline."""
-        if stage == self._stage[symbol.order]:
-            return self._names[symbol.order]
-        self._last[symbol.order] = max(stage, self._last.get(symbol.order, 0))
-        return self._delayed(symbol, stage)
+    # Expressions.
 
-    def _at(self, x: Operand, width: int, stage: int) -> str:
-        """An operand in so many bits."""
+    def _bits(self, x: Operand, high: int, low: int) -> _Text:
+        """Bits of a value, from the place `high` down to the place `low`."""
+        width = high - low + 1
         if not isinstance(x, Symbol):
-            return f"{width}'h{x & ((1 << width) - 1):x}"
-        name = self._name(x, stage)
-        if self._widths[x.order] == width:
-            return name
-        return f"{width}'($signed({name}))" if x.known.low < 0 else f"{width}'({name})"
+            return _Text(_literal(x >> low & (1 << width) - 1, width))
+        own = self._wires[x.order].width if x.order in self._wires else x.known.width
+        if high >= own:
+            return self._extended(x, high, low, own)
+        if x.order in self._wires:
+            return self._read(x.order, high, low)
+        return self._operation(x, high, low)
 
-    def _expression(self, symbol: Symbol) -> str:
-        op, args, stage = symbol.op, symbol.args, self._stage[symbol.order]
-        width = self._widths[symbol.order]
-        if op == "where":
-            choices = (self._at(x, width, stage) for x in args[1:])
-            return f"{self._name(args[0], stage)} ? {' : '.join(choices)}"
-        if op in COMPARISONS or op in ("min", "max"):
-            compared = self._compared(args, "<" if op == "min" else ">" if op == "max" else op, stage)
-            if op in COMPARISONS:
-                return compared
-            return f"({compared}) ? {self._at(args[0], width, stage)} : {self._at(args[1], width, stage)}"
+    def _extended(self, x: Symbol, high: int, low: int, own: int) -> _Text:
+        """Bits of which the first ones are beyond those of a value: zeros, or its sign."""
+        if x.known.low >= 0:
+            if low >= own:
+                return _Text(_literal(0, high - low + 1))
+            return _Text(f"{high - low + 1}'({self._bits(x, own - 1, low).text})")
+        sign = self._bits(x, own - 1, own - 1).text
+        count = high - max(low, own) + 1
+        extension = f"{{{count}{{{sign}}}}}"
+        return _Text(extension) if low >= own else _Text(f"{{{extension}, {self._bits(x, own - 1, low).text}}}")
+
+    def _joined(self, parts: Sequence[tuple[Operand, int, int]]) -> _Text:
+        """Bits of several values, the first ones first."""
+        if len(parts) == 1:
+            return self._bits(*parts[0])
+        texts = [self._bits(*part).text for part in parts]
+        flat = [text[1:-1] if text.startswith("{") and text.count("{") == 1 and text.endswith("}") else text for text in texts]
+        return _Text(f"{{{', '.join(flat)}}}")
+
+    def _operation(self, x: Symbol, high: int, low: int) -> _Text:
+        """Bits of the result of an operation."""
+        op, args, width = x.op, x.args, high - low + 1
+        if op == "named":
+            return self._bits(args[0], high, low)
         if op == "signed":
-            return self._at(args[0], width, stage)
-        if op in ("//", "%"):
-            whole = max(map(self._width, args))
-            return f"{width}'({self._at(args[0], whole, stage)} {op[0]} {self._at(args[1], whole, stage)})"
+            return self._bits(args[0], high, low)
+        if op in COMPARISONS:
+            return self._compared(op, *args)
+        if op in ("<<", ">>") and isinstance(args[1], int):
+            return self._moved(op, *args, high, low)
+        if op in ("&", "|", "^"):
+            return self._bitwise(op, *args, high, low)
+        if op == "where":
+            return self._chosen(*args, high, low)
+        if low > 0 or op in ("min", "max"):
+            return self._from_wire(x, high, low)
+        if op in ("+", "-", "*"):
+            return _Text(f" {op} ".join(self._bits(y, high, 0).closed for y in args), False)
         if op == "<<":
-            return f"{self._at(args[0], width, stage)} << {self._amount(args[1], stage)}"
+            return _Text(f"{self._bits(args[0], high, 0).closed} << {self._whole(args[1]).closed}", False)
+        return self._cut_to(width, op, *args)
+
+    def _from_wire(self, x: Symbol, high: int, low: int) -> _Text:
+        """Bits of an operation that has to have a wire."""
+        if x.op in ("min", "max"):
+            a, b = x.args
+            sign = "<" if x.op == "min" else ">"
+            chosen, other = (self._bits(y, x.known.width - 1, 0) for y in x.args)
+            text = f"{self._ordered(sign, a, b).closed} ? {chosen.closed} : {other.text}"
+            if low == 0 and high == x.known.width - 1:
+                return _Text(text, False)
+            name, width = self._unique(x.op), x.known.width
+            self._lines.append(f"  wire [{width - 1}:0] {name} = {text};")
+            self._wires[x.order] = _Wire(name, width, self._now)
+            return self._bits(x, high, low)
+        width = max(high + 1, 1)
+        text = self._operation(x, high, 0).text
+        name = self._unique(_NAMES.get(x.op, "value"))
+        self._lines.append(f"  wire [{width - 1}:0] {name} = {text};")
+        return _Text(_part(_Wire(name, width, self._now), name, high, low))
+
+    def _cut_to(self, width: int, op: str, a: Operand, b: Operand) -> _Text:
+        """The last bits of an operation that reads all of its operands."""
+        whole = max(known(a).width, width) if op == ">>" else max(known(a).width, known(b).width)
+        first = self._bits(a, whole - 1, 0).closed
         if op == ">>":
-            shifted = self._at(args[0], self._width(args[0]), stage)
-            written = f"$signed({shifted}) >>>" if known(args[0]).low < 0 else f"{shifted} >>"
-            return f"{width}'({written} {self._amount(args[1], stage)})"
-        if op == "&" and isinstance(args[1], int) and args[1] & ((1 << width) - 1) == (1 << width) - 1:
-            return self._at(args[0], width, stage)
-        return f"{self._at(args[0], width, stage)} {op} {self._at(args[1], width, stage)}"
+            text = f"$signed({first}) >>> {self._whole(b).closed}" if known(a).low < 0 else f"{first} >> {self._whole(b).closed}"
+        else:
+            text = f"{first} {op[0]} {self._bits(b, whole - 1, 0).closed}"
+        return _Text(text, False) if whole == width and not text.startswith("$") else _Text(f"{width}'({text})")
 
-    def _compared(self, args: Sequence[Operand], sign: str, stage: int) -> str:
-        low, high = min(known(x).low for x in args), max(known(x).high for x in args)
-        a, b = (self._at(x, Known(low, high, 0, 0).width, stage) for x in args)
-        return f"$signed({a}) {sign} $signed({b})" if low < 0 else f"{a} {sign} {b}"
+    def _whole(self, x: Operand) -> _Text:
+        """All bits of a value."""
+        return self._bits(x, known(x).width - 1, 0)
 
-    def _width(self, x: Operand) -> int:
-        return self._widths[x.order] if isinstance(x, Symbol) else known(x).width
+    def _moved(self, op: str, x: Operand, count: int, high: int, low: int) -> _Text:
+        """Bits of a value that is shifted by a number."""
+        if op == ">>":
+            return self._bits(x, high + count, low + count)
+        if low >= count:
+            return self._bits(x, high - count, low - count)
+        if high < count:
+            return self._bits(0, high - low, 0)
+        return self._joined([(x, high - count, 0), (0, count - low - 1, 0)])
 
-    def _amount(self, x: Operand, stage: int) -> str:
-        return self._name(x, stage) if isinstance(x, Symbol) else str(x)
+    def _bitwise(self, op: str, a: Operand, b: Operand, high: int, low: int) -> _Text:
+        width = high - low + 1
+        if isinstance(b, int):
+            mask = b >> low & (1 << width) - 1
+            runs = _runs(mask, width)
+            if op == "&" and len(runs) <= 3:
+                return self._joined([(a if is_set else 0, low + end, low + start) for is_set, end, start in runs])
+            if op == "|" and len(runs) <= 3:
+                return self._joined([(-1 if is_set else a, low + end, low + start) for is_set, end, start in runs])
+            if op == "^" and mask == 0:
+                return self._bits(a, high, low)
+            if op == "^" and mask == (1 << width) - 1:
+                return _Text(f"~{self._bits(a, high, low).closed}")
+        elif op == "|":
+            for upper, lower in ((a, b), (b, a)):
+                place = known(lower).high.bit_length()
+                if known(lower).low >= 0 and known(upper).zeros >= place:
+                    return self._joined(
+                        [*([(upper, high, max(place, low))] if high >= place else []), *([(lower, min(place - 1, high), low)] if low < place else [])]
+                    )
+        return _Text(f" {op} ".join(self._operand_of(op, y, high, low) for y in (a, b)), False)
+
+    def _operand_of(self, op: str, x: Operand, high: int, low: int) -> str:
+        """An operand of a bitwise operation, without parentheses if it is the same operation."""
+        text = self._bits(x, high, low)
+        is_same = isinstance(x, Symbol) and x.op == op and x.order not in self._wires and f" {op} " in text.text and not text.is_atom
+        return text.text if is_same else text.closed
+
+    def _chosen(self, condition: Symbol, chosen: Operand, other: Operand, high: int, low: int) -> _Text:
+        asked = self._bits(condition, 0, 0)
+        if high == low:
+            # A choice between a bit and a constant is one gate.
+            first, second = self._bits(chosen, high, low), self._bits(other, high, low)
+            if second.text == "1'b0":
+                return _Text(f"{asked.closed} & {first.closed}", False)
+            if first.text == "1'b0":
+                return _Text(f"~{asked.closed} & {second.closed}", False)
+            if first.text == "1'b1":
+                return _Text(f"{asked.closed} | {second.closed}", False)
+        first, second = self._bits(chosen, high, low), self._bits(other, high, low)
+        return _Text(f"{asked.closed} ? {first.closed} : {second.text}", False)
+
+    def _compared(self, op: str, a: Operand, b: Operand) -> _Text:
+        if op == "<" and isinstance(a, int) and a == 0 and known(b).low >= 0:
+            return _Text(f"|{self._whole(b).closed}")
+        if op == "==" and isinstance(b, int) and b == (1 << known(a).width) - 1 and known(a).low >= 0:
+            return _Text(f"&{self._whole(a).closed}")
+        if op == "<" and isinstance(a, int):
+            return self._ordered(">=", b, a + 1)
+        return self._ordered(op, a, b)
+
+    def _ordered(self, sign: str, a: Operand, b: Operand) -> _Text:
+        low, high = min(known(a).low, known(b).low), max(known(a).high, known(b).high)
+        width = Known(low, high, 0, 0).width
+        first, second = self._bits(a, width - 1, 0), self._bits(b, width - 1, 0)
+        if low < 0 and sign != "==":
+            return _Text(f"$signed({first.text}) {sign} $signed({second.text})", False)
+        return _Text(f"{first.closed} {sign} {second.closed}", False)
 
 
+#: Names of wires of operations that have none, by the operation.
+_NAMES = {
+    "+": "sum", "-": "difference", "*": "product", "//": "quotient", "%": "remainder", "<<": "shifted", ">>": "shifted", "where": "choice",
+    "<": "is_less", "<=": "is_less", "==": "is_equal", "&": "masked", "|": "joined", "^": "flipped", "min": "least", "max": "greatest",
+}  # fmt: skip
+
+
+def _port(name: str, bits: int) -> _Wire:
+    """The wire of an input, which may be an element of an array."""
+    array, _, place = name.rstrip("]").partition("[")
+    return _Wire(array, bits, 0, int(place or 0) * bits)
+
+
+def _part(wire: _Wire, name: str, high: int, low: int) -> str:
+    """Some bits of a wire."""
+    if (high, low) == (wire.width - 1, 0) and wire.first == 0 and not wire.first:
+        return name
+    high, low = high + wire.first, low + wire.first
+    return f"{name}[{high}]" if high == low else f"{name}[{high}:{low}]"
+
+
+def _delayed(wire: _Wire, stage: int) -> str:
+    """The name of a wire's value at a later stage of the pipeline."""
+    place = f"_{wire.first}" if wire.first else ""
+    return f"{wire.name}{place}_stage{stage}"
+
+
+def _literal(x: int, width: int) -> str:
+    return f"1'b{x}" if width == 1 else f"{width}'h{x:x}"
+
+
+def _runs(mask: int, width: int) -> list[tuple[int, int, int]]:
+    """The runs of equal bits of a mask, the first ones first: whether they are set, and their ends."""
+    places = [k for k in range(1, width) if (mask >> k ^ mask >> k - 1) & 1]
+    starts, ends = [0, *places], [*(k - 1 for k in places), width - 1]
+    return [(mask >> start & 1, end, start) for start, end in zip(starts, ends, strict=True)][::-1]
 def _widths(order: Sequence[Symbol], routine: Routine) -> dict[int, int]:
     """The bits of each value that others read: later ones need only the last bits of some sums and shifts."""
     read = dict.fromkeys((x.order for x in order), 1)

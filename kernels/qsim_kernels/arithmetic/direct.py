@@ -1,0 +1,136 @@
+"""Rounding to codes in one step, as circuits do it: from the bits of a number to a code, without the bits of the rounded number between.
+
+The result is that of `codes.code_of` for a number that `rounding.round_bits` has rounded. Codes of sign and magnitude number the magnitudes
+upwards from zero. So rounding up adds one to the code of the neighbour below, whether or not that is subnormal, and whether or not the sum
+has another exponent.
+"""
+
+from qsim_kernels.arithmetic.words import INFINITY, MAGNITUDE, MANTISSA, where
+from qsim_kernels.numbers.grid import Mode, Overflow
+
+NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD, STOCHASTIC, NEAREST_DOWN = map(int, Mode)
+NONFINITE, SATURATE, SATURATE_SYMMETRIC = map(int, Overflow)
+
+
+def code_of_rounded(word, random, numbers, variant):
+    """Round a number and return the code of the result.
+
+    Args:
+        word: The number's bits, without a sign: a word of the carrier.
+        random: As many random bits as stochastic rounding reads.
+        numbers: A `DirectNumbers`.
+        variant: What is known when the circuit is built: a `DirectVariant`.
+    """
+    # Decode the number; of the last bits of its fraction, it only matters whether one is set.
+    sign = word >> numbers.sign_place
+    field = (word >> MANTISSA) & numbers.last_field
+    fraction = word & ((1 << MANTISSA) - 1)
+    leading = (fraction << numbers.spare) >> numbers.cut
+    trailing = (fraction & ((1 << numbers.cut) - 1)) > 0
+    is_nan = (field == numbers.last_field) & ((leading > 0) | trailing)
+    # Truncate it to the code of the neighbour toward zero and the first bits that this lacks. A normal value only gets another bias.
+    is_small = field < numbers.lowest
+    is_tiny = field < numbers.tiny
+    significand = leading | (1 << numbers.width)
+    distance = (numbers.lowest - 1 - field) & numbers.deepest
+    exponent = (field - numbers.before) & numbers.exponents
+    normal = (exponent << numbers.width) | leading
+    if variant.flat:
+        truncated = normal
+    else:
+        # Below the normal values, the significand moves right by one more place with each binade.
+        subnormal = where(is_tiny, 0, significand >> numbers.step >> distance)
+        truncated = where(is_small, subnormal, normal)
+    # Magnitudes beyond the largest value have one code, and NaN has the sign of its own.
+    negative = where(is_nan, numbers.nan_sign, sign)
+    is_beyond = (word & MAGNITUDE) >= where(sign, numbers.limit_below, numbers.limit)
+    limit = limit_of(word, sign, is_nan, numbers, variant)
+    window = where(is_beyond, limit << numbers.tail, truncated)
+    # Round: keep the code of the neighbour below, or add one to it.
+    kept = window >> numbers.tail
+    if variant.mode == STOCHASTIC:
+        if variant.correction:
+            random = (random << 1) | 1
+        sum = window + random
+        rounded = (sum >> numbers.tail) & numbers.ones
+    else:
+        guard = window & ((1 << numbers.tail) - 1)
+        sticky = trailing
+        if not variant.flat:
+            shifted_out = ((1 << numbers.step + numbers.deepest) - 1) >> (distance ^ numbers.deepest)
+            lost = is_small & ((significand & shifted_out) > 0)
+            sticky = trailing | lost
+        if variant.mode in (UP, DOWN, ODD):
+            is_inexact = where(is_tiny, (field > 0) | (leading > 0) | trailing, sticky)
+            sticky = is_inexact & (is_beyond ^ 1)
+        increment = goes_up(kept, guard, sticky, sign, variant)
+        if variant.twos_complement:
+            # A negative number is ~kept + 1, or ~kept if its magnitude is rounded up.
+            complement = where(negative, kept ^ numbers.mask, kept)
+            return (complement + (increment ^ negative)) & numbers.mask
+        rounded = (kept + increment) & numbers.ones
+    if variant.flush:
+        # There is no value between zero and the smallest normal one.
+        rounded = where(is_small, (rounded & 1) << numbers.mantissa, rounded)
+    return packed(negative, rounded, is_nan, numbers, variant)
+
+
+def limit_of(word, sign, is_nan, numbers, variant):
+    """The code of NaN and of magnitudes beyond the largest value; of those that overflow the one above the largest."""
+    largest = where(sign, numbers.last_below, numbers.last)
+    if variant.overflow == NONFINITE:
+        is_infinite = (word & MAGNITUDE) == INFINITY
+        if variant.mode == TOWARD_ZERO:
+            is_outward = is_infinite
+        elif variant.mode == UP:
+            is_outward = is_infinite | (sign ^ 1)
+        elif variant.mode == DOWN:
+            is_outward = is_infinite | sign
+        else:
+            is_outward = 1
+        largest = where(is_outward, numbers.last + 1, largest)
+    return where(is_nan, numbers.nan, largest)
+
+
+def goes_up(kept, guard, sticky, sign, variant):
+    """Whether the result is the neighbour above.
+
+    Args:
+        kept: The code of the neighbour below.
+        guard: The next bit, if the rounding is to nearest.
+        sticky: Whether later bits are set.
+        sign: Whether the number is negative.
+        variant: A `DirectVariant`.
+    """
+    if variant.mode == NEAREST:
+        return guard & (sticky | (kept & 1))
+    elif variant.mode == NEAREST_AWAY:
+        return guard
+    elif variant.mode == NEAREST_UP:
+        return guard & (sticky | (sign ^ 1))
+    elif variant.mode == NEAREST_DOWN:
+        return guard & (sticky | sign)
+    elif variant.mode == TOWARD_ZERO:
+        return 0
+    elif variant.mode == UP:
+        return sticky & (sign ^ 1)
+    elif variant.mode == DOWN:
+        return sticky & sign
+    else:
+        # ODD: the neighbour whose code ends in 1.
+        return sticky & ((kept & 1) ^ 1)
+
+
+def packed(negative, rounded, is_nan, numbers, variant):
+    """The code of a sign and a magnitude's code."""
+    if not variant.signed:
+        return where(negative, 0, rounded)
+    if variant.overflow_is_nan:
+        is_nan = is_nan | (rounded > numbers.last)
+        negative = where(is_nan, numbers.nan_sign, negative)
+        rounded = where(is_nan, numbers.nan, rounded)
+    if variant.twos_complement:
+        return where(negative, 0 - rounded, rounded) & numbers.mask
+    if not variant.negative_zero:
+        negative = negative & ((rounded > 0) | is_nan)
+    return (negative << numbers.bits) | rounded
