@@ -188,7 +188,11 @@ class _Body:
         if x.known.low >= 0:
             if low >= own:
                 return _Text(_literal(0, high - low + 1))
-            return _Text(f"{high - low + 1}'({self._bits(x, own - 1, low).text})")
+            inner = self._bits(x, own - 1, low)
+            # Not every tool computes what a cast contains as narrow as it is.
+            if inner.is_atom and not inner.text.startswith("~"):
+                return _Text(f"{high - low + 1}'({inner.text})")
+            return _Text(f"{{{_literal(0, high - own + 1)}, {inner.text}}}")
         sign = self._bits(x, own - 1, own - 1).text
         count = high - max(low, own) + 1
         extension = f"{{{count}{{{sign}}}}}"
