@@ -104,8 +104,9 @@ class _Body:
         self._uses.update(x.order for x in routine.results if isinstance(x, Symbol))
         self._wires = {x.order: _port(*x.args) for x in routine.inputs}
         self._lines: list[str] = []
-        #: The stages of the pipeline to which wires are carried on by registers.
+        #: The stages of the pipeline to which wires are carried on by registers, and the bits of wires that are read at a stage.
         self._last: dict[int, int] = {}
+        self._bits_read: Counter[tuple[int, int]] = Counter()
         self._taken = Counter([*KEYWORDS, "clk", "reset", "y", *(x.name for x in parameters(routine))])
         #: The stage of the expression that is written.
         self._now = 0
@@ -142,12 +143,17 @@ class _Body:
         return name if self._taken[name] == 1 else f"{name}_{self._taken[name]}"
 
     def _unused(self) -> list[str]:
-        """Lines that keep tools from reporting inputs that no result depends on."""
-        reached = {x.order for x in self._order}
-        unused = [self._wires[x.order] for x in self._routine.inputs if x.order not in reached]
-        names = [f"{wire.name}_{wire.first // wire.width}" if "[" in x.args[0] else wire.name for x, wire in zip(self._routine.inputs, unused, strict=False)]
-        notes = [f"  wire unused_{name} = &{{1'b0, {_part(wire, wire.name, wire.width - 1, 0)}}};" for name, wire in zip(names, unused, strict=True)]
-        return ["  /* verilator lint_off UNUSED */", *notes, "  /* verilator lint_on UNUSED */"] if notes else []
+        """Lines that keep tools from reporting bits that nothing reads: inputs, and lower bits of sums, of which only carries matter."""
+        unread = []
+        for order, wire in self._wires.items():
+            last = self._last.get(order, wire.stage)
+            name = wire.name if last == wire.stage else _delayed(wire, last)
+            own = wire if last == wire.stage else wire._replace(first=0)
+            for is_read, high, low in _runs(self._bits_read[order, last], wire.width):
+                if not is_read:
+                    unread.append(_part(own, name, high, low))
+        notes = [f"  wire unused = &{{1'b0, {', '.join(unread)}}};"]
+        return ["  /* verilator lint_off UNUSED */", *notes, "  /* verilator lint_on UNUSED */"] if unread else []
 
     # Registers.
 
@@ -164,6 +170,7 @@ class _Body:
     def _read(self, order: int, high: int, low: int) -> _Text:
         """Bits of a wire, at the stage of the pipeline of the expression that is written."""
         wire = self._wires[order]
+        self._bits_read[order, self._now] |= (1 << high + 1) - (1 << low)
         if wire.stage == self._now:
             return _Text(_part(wire, wire.name, high, low))
         self._last[order] = max(self._now, self._last.get(order, 0))
@@ -221,7 +228,11 @@ class _Body:
             return self._bitwise(op, *args, high, low)
         if op == "where":
             return self._chosen(*args, high, low)
-        if low > 0 or op in ("min", "max"):
+        if op in ("min", "max"):
+            is_first = self._ordered("<" if op == "min" else ">", *args).closed
+            first, second = (self._bits(y, high, low) for y in args)
+            return _Text(f"{is_first} ? {first.closed} : {second.text}", False)
+        if low > 0:
             return self._from_wire(x, high, low)
         if op in ("+", "-", "*"):
             return _Text(f" {op} ".join(self._bits(y, high, 0).closed for y in args), False)
@@ -230,23 +241,12 @@ class _Body:
         return self._cut_to(width, op, *args)
 
     def _from_wire(self, x: Symbol, high: int, low: int) -> _Text:
-        """Bits of an operation that has to have a wire."""
-        if x.op in ("min", "max"):
-            a, b = x.args
-            sign = "<" if x.op == "min" else ">"
-            chosen, other = (self._bits(y, x.known.width - 1, 0) for y in x.args)
-            text = f"{self._ordered(sign, a, b).closed} ? {chosen.closed} : {other.text}"
-            if low == 0 and high == x.known.width - 1:
-                return _Text(text, False)
-            name, width = self._unique(x.op), x.known.width
-            self._lines.append(f"  wire [{width - 1}:0] {name} = {text};")
-            self._wires[x.order] = _Wire(name, width, self._now)
-            return self._bits(x, high, low)
-        width = max(high + 1, 1)
+        """Bits of an operation that has to have a wire, because parts of expressions have no parts."""
+        width = high + 1
         text = self._operation(x, high, 0).text
-        name = self._unique(_NAMES.get(x.op, "value"))
-        self._lines.append(f"  wire [{width - 1}:0] {name} = {text};")
-        return _Text(_part(_Wire(name, width, self._now), name, high, low))
+        self._wires[x.order] = wire = _Wire(self._unique(_NAMES.get(x.op, "value")), width, self._now)
+        self._lines.append(f"  wire [{width - 1}:0] {wire.name} = {text};")
+        return self._read(x.order, high, low)
 
     def _cut_to(self, width: int, op: str, a: Operand, b: Operand) -> _Text:
         """The last bits of an operation that reads all of its operands."""
@@ -335,7 +335,7 @@ class _Body:
 #: Names of wires of operations that have none, by the operation.
 _NAMES = {
     "+": "sum", "-": "difference", "*": "product", "//": "quotient", "%": "remainder", "<<": "shifted", ">>": "shifted", "where": "choice",
-    "<": "is_less", "<=": "is_less", "==": "is_equal", "&": "masked", "|": "joined", "^": "flipped", "min": "least", "max": "greatest",
+    "<": "is_less", "<=": "is_less", "==": "is_equal", "&": "masked", "|": "joined", "^": "flipped", "min": "smaller", "max": "larger",
 }  # fmt: skip
 
 
