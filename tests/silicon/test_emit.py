@@ -225,15 +225,6 @@ def test_errors(arguments: dict[str, object], message: str) -> None:
         emit(**{"format": "e4m3", **arguments})  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-def test_cost_within_one_and_a_half_times_a_module_written_by_hand() -> None:
-    emitted.tool("yosys")
-    by_hand = (Path(__file__).parent / "e4m3_by_hand.sv").read_text()
-    circuit = Circuit("e4m3")
-    written = synthesis.fpga(systemverilog.module(routine(circuit)), circuit.name)
-    assert written.luts <= 1.5 * synthesis.fpga(by_hand, "e4m3_by_hand").luts
-
-
 def test_cost_without_yosys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FileNotFoundError, match="qsim cost needs Yosys, which is not installed: `apt install yosys`"):

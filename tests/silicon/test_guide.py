@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qsim.cli import main
+from qsim.silicon import emit
 from qsim.silicon.synthesis import Fpga
 from qsim.studies import hardware_cost
 from support.emitted import tool
@@ -69,6 +70,13 @@ def test_commands_print_what_the_guide_shows(
             assert done.stdout.splitlines()[: len(shown)] == shown, command
             ran += 1
     assert ran == {"vectors": 1, "gcc": 12, "iverilog": 14, "yosys": 1, "study": 1}[section]
+
+
+def test_the_guide_shows_the_emitted_module() -> None:
+    (shown,) = re.findall(r"^```systemverilog\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    emitted = emit("systemverilog", "e3m2b4fn", operations=["encode"], source="bf16").splitlines()
+    assert [line for line in shown.splitlines() if line not in emitted] == []
+    assert shown.count("\n") < 35
 
 
 def is_run(words: list[str], section: str) -> bool:

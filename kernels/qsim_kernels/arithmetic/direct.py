@@ -3,6 +3,8 @@
 The result is that of `codes.code_of` for a number that `rounding.round_bits` has rounded. Codes of sign and magnitude number the magnitudes
 upwards from zero. So rounding up adds one to the code of the neighbour below, whether or not that is subnormal, and whether or not the sum
 has another exponent.
+
+Emitted code keeps the names of the variables, and the comments above them.
 """
 
 from qsim_kernels.arithmetic.words import INFINITY, MAGNITUDE, MANTISSA, where
@@ -12,15 +14,8 @@ NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD, STOCHASTIC, NEARE
 NONFINITE, SATURATE, SATURATE_SYMMETRIC = map(int, Overflow)
 
 
-def code_of_rounded(word, random, numbers, variant):
-    """Round a number and return the code of the result.
-
-    Args:
-        word: The number's bits, without a sign: a word of the carrier.
-        random: As many random bits as stochastic rounding reads.
-        numbers: A `DirectNumbers`.
-        variant: What is known when the circuit is built: a `DirectVariant`.
-    """
+def parts(word, numbers):
+    """The sign, the exponent field, the first bits of the fraction, whether later ones are set, and whether the number is NaN."""
     # Decode the number; of the last bits of its fraction, it only matters whether one is set.
     sign = word >> numbers.sign_place
     field = (word >> MANTISSA) & numbers.last_field
@@ -28,6 +23,11 @@ def code_of_rounded(word, random, numbers, variant):
     leading = (fraction << numbers.spare) >> numbers.cut
     trailing = (fraction & ((1 << numbers.cut) - 1)) > 0
     is_nan = (field == numbers.last_field) & ((leading > 0) | trailing)
+    return sign, field, leading, trailing, is_nan
+
+
+def truncate(field, leading, numbers, variant):
+    """The code of the neighbour toward zero with the next bits, whether more bits are lost, and whether the number is below the normal ones."""
     # Truncate it to the code of the neighbour toward zero and the first bits that this lacks. A normal value only gets another bias.
     is_small = field < numbers.lowest
     is_tiny = field < numbers.tiny
@@ -36,60 +36,44 @@ def code_of_rounded(word, random, numbers, variant):
     exponent = (field - numbers.before) & numbers.exponents
     normal = (exponent << numbers.width) | leading
     if variant.flat:
-        truncated = normal
-    else:
-        # Below the normal values, the significand moves right by one more place with each binade.
-        subnormal = where(is_tiny, 0, significand >> numbers.step >> distance)
-        truncated = where(is_small, subnormal, normal)
+        return normal, 0, 0
+    # Below the normal values, the significand moves right by one more place with each binade.
+    subnormal = where(is_tiny, 0, significand >> numbers.step >> distance)
+    truncated = where(is_small, subnormal, normal)
+    if variant.mode == STOCHASTIC:
+        return truncated, 0, is_small
+    shifted_out = ((1 << numbers.step + numbers.deepest) - 1) >> (distance ^ numbers.deepest)
+    lost = is_small & ((significand & shifted_out) > 0)
+    if variant.mode in (UP, DOWN, ODD):
+        # These modes ask whether anything is lost, also of numbers that nearest values round to zero.
+        lost = where(is_tiny, (field > 0) | (leading > 0), lost)
+    return truncated, lost, is_small
+
+
+def limited(word, sign, is_nan, truncated, numbers, variant):
+    """The truncated code, or that of NaN or of magnitudes beyond the largest value; whether it is one of these; and its sign."""
     # Magnitudes beyond the largest value have one code, and NaN has the sign of its own.
     negative = where(is_nan, numbers.nan_sign, sign)
     is_beyond = (word & MAGNITUDE) >= where(sign, numbers.limit_below, numbers.limit)
-    limit = limit_of(word, sign, is_nan, numbers, variant)
-    window = where(is_beyond, limit << numbers.tail, truncated)
-    # Round: keep the code of the neighbour below, or add one to it.
-    kept = window >> numbers.tail
-    if variant.mode == STOCHASTIC:
-        if variant.correction:
-            random = (random << 1) | 1
-        sum = window + random
-        rounded = (sum >> numbers.tail) & numbers.ones
-    else:
-        guard = window & ((1 << numbers.tail) - 1)
-        sticky = trailing
-        if not variant.flat:
-            shifted_out = ((1 << numbers.step + numbers.deepest) - 1) >> (distance ^ numbers.deepest)
-            lost = is_small & ((significand & shifted_out) > 0)
-            sticky = trailing | lost
-        if variant.mode in (UP, DOWN, ODD):
-            is_inexact = where(is_tiny, (field > 0) | (leading > 0) | trailing, sticky)
-            sticky = is_inexact & (is_beyond ^ 1)
-        increment = goes_up(kept, guard, sticky, sign, variant)
-        if variant.twos_complement:
-            # A negative number is ~kept + 1, or ~kept if its magnitude is rounded up.
-            complement = where(negative, kept ^ numbers.mask, kept)
-            return (complement + (increment ^ negative)) & numbers.mask
-        rounded = (kept + increment) & numbers.ones
-    if variant.flush:
-        # There is no value between zero and the smallest normal one.
-        rounded = where(is_small, (rounded & 1) << numbers.mantissa, rounded)
-    return packed(negative, rounded, is_nan, numbers, variant)
-
-
-def limit_of(word, sign, is_nan, numbers, variant):
-    """The code of NaN and of magnitudes beyond the largest value; of those that overflow the one above the largest."""
     largest = where(sign, numbers.last_below, numbers.last)
     if variant.overflow == NONFINITE:
         is_infinite = (word & MAGNITUDE) == INFINITY
-        if variant.mode == TOWARD_ZERO:
-            is_outward = is_infinite
-        elif variant.mode == UP:
-            is_outward = is_infinite | (sign ^ 1)
-        elif variant.mode == DOWN:
-            is_outward = is_infinite | sign
-        else:
-            is_outward = 1
-        largest = where(is_outward, numbers.last + 1, largest)
-    return where(is_nan, numbers.nan, largest)
+        largest = where(overflows(is_infinite, sign, variant), numbers.last + 1, largest)
+    limit = where(is_nan, numbers.nan, largest)
+    window = where(is_beyond, limit << numbers.tail, truncated)
+    return window, is_beyond, negative
+
+
+def overflows(is_infinite, sign, variant):
+    """Whether a magnitude beyond the largest value becomes the code above it, which is infinity if the format has infinities."""
+    if variant.mode == TOWARD_ZERO:
+        return is_infinite
+    elif variant.mode == UP:
+        return is_infinite | (sign ^ 1)
+    elif variant.mode == DOWN:
+        return is_infinite | sign
+    else:
+        return 1
 
 
 def goes_up(kept, guard, sticky, sign, variant):
@@ -126,11 +110,48 @@ def packed(negative, rounded, is_nan, numbers, variant):
     if not variant.signed:
         return where(negative, 0, rounded)
     if variant.overflow_is_nan:
+        # Magnitudes that overflow become NaN.
         is_nan = is_nan | (rounded > numbers.last)
         negative = where(is_nan, numbers.nan_sign, negative)
         rounded = where(is_nan, numbers.nan, rounded)
     if variant.twos_complement:
         return where(negative, 0 - rounded, rounded) & numbers.mask
     if not variant.negative_zero:
+        # Zero has no sign.
         negative = negative & ((rounded > 0) | is_nan)
     return (negative << numbers.bits) | rounded
+
+
+def code_of_rounded(word, random, numbers, variant):
+    """Round a number and return the code of the result.
+
+    Args:
+        word: The number's bits, without a sign: a word of the carrier.
+        random: As many random bits as stochastic rounding reads.
+        numbers: A `DirectNumbers`.
+        variant: What is known when the circuit is built: a `DirectVariant`.
+    """
+    sign, field, leading, trailing, is_nan = parts(word, numbers)
+    truncated, lost, is_small = truncate(field, leading, numbers, variant)
+    window, is_beyond, negative = limited(word, sign, is_nan, truncated, numbers, variant)
+    if variant.mode == STOCHASTIC:
+        # Round: the random bits carry into the code of the neighbour below.
+        carried = window + ((random << variant.correction) | variant.correction)
+        rounded = (carried >> numbers.tail) & numbers.ones
+    else:
+        # Round: keep the code of the neighbour below, or add one to it.
+        kept = window >> numbers.tail
+        guard = window & ((1 << numbers.tail) - 1)
+        sticky = trailing | lost
+        if variant.mode in (UP, DOWN, ODD):
+            sticky = sticky & (is_beyond ^ 1)
+        increment = goes_up(kept, guard, sticky, sign, variant)
+        if variant.twos_complement:
+            # A negative number is ~kept + 1, or ~kept if its magnitude is rounded up.
+            complement = where(negative, kept ^ numbers.mask, kept)
+            return (complement + (increment ^ negative)) & numbers.mask
+        rounded = (kept + increment) & numbers.ones
+    if variant.flush:
+        # There is no value between zero and the smallest normal one.
+        rounded = where(is_small, (rounded & 1) << numbers.mantissa, rounded)
+    return packed(negative, rounded, is_nan, numbers, variant)

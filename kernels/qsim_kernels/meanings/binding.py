@@ -30,8 +30,8 @@ def bound(
     Args:
         module: The module.
         words: What its names mean. `lt`, `add` and other names of the module `operator` replace operators, and those of the module's own
-            functions are overrides: faster ways to the same result. `named`, if it is there, is called with the name of each variable that is
-            assigned, the comment above, the line and the value.
+            functions are overrides: faster ways to the same result. `named`, if it is there, is called with the name of each variable that
+            is assigned, the comment above, the line and the value.
         wrap: Makes a backend's function; those that it calls are wrapped, too.
         constant: Makes a backend's constant of an integer.
         known: Values of parameters: conditions that depend on nothing else are decided when the functions are bound.
@@ -57,9 +57,7 @@ def _with_globals(function: FunctionType, scope: dict[str, Any], known: Mapping[
     return made
 
 
-def _rewritten(
-    function: FunctionType, operators: Mapping[type[ast.AST], str], known: Mapping[str, Any], names_variables: bool
-) -> CodeType:
+def _rewritten(function: FunctionType, operators: Mapping[type[ast.AST], str], known: Mapping[str, Any], names_variables: bool) -> CodeType:
     """The code of a function with calls in place of operators, and only the branches that known values lead to."""
     source = textwrap.dedent(inspect.getsource(function))
     tree = ast.parse(source)
@@ -122,7 +120,12 @@ class _Named(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:
         (target,) = node.targets
         if isinstance(target, ast.Name):
-            arguments = [ast.Constant(target.id), ast.Constant(self._comment_above(node.lineno - 1)), ast.Constant(self._first + node.lineno), node.value]
+            arguments = [
+                ast.Constant(target.id),
+                ast.Constant(self._comment_above(node.lineno - 1)),
+                ast.Constant(self._first + node.lineno),
+                node.value,
+            ]
             node.value = ast.copy_location(ast.Call(ast.Name("named", ast.Load()), arguments, []), node.value)
         return node
 

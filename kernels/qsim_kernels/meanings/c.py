@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known
-from qsim_kernels.meanings.printing import Parameter, Routine, parameters, statements, stripped
+from qsim_kernels.meanings.printing import Parameter, Routine, parameters, statements
 
 _PROLOGUE = """\
 #ifndef {guard}

@@ -16,7 +16,22 @@ from qsim_kernels.meanings.printing import Routine, as_defined, parameters
 from qsim_kernels.meanings.verilog_words import KEYWORDS
 
 #: Levels of logic that operations add, roughly, by which stages of a pipeline are balanced; shifts by numbers are wires.
-_DEPTHS = {"+": 2, "-": 2, "*": 6, "//": 40, "%": 40, "<": 2, "<=": 2, "==": 2, "min": 3, "max": 3, "<<": 2, ">>": 2, "named": 0, "signed": 0}
+_DEPTHS = {
+    "+": 2,
+    "-": 2,
+    "*": 6,
+    "//": 40,
+    "%": 40,
+    "<": 2,
+    "<=": 2,
+    "==": 2,
+    "min": 3,
+    "max": 3,
+    "<<": 2,
+    ">>": 2,
+    "named": 0,
+    "signed": 0,
+}
 
 #: Marsaglia's generator of 32 bits with shifts and exclusive ors, a linear feedback shift register whose bits are all new at each clock.
 _GENERATOR = """\
@@ -28,9 +43,6 @@ _GENERATOR = """\
     else state <= state_2 ^ (state_2 << 5);
   wire [{last}:0] random = {bits}'(state >> {rest});
 """
-
-#: Longer expressions get a wire of their own.
-_LONGEST = 70
 
 
 def module(routine: Routine, stages: int = 0, generator: bool = False) -> str:
@@ -100,14 +112,14 @@ class _Body:
         self._order = as_defined(routine.results)
         self._stage = _stages(self._order, stages)
         self._widths = _widths(self._order, routine)
-        self._uses = Counter(y.order for x in self._order for y in operands(x))
+        self._uses = Counter(y.order for x in self._order for y in operands(x) for _ in range(2 if x.op in ("min", "max") else 1))
         self._uses.update(x.order for x in routine.results if isinstance(x, Symbol))
         self._wires = {x.order: _port(*x.args) for x in routine.inputs}
         self._lines: list[str] = []
         #: The stages of the pipeline to which wires are carried on by registers, and the bits of wires that are read at a stage.
         self._last: dict[int, int] = {}
         self._bits_read: Counter[tuple[int, int]] = Counter()
-        self._taken = Counter([*KEYWORDS, "clk", "reset", "y", *(x.name for x in parameters(routine))])
+        self._taken = Counter([*KEYWORDS, "clk", "reset", "y", "unused", *(x.name for x in parameters(routine))])
         #: The stage of the expression that is written.
         self._now = 0
 
@@ -195,11 +207,7 @@ class _Body:
         if x.known.low >= 0:
             if low >= own:
                 return _Text(_literal(0, high - low + 1))
-            inner = self._bits(x, own - 1, low)
-            # Not every tool computes what a cast contains as narrow as it is.
-            if inner.is_atom and not inner.text.startswith("~"):
-                return _Text(f"{high - low + 1}'({inner.text})")
-            return _Text(f"{{{_literal(0, high - own + 1)}, {inner.text}}}")
+            return _concatenated([_literal(0, high - own + 1), self._bits(x, own - 1, low).text])
         sign = self._bits(x, own - 1, own - 1).text
         count = high - max(low, own) + 1
         extension = f"{{{count}{{{sign}}}}}"
@@ -209,25 +217,21 @@ class _Body:
         """Bits of several values, the first ones first."""
         if len(parts) == 1:
             return self._bits(*parts[0])
-        texts = [self._bits(*part).text for part in parts]
-        flat = [text[1:-1] if text.startswith("{") and text.count("{") == 1 and text.endswith("}") else text for text in texts]
-        return _Text(f"{{{', '.join(flat)}}}")
+        return _concatenated([self._bits(*part).text for part in parts])
 
     def _operation(self, x: Symbol, high: int, low: int) -> _Text:
         """Bits of the result of an operation."""
         op, args, width = x.op, x.args, high - low + 1
-        if op == "named":
-            return self._bits(args[0], high, low)
-        if op == "signed":
+        if op in ("named", "signed"):
             return self._bits(args[0], high, low)
         if op in COMPARISONS:
             return self._compared(op, *args)
         if op in ("<<", ">>") and isinstance(args[1], int):
-            return self._moved(op, *args, high, low)
+            return self._moved(op, args[0], args[1], high, low)
         if op in ("&", "|", "^"):
-            return self._bitwise(op, *args, high, low)
+            return self._bitwise(op, args[0], args[1], high, low)
         if op == "where":
-            return self._chosen(*args, high, low)
+            return self._chosen(args[0], args[1], args[2], high, low)
         if op in ("min", "max"):
             is_first = self._ordered("<" if op == "min" else ">", *args).closed
             first, second = (self._bits(y, high, low) for y in args)
@@ -256,7 +260,7 @@ class _Body:
             text = f"$signed({first}) >>> {self._whole(b).closed}" if known(a).low < 0 else f"{first} >> {self._whole(b).closed}"
         else:
             text = f"{first} {op[0]} {self._bits(b, whole - 1, 0).closed}"
-        return _Text(text, False) if whole == width and not text.startswith("$") else _Text(f"{width}'({text})")
+        return _Text(text, False) if whole == width and not text.startswith("$") else _Text(f"{width}'({text})", False)
 
     def _whole(self, x: Operand) -> _Text:
         """All bits of a value."""
@@ -290,7 +294,10 @@ class _Body:
                 place = known(lower).high.bit_length()
                 if known(lower).low >= 0 and known(upper).zeros >= place:
                     return self._joined(
-                        [*([(upper, high, max(place, low))] if high >= place else []), *([(lower, min(place - 1, high), low)] if low < place else [])]
+                        [
+                            *([(upper, high, max(place, low))] if high >= place else []),
+                            *([(lower, min(place - 1, high), low)] if low < place else []),
+                        ]
                     )
         return _Text(f" {op} ".join(self._operand_of(op, y, high, low) for y in (a, b)), False)
 
@@ -301,17 +308,15 @@ class _Body:
         return text.text if is_same else text.closed
 
     def _chosen(self, condition: Symbol, chosen: Operand, other: Operand, high: int, low: int) -> _Text:
-        asked = self._bits(condition, 0, 0)
+        asked, first, second = self._bits(condition, 0, 0), self._bits(chosen, high, low), self._bits(other, high, low)
+        # A choice between a bit and a constant is one gate.
         if high == low:
-            # A choice between a bit and a constant is one gate.
-            first, second = self._bits(chosen, high, low), self._bits(other, high, low)
             if second.text == "1'b0":
                 return _Text(f"{asked.closed} & {first.closed}", False)
             if first.text == "1'b0":
                 return _Text(f"~{asked.closed} & {second.closed}", False)
             if first.text == "1'b1":
                 return _Text(f"{asked.closed} | {second.closed}", False)
-        first, second = self._bits(chosen, high, low), self._bits(other, high, low)
         return _Text(f"{asked.closed} ? {first.closed} : {second.text}", False)
 
     def _compared(self, op: str, a: Operand, b: Operand) -> _Text:
@@ -347,7 +352,7 @@ def _port(name: str, bits: int) -> _Wire:
 
 def _part(wire: _Wire, name: str, high: int, low: int) -> str:
     """Some bits of a wire."""
-    if (high, low) == (wire.width - 1, 0) and wire.first == 0 and not wire.first:
+    if (high, low) == (wire.width - 1, 0) and not wire.first:
         return name
     high, low = high + wire.first, low + wire.first
     return f"{name}[{high}]" if high == low else f"{name}[{high}:{low}]"
@@ -359,6 +364,12 @@ def _delayed(wire: _Wire, stage: int) -> str:
     return f"{wire.name}{place}_stage{stage}"
 
 
+def _concatenated(texts: Sequence[str]) -> _Text:
+    """Bits side by side, the first ones first; what is a concatenation itself becomes part of this one."""
+    flat = [text[1:-1] if text.startswith("{") and text.endswith("}") and text.count("{") == 1 else text for text in texts]
+    return _Text(f"{{{', '.join(flat)}}}")
+
+
 def _literal(x: int, width: int) -> str:
     return f"1'b{x}" if width == 1 else f"{width}'h{x:x}"
 
@@ -368,6 +379,8 @@ def _runs(mask: int, width: int) -> list[tuple[int, int, int]]:
     places = [k for k in range(1, width) if (mask >> k ^ mask >> k - 1) & 1]
     starts, ends = [0, *places], [*(k - 1 for k in places), width - 1]
     return [(mask >> start & 1, end, start) for start, end in zip(starts, ends, strict=True)][::-1]
+
+
 def _widths(order: Sequence[Symbol], routine: Routine) -> dict[int, int]:
     """The bits of each value that others read: later ones need only the last bits of some sums and shifts."""
     read = dict.fromkeys((x.order for x in order), 1)

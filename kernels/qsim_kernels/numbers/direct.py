@@ -18,7 +18,7 @@ class DirectVariant(NamedTuple):
     Attributes:
         mode: A `Mode`.
         overflow: An `Overflow`.
-        correction: Whether stochastic rounding adds half of the last random bit's weight.
+        correction: 1 if stochastic rounding adds half of the last random bit's weight, else 0.
         flat: Whether all values are spaced as float32's are, so that there is nothing special below the normal ones.
         flush: Whether there is no value between zero and the smallest normal one.
         signed: Whether negative values exist.
@@ -29,7 +29,7 @@ class DirectVariant(NamedTuple):
 
     mode: int
     overflow: int
-    correction: bool
+    correction: int
     flat: bool
     flush: bool
     signed: bool
@@ -153,7 +153,7 @@ def direct_numbers(encoding: Encoding) -> tuple[DirectNumbers, DirectVariant] | 
     variant = DirectVariant(
         mode=int(rule.mode),
         overflow=int(rule.overflow),
-        correction=rule.correction,
+        correction=int(rule.correction),
         flat=is_flat,
         flush=is_flush,
         signed=how.signed,

@@ -1,0 +1,202 @@
+"""Encoders made from the direct definition: the library's codes, the definition's names, and no more cells than by hand."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import qsim
+from qsim.silicon import Circuit, emit
+from qsim.silicon.golden import results
+from qsim.silicon.graphs import routine
+from qsim.silicon.inputs import corners
+from qsim.silicon.synthesis import fpga
+from qsim_kernels.arithmetic import direct, words
+from qsim_kernels.meanings import systemverilog
+from qsim_kernels.meanings.binding import bound
+from qsim_kernels.meanings.expressions import named, word
+from qsim_kernels.meanings.printing import Routine
+from qsim_kernels.meanings.verilog_words import KEYWORDS
+from qsim_kernels.numbers.direct import direct_numbers
+from qsim_kernels.numbers.encoding import Encoding
+from support import emitted
+
+HERE = Path(__file__).parent
+FORMATS = [
+    "e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz", "e4m3b11fnuz", "e2m1", "e3m2", "e2m3", "fp16", "bf16", "tf32",
+    "Float(4, 3)", "Float(3, 0)", "Float(1, 0)", "Float(1, 3)", "Float(2, 2, bias=0)", "Float(8, 3, specials='ieee')",
+    "Float(5, 3, signed=False)", "Float(4, 3, subnormals=False)", "Float(3, 1, subnormals=False, specials='ieee')",
+    "int4", "int8", "Int(16)", "Int(8, symmetric=True)", "Fixed(8, 4)", "Fixed(8, 4, signed=False)", "Fixed(6, 10)",
+]  # fmt: skip
+STOCHASTIC = ["Stochastic(1)", "Stochastic(5, correction=True)", "Stochastic(16)", "stochastic"]
+ROUNDINGS = [*(rule for rule in qsim.rounding.NAMED if rule != "stochastic"), *STOCHASTIC]
+#: What the direct definition leaves to the one that rounds first: overflow to infinity or NaN in formats that have more values on one side.
+LEFT_OUT = ("Float(5, 3, signed=False)", "int", "Int(16)", "Fixed")
+
+
+def selected(condition: Any, chosen: Any, other: Any) -> Any:
+    """`where` of numbers and of arrays."""
+    return (chosen if condition else other) if isinstance(condition, (int, np.bool_)) else np.where(condition, chosen, other)
+
+
+#: The direct definition on arrays.
+ON_ARRAYS = bound(direct, {"where": selected, "MAGNITUDE": words.MAGNITUDE, "INFINITY": words.INFINITY, "MANTISSA": words.MANTISSA})
+
+
+@lru_cache
+def inputs(fmt: str) -> Tensor:
+    """Values of a format, midpoints and their neighbours, every seventh bfloat16 number, and random words of all lengths."""
+    generator = torch.Generator().manual_seed(4)
+    points = corners(qsim.format(fmt))
+    shifts = torch.randint(0, 23, (2000,), generator=generator)
+    near = torch.randint(100 << 23, 150 << 23, (2000,), generator=generator) >> shifts << shifts
+    signs = torch.randint(0, 2, (2000,), generator=generator) << 31
+    some = points[torch.randperm(len(points), generator=generator)[:6000]]
+    return torch.cat([some, torch.arange(0, 1 << 16, 7) << 16, near | signs, torch.randint(0, 1 << 32, (1000,), generator=generator)])
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_codes_are_those_of_rounding_first(fmt: str, rounding: str) -> None:
+    compared = 0
+    for overflow in ("saturate", "saturate_symmetric", "nonfinite"):
+        try:
+            circuit = Circuit(fmt, "encode", rounding, overflow)
+        except ValueError:  # the format has neither infinities nor NaN
+            continue
+        numbers = direct_numbers(Encoding(circuit.format.grid, circuit.rule, circuit.format.coding))
+        if numbers is None:
+            assert overflow == "nonfinite"
+            assert fmt.startswith(LEFT_OUT)
+            continue
+        x = inputs(fmt)
+        random = torch.randint(0, 1 << circuit.random_bits, x.shape, generator=torch.Generator().manual_seed(6))
+        codes = ON_ARRAYS.code_of_rounded(x.numpy(), random.numpy(), *numbers)
+        assert codes.tolist() == results(circuit, x, random).tolist(), circuit.name
+        compared += 1
+    assert compared >= 2
+
+
+def test_every_input_of_16_bits() -> None:
+    x = torch.arange(1 << 16) << 16
+    circuit = Circuit("Float(2, 2, bias=0)", "encode")
+    numbers = direct_numbers(Encoding(circuit.format.grid, circuit.rule, circuit.format.coding))
+    assert numbers is not None
+    assert np.array_equal(ON_ARRAYS.code_of_rounded(x.numpy(), 0, *numbers), results(circuit, x, torch.zeros_like(x)).numpy())
+
+
+@pytest.mark.parametrize(("fmt", "overflow"), [("nf4", "saturate"), ("e8m0", "saturate"), ("Float(8, 23, specials='ieee')", "saturate")])
+def test_other_formats_are_rounded_first(fmt: str, overflow: str) -> None:
+    """Tables, formats without zero and those whose subnormal numbers are float32's have no direct definition."""
+    how = qsim.format(fmt)
+    assert direct_numbers(Encoding(how.grid, qsim.rounding.resolve("nearest").rule(overflow), how.coding)) is None
+
+
+@pytest.mark.parametrize(("language", "file"), [("systemverilog", "encode_e4m3.sv"), ("c", "encode_e4m3.h")])
+def test_modules_read_as_the_definition(language: Any, file: str) -> None:
+    """Where the definition or a printer changed on purpose: write the text anew and read it."""
+    assert emit(language, "e4m3", operations=["encode"], name="encode_e4m3") == (HERE / "emitted" / file).read_text()
+
+
+def variables() -> set[str]:
+    """The names of the variables of the direct definition."""
+    nodes = ast.walk(ast.parse(inspect.getsource(direct)))
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+ENCODERS = [
+    Circuit(fmt, "encode", rule, source=source)
+    for fmt, rule, source in itertools.product(
+        ("e4m3", "e5m2fnuz", "int8", "Float(4, 3, subnormals=False)"), ("nearest", "up", "odd", "Stochastic(8)"), ("fp32", "bf16")
+    )
+]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("circuit", ENCODERS, ids=lambda circuit: circuit.name)
+def test_wires_have_names_of_the_definition(circuit: Circuit) -> None:
+    text = systemverilog.module(routine(circuit))
+    wires = re.findall(r"^  wire (?:\[\d+:0\] )?(\w+) =", text, flags=re.MULTILINE)
+    assert len(wires) == len(set(wires)) >= 12
+    named_by_printer = {"unused", "is_less"}
+    assert {re.sub(r"_\d+$", "", wire) for wire in wires} <= variables() | named_by_printer
+    assert not KEYWORDS & set(wires)
+    # Icarus computes an expression in a cast as wide as the cast makes it, and Yosys reads ~8'(x) as (~8)'(x).
+    assert "'(" not in text
+
+
+@pytest.mark.slow
+def test_yosys_reads_modules_that_round(tmp_path: Path) -> None:
+    """A zero-extended wire can be inverted."""
+    (tmp_path / "round.sv").write_text(emit("systemverilog", "e4m3", ["nearest", "odd"]))
+    emitted.run(emitted.tool("yosys"), "-q", "-p", f"read_verilog -sv {tmp_path / 'round.sv'}; proc")
+
+
+def test_keywords_are_no_wires(tmp_path: Path) -> None:
+    """Names that SystemVerilog has taken, and those of the module's ports, get a number."""
+    x = word("x", 8)
+    small = named("small", "A keyword.", 1, x & 15)
+    again = named("x", "", 2, small + 1)
+    text = systemverilog.module(Routine("f", (), (x,), again ^ small, 8))
+    assert re.findall(r"wire (?:\[\d+:0\] )?(\w+) =", text)[:2] == ["small_2", "x_2"]
+    assert "  // A keyword.\n" in text
+    (tmp_path / "f.sv").write_text(text)
+    emitted.run(emitted.tool("iverilog"), "-g2012", "-o", tmp_path / "f.vvp", tmp_path / "f.sv")
+
+
+BY_HAND = {
+    "encode_e4m3": Circuit("e4m3", "encode"),
+    "encode_e5m2": Circuit("e5m2", "encode"),
+    "encode_e2m1": Circuit("e2m1", "encode", source="bf16"),
+    "encode_e2m2b0": Circuit("Float(2, 2, bias=0)", "encode", source="bf16"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_HAND)
+def test_encoders_take_no_more_cells_than_by_hand(name: str) -> None:
+    """In lookup tables and inverters."""
+    emitted.tool("yosys")
+    circuit = BY_HAND[name]
+    by_hand = fpga((HERE / "by_hand" / f"{name}.sv").read_text(), name)
+    assert fpga(systemverilog.module(routine(circuit)), circuit.name).luts <= by_hand.luts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_HAND)
+def test_modules_by_hand_compute_the_same(name: str, tmp_path: Path) -> None:
+    """Otherwise they were no references."""
+    circuit = BY_HAND[name]
+    text = (HERE / "by_hand" / f"{name}.sv").read_text() + systemverilog.module(routine(circuit))
+    bits = circuit.input.bits
+    x = f"x[{bits - 1}:0]"
+    bench = f"""
+module bench;
+  logic [31:0] x;
+  wire [{circuit.output.bits - 1}:0] a, b;
+  {name} by_hand (.x({x}), .y(a));
+  {circuit.name} ours (.x({x}), .y(b));
+  integer i, wrong = 0;
+  initial begin
+    for (i = 0; i < 1 << 18; i = i + 1) begin
+      x = {"i" if bits == 16 else "{i[17:0], 14'h0} | (i[0] ? 32'h1 : i[1] ? 32'h0 : $urandom & 32'h3fff)"};
+      #1 if (a !== b) wrong = wrong + 1;
+    end
+    $display("%0d", wrong);
+  end
+endmodule
+"""
+    (tmp_path / "bench.sv").write_text(text + bench)
+    emitted.run(emitted.tool("iverilog"), "-g2012", "-o", tmp_path / "bench.vvp", tmp_path / "bench.sv")
+    assert emitted.run("vvp", tmp_path / "bench.vvp").strip() == "0"
