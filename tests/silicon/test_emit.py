@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.silicon import BlockCircuit, Circuit, cost, emit, emit_circuits, synthesis, vectors
+from qsim.silicon import BlockCircuit, Circuit, cost, emit, emit_circuits, vectors
 from qsim.silicon.emission import Language
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine

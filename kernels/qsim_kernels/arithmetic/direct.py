@@ -27,7 +27,7 @@ def parts(word, numbers):
 
 
 def truncate(field, leading, numbers, variant):
-    """The code of the neighbour toward zero with the next bits, whether more bits are lost, and whether the number is below the normal ones."""
+    """The code of the neighbour toward zero with the next bits, whether bits are lost, and whether the number is below the normal ones."""
     # Truncate it to the code of the neighbour toward zero and the first bits that this lacks. A normal value only gets another bias.
     is_small = field < numbers.lowest
     is_tiny = field < numbers.tiny
