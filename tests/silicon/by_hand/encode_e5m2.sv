@@ -24,5 +24,5 @@ module encode_e5m2 (
 
   // Beyond 57344 everything saturates.
   wire is_beyond = x[30:0] >= {8'd142, 23'h600000};
-  assign y = {x[31] && !is_nan, is_nan ? 7'h7e : is_beyond ? 7'h7b : rounded};
+  assign y = {x[31] && !is_nan, is_nan ? 7'h7f : is_beyond ? 7'h7b : rounded};
 endmodule
