@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.silicon import BlockCircuit, Circuit, cost, emit, emit_circuits, vectors
+from qsim.silicon import BlockCircuit, Circuit, cost, emit, emit_circuits, synthesis, vectors
 from qsim.silicon.emission import Language
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
@@ -223,6 +223,15 @@ def test_overflow_of_the_format_is_one_of_the_others() -> None:
 def test_errors(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         emit(**{"format": "e4m3", **arguments})  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_cost_within_one_and_a_half_times_a_module_written_by_hand() -> None:
+    emitted.tool("yosys")
+    by_hand = (Path(__file__).parent / "by_hand" / "round_e4m3.sv").read_text()
+    circuit = Circuit("e4m3")
+    written = synthesis.fpga(systemverilog.module(routine(circuit)), circuit.name)
+    assert written.luts <= 1.5 * synthesis.fpga(by_hand, "round_e4m3").luts
 
 
 def test_cost_without_yosys(monkeypatch: pytest.MonkeyPatch) -> None:
