@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WARM := $(VENV)/.warm
 # Python compiles the few modules that are imported and must be allowed to keep them: pip would compile every module of every package.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+INSTALL := bin/python -m pip install --quiet --disable-pip-version-check --no-compile
+PIP := $(VENV)/$(INSTALL) -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test slow lint dist pytest clean
+.PHONY: help demo docs test slow mutants interop versions lint dist pytest clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## does a larger batch buy back bits? a study with figures, in about a minute
 	$(BIN)/qsim study batch-size --designs steps --seeds 4
@@ -26,13 +27,40 @@ docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an e
 test: $(READY) ## lint, the site, the distribution, every example in a docstring, all code on the site, and all tests but the slow ones
 	@$(MAKE) --no-print-directory -j4 lint docs dist pytest && echo "lint, docs, dist and tests passed"
 
-TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+TEST := bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+TESTS := $(VENV)/$(TEST)
 
 pytest: $(WARM)
 	$(TESTS) -m "not slow"
 
 slow: $(WARM) ## the slow tests: examples, reduced studies, whole models compiled, every kernel compiled for a GPU
 	$(TESTS) -m slow
+
+mutants: $(READY) ## plant the faults of tests/mutants, one at a time, and list those that no test of `make test` sees: about half an hour
+	$(BIN)/python tests/support/mutants.py
+
+# Of other packages, tests use what is installed; here, all must be.
+interop: $(READY) ## all tests, with every package and program that any of them uses: a missing one is a failure
+	$(PIP) --no-build-isolation -e '.[dev,docs,interop]'
+	$(TESTS) --no-missing
+
+# The oldest release of torch that setup.cfg allows, the newest that was tested, and two between, each with its triton.
+RELEASES := 2.9.1+3.5.1 2.11.0+3.6.0 2.13.0+3.7.1 2.15.0+3.7.1
+OTHERS := $(RELEASES:%=$(VENV)/torch-%)
+FOLDERS := functional nn optim points random recipes
+
+versions: $(OTHERS:%=%/.ready) ## the fast tests of layers, optimizers and recipes on four releases of torch, and a table of the results
+	for other in $(OTHERS); do $$other/$(TEST) -m "not slow" --junitxml=$$other/tests.xml $(FOLDERS:%=tests/%) || true; done
+	$(PYTHON) tests/project/versions.py $(OTHERS:%=%/tests.xml)
+
+# An environment with another torch; everything else has the tested version.
+$(VENV)/torch-%/.ready: setup.cfg constraints.txt
+	$(PYTHON) -m venv $(@D)
+	grep -v -e '^torch==' -e '^triton==' constraints.txt > $(@D)/constraints.txt
+	printf '%s\n' $(subst +, triton==,torch==$*) >> $(@D)/constraints.txt
+	$(@D)/$(INSTALL) -c $(@D)/constraints.txt setuptools wheel
+	$(@D)/$(INSTALL) -c $(@D)/constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
 
 # One process compiles to bytecode what tests import; in the first run, all would do so at the same time. Errors are left to the tests.
 $(WARM): $(READY)

@@ -42,7 +42,7 @@ from qsim.nn.converting.configs import METHOD, note_in_configs
 from qsim.nn.converting.from_description import check_description, convert_as_described
 from qsim.nn.histories import RemembersAmaxes, histories_of
 from qsim.schedule import Schedule, Schedules
-from qsim.text.files import reading
+from qsim.text.files import reading, whole_file
 
 __all__ = ["ControlCallback", "ScheduleCallback"]
 
@@ -52,9 +52,18 @@ class DescribedConversion(QuantizationConfigMixin):  # type: ignore[misc]
 
     Args:
         description: The entries of the conversion's description.
+
+    Raises:
+        ValueError: If these are not entries of a description, such as the name of a recipe.
     """
 
     def __init__(self, **description: Any) -> None:
+        unknown = sorted(description.keys() - {"quant_method", "version", "points", "layers", "calls"})
+        if "version" not in description and unknown:
+            raise ValueError(
+                f"quantization_config has {', '.join(unknown)}, and for quant_method='qsim' it is what save_pretrained writes for a "
+                "converted model: to round by a recipe, load the model without it and call qsim.convert(model, recipe)"
+            )
         self.description = {name: value for name, value in description.items() if name != "quant_method"}
         self.quant_method = METHOD
 
@@ -79,7 +88,8 @@ class Converter(HfQuantizer):  # type: ignore[misc]
 
     def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
         description = self.quantization_config.description
-        with reading("from_pretrained", Path(getattr(model, "name_or_path", ""), "config.json")):
+        file = Path(getattr(model, "name_or_path", ""), "config.json")
+        with reading("from_pretrained", f"quantization_config, given or in {file},"):
             check_description(description)
         convert_as_described(model, _renamed(description, model))
 
@@ -170,7 +180,8 @@ class ControlCallback(TrainerCallback):  # type: ignore[misc]
         """Write the states into the checkpoint that the Trainer has written."""
         file = _states_file(args, state)
         file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save([one.state_dict() for one in self._controls], file)
+        with whole_file(file) as draft:
+            torch.save([one.state_dict() for one in self._controls], draft)
 
     def _load(self, file: Path) -> None:
         if not file.is_file():

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from qsim.formats import Format
+from qsim.formats.base import check_flag
 from qsim.text.parsing import read_call
 from qsim_kernels.numbers.grid import Mode, Overflow as OverflowRule, Rule, spell
 
@@ -153,8 +154,7 @@ class Stochastic(Rounding):
             raise TypeError(f"Stochastic: bits must be an int or None, got {bits!r}")
         if bits is not None and not 1 <= bits <= 32:
             raise ValueError(f"Stochastic: bits must be in 1…32, got {bits}")
-        if not isinstance(correction, bool):
-            raise TypeError(f"Stochastic: correction must be True or False, got {correction!r}")
+        check_flag("Stochastic", "correction", correction)
         object.__setattr__(self, "mode", Mode.STOCHASTIC)
         object.__setattr__(self, "bits", bits)
         object.__setattr__(self, "correction", correction)

@@ -11,7 +11,7 @@ from torch import nn
 
 from qsim import recipes
 from qsim.formats import Format
-from qsim.formats.base import check_integer
+from qsim.formats.base import check_flags, check_integer
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import convert
 from qsim.nn.calls.settings import Calls, call_points
@@ -88,6 +88,7 @@ class Schedule:
         adapters: bool = False,
         calls: Calls = "parameters",
     ) -> None:
+        check_flags("Schedule", embeddings=embeddings, adapters=adapters)
         self._starts = _checked_starts(phases)
         self._values = [_points(value) for value in phases.values()]
         self._names = list(phases.values())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import getpass
 import os
+import re
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,31 @@ hypothesis.settings.load_profile("qsim")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=0, help="seed of torch's generators in every test (default 0)")
+    parser.addoption("--no-missing", action="store_true", help="fail tests that are skipped for a missing package or program")
+
+
+#: The reasons of tests that are skipped for a missing package or program.
+MISSING = re.compile(r"could not import|is not installed|needs (numba|triton|dask)")
+
+
+def _failed_if_missing(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> None:
+    """Turn a skip for a missing package or program into a failure, with `--no-missing`."""
+    if report.skipped and config.getoption("--no-missing") and isinstance(report.longrepr, tuple) and MISSING.search(report.longrepr[2]):
+        report.outcome, report.longrepr = "failed", f"--no-missing: {report.longrepr[2]}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _failed_if_missing(report, item.config)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _failed_if_missing(report, collector.config)
+    return report
 
 
 @pytest.hookimpl(optionalhook=True)

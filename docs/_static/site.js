@@ -15,7 +15,7 @@
   const tables = [...document.querySelectorAll("table.claims")];
   if (!tables.length) return;
   const make = (kind, own) => Object.assign(document.createElement(kind), own);
-  const verdict = make("select", { innerHTML: ["all", "yes", "no", "undecided"].map((word) => `<option>${word}</option>`).join("") });
+  const verdict = make("select", { innerHTML: ["all", "yes", "no", "undecided", "yes (expected)"].map((word) => `<option>${word}</option>`).join("") });
   const words = make("input", { type: "search", placeholder: "Table 2, stochastic, …" });
   const form = make("p", { className: "filter" });
   for (const [text, field] of [["Verdict: ", verdict], [" Rows with: ", words]]) {

@@ -9,15 +9,15 @@ from matplotlib.figure import Figure
 
 #: Where the numbers are.
 READS = ("papers.md",)
-VERDICTS = ("yes", "no", "undecided")
+VERDICTS = {"yes": "C2", "no": "C1", "undecided": "0.6", "yes, as expected": "0.85"}
 
 
 def draw() -> Figure:
     text = (Path(__file__).parents[1] / READS[0]).read_text(encoding="utf-8")
-    papers = re.findall(r"^\| \[(.+)\]\(#.+\) \| (\d+) \| (\d+) \| (\d+) \|$", text, flags=re.MULTILINE)
+    papers = re.findall(r"^\| \[(.+)\]\(#.+\) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, flags=re.MULTILINE)
     figure, axes = plt.subplots(figsize=(4.6, 2.2))
     starts = [0] * len(papers)
-    for verdict, colour, column in zip(VERDICTS, ("C2", "C1", "0.6"), zip(*(counts for _, *counts in papers), strict=True), strict=True):
+    for (verdict, colour), column in zip(VERDICTS.items(), zip(*(counts for _, *counts in papers), strict=True), strict=True):
         widths = [int(count) for count in column]
         axes.barh(range(len(papers)), widths, 0.6, left=starts, color=colour, label=verdict)
         for row, (start, width) in enumerate(zip(starts, widths, strict=True)):

@@ -12,7 +12,7 @@ import torch
 from qsim.accumulators.aligned import operand_formats, smallest_exponent_of
 from qsim.accumulators.base import Accumulator, brief, call_of
 from qsim.formats import Fixed, Float, Format, format as resolve_format
-from qsim.formats.base import check_integer
+from qsim.formats.base import check_flag, check_integer
 from qsim_kernels.numbers import sums
 
 #: Bits in which terms, and sums of terms in units of the last bit that is kept, are exact: float64 holds one more.
@@ -86,8 +86,7 @@ class BlockScaled(Accumulator):
         check_integer("BlockScaled", "group", group, 1, block)
         if block % group:
             raise ValueError(f"BlockScaled: block must be a multiple of group, got {block} and {group}")
-        if not isinstance(exact, bool):
-            raise TypeError(f"BlockScaled: exact must be True or False, got {exact!r}")
+        check_flag("BlockScaled", "exact", exact)
         fmt = resolve_format(scale)
         if isinstance(fmt, Fixed):
             raise ValueError(f"BlockScaled: scale must be a floating-point format, got {brief(fmt)}")

@@ -15,6 +15,7 @@ from qsim.accumulators.units import CHECKED, UNITS
 from qsim.formats import format as resolve_format
 from qsim.text.columns import aligned
 from qsim.text.parsing import read_call
+from qsim_kernels.private import constant
 
 _PROMOTED = "against torch._scaled_mm with use_fast_accum=False on an H200"
 #: Every named accumulator.
@@ -90,10 +91,10 @@ def units_text(accumulator: str) -> str:
 
 
 # Under torch.compile the results are constants; calls cannot be parsed there.
-resolve._dynamo_marked_constant = True  # type: ignore[attr-defined]
-sum_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
-text_takes._dynamo_marked_constant = True  # type: ignore[attr-defined]
-units_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
+constant(resolve)
+constant(sum_text)
+constant(text_takes)
+constant(units_text)
 
 
 def name_of(accumulator: Accumulator) -> str:

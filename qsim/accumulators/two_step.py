@@ -10,7 +10,7 @@ import torch
 from qsim.accumulators.aligned import operand_formats, smallest_exponent_of
 from qsim.accumulators.base import Accumulator, brief, call_of
 from qsim.formats import Float, Format
-from qsim.formats.base import check_integer
+from qsim.formats.base import check_flag, check_integer
 from qsim_kernels.numbers import sums
 
 
@@ -57,8 +57,7 @@ class TwoStep(Accumulator):
         check_integer("TwoStep", "block", block, 1, sums.MOST_BLOCK)
         check_integer("TwoStep", "fraction", fraction, 1, sums.MOST_FRACTION)
         check_integer("TwoStep", "second", second, 1, sums.MOST_FRACTION)
-        if not isinstance(apart, bool):
-            raise TypeError(f"TwoStep: apart must be True or False, got {apart!r}")
+        check_flag("TwoStep", "apart", apart)
         values = (block, fraction, second, apart, operand_formats("TwoStep", operands))
         for name, value in zip(("block", "fraction", "second", "apart", "operands"), values, strict=True):
             object.__setattr__(self, name, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -13,13 +12,14 @@ from torch import Tensor, nn
 from qsim.checkpoints import architectures
 from qsim.checkpoints.dry_runs import dry_run_of
 from qsim.checkpoints.examples import input_amaxes
-from qsim.checkpoints.folders import DESCRIPTION, check_free, whole_folder
+from qsim.checkpoints.folders import check_free, resolved, whole_folder, write_description
 from qsim.checkpoints.layouts.plans import CheckpointLayout, LayerPlan
 from qsim.checkpoints.outcomes import Export, ExportedLayer
 from qsim.checkpoints.planning import check_any, chosen_layout, contents, notes, placed
 from qsim.checkpoints.shards import ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_state, unshared
 from qsim.checkpoints.unrounded import check_unrounded_weights, excluded_modules
+from qsim.formats.base import check_flags
 from qsim.nn.converting.description import describe
 from qsim.nn.histories import RemembersAmaxes, histories_of
 
@@ -41,7 +41,7 @@ def export(
     The numbers are those that the forward pass multiplies: the layout's library decodes them to the same weights, bit for bit. Weights with
     stochastic rounding, which differ from step to step, are rounded to nearest. Inputs are described as the layers' point `act` rounds
     them. The folder has safetensors files, a `config.json` with the `quantization_config`, and a `qsim.json` for `qsim.load`. It appears
-    when all of it is written.
+    when all of it is written; of a folder that exists, `load` finds the former files or the new ones.
 
     Args:
         model: The model.
@@ -52,7 +52,7 @@ def export(
             checkpoints of a model of transformers have these one by one: `"compressed-tensors"` as linear layers, `"torchao"` as stacks.
         weight_only: Describe inputs as high precision, whatever `act` says.
         example: Inputs of the model, as in `convert`. NVFP4 needs them: servers read the scale of a whole input from the checkpoint.
-        overwrite: Replace a folder that exists and is not empty.
+        overwrite: Replace a checkpoint that is in the folder. Files that qsim did not write stay: with any of them, this is an error.
         max_shard_size: The largest size of a file, in bytes or as a text such as `"500MB"`.
         dry_run: Write nothing, and return what would be written and what cannot be. The model need not be trained for this: delayed scales
             count as if they had a history.
@@ -61,7 +61,7 @@ def export(
         The exported layers; in a dry run the layers that would be exported, those that the layout cannot express, and all others.
 
     Raises:
-        FileExistsError: If the folder is not empty, without `overwrite`.
+        FileExistsError: If the folder is not empty, without `overwrite`; if it holds what qsim did not write.
         ImportError: If safetensors is not installed.
         ValueError: If no layer rounds its weight or its input. If the layout cannot express a layer's points, or a weight is not finite:
             a dry run lists the former and does not look at the latter. Nothing is written.
@@ -73,9 +73,10 @@ def export(
         >>> print(qsim.export(model, folder, "compressed-tensors"))
         0  written  weight=e4m3 tensor, act=e4m3 tensor
     """
+    check_flags("export", weight_only=weight_only, overwrite=overwrite, dry_run=dry_run)
     largest, chosen = size_in_bytes("export", max_shard_size), chosen_layout("export", layout)
     safetensors("export")
-    check_free("export", Path(folder), overwrite=overwrite)
+    check_free("export", resolved("export", folder), overwrite=overwrite)
     if dry_run:
         return dry_run_of(model, layout, exclude=exclude, weight_only=weight_only, example=example)
     state = check_state("export", model.state_dict())
@@ -105,7 +106,7 @@ def _write_description(folder: Path, model: nn.Module, layout: str, experts: Col
     """Write the file that gives `qsim.load` the points of layers, and the modules whose parameters are experts."""
     facts = {"layout": layout, "conversion": describe(model)}
     facts |= {"experts": sorted({name.rpartition(".")[0] for name in experts})} if experts else {}
-    (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    write_description(folder, facts)
 
 
 def _write(writer: ShardWriter, layout: CheckpointLayout, name: str, plan: LayerPlan, tied_to: str | None) -> ExportedLayer:

@@ -67,7 +67,7 @@ def contents(model: nn.Module, state: Mapping[str, Tensor], excluded: set[str], 
         weight_only: Leave out layers that only round their inputs.
 
     Raises:
-        TypeError: If the model is distributed.
+        TypeError: If the model is distributed, or has adapters of PEFT.
         ValueError: If the model is a single layer.
     """
     layers = {
@@ -78,9 +78,17 @@ def contents(model: nn.Module, state: Mapping[str, Tensor], excluded: set[str], 
     layers = {name: layer for name, layer in layers.items() if name not in excluded}
     if "" in layers:
         raise ValueError("export: the model is a single layer, which has no name in a checkpoint: put it into a torch.nn.Sequential")
+    adapters = next((f"{type(module).__module__}.{type(module).__name__}" for module in model.modules() if _is_of_peft(module)), None)
+    if adapters is not None:
+        raise TypeError(f"export: the model has adapters of PEFT ({adapters}), which no layout holds: call model.merge_and_unload() first")
     if any(map(is_distributed, state.values())):
         raise TypeError("export: the model is distributed: gather it first, with qsim.save on all ranks and qsim.load on one")
     return Contents(layers, experts(model, excluded), _ties(state, layers))
+
+
+def _is_of_peft(module: nn.Module) -> bool:
+    """Whether a module is one of PEFT's, which wrap layers and rename their weights."""
+    return any(base.__module__.partition(".")[0] == "peft" for base in type(module).__mro__)
 
 
 def check_any(model: nn.Module, parts: Contents, excluded: set[str]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.checkpoints.experts import part_of, taken_apart
-from qsim.checkpoints.folders import DESCRIPTION
+from qsim.checkpoints.folders import DESCRIPTION, complete
 from qsim.checkpoints.layouts import read_compressed_tensors, read_torchao
 from qsim.checkpoints.layouts.stored import StoredLayer
 from qsim.checkpoints.shards import Shards
@@ -59,6 +59,7 @@ def points(folder: str | os.PathLike[str]) -> dict[str, FivePoint]:
         True
     """
     place = Path(folder)
+    complete(place)
     config = _quantization_config(place)
     if config.get("quant_method") not in _READERS:
         raise FileError(f"points: {place / 'config.json'} has no quantization_config by {' or '.join(_READERS)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
@@ -12,10 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Size, Tensor, distributed, nn
 
-from qsim.checkpoints.folders import DESCRIPTION, whole_folder
+from qsim.checkpoints.folders import DESCRIPTION, complete, resolved, whole_folder, write_description
 from qsim.checkpoints.reading import is_exported, load_exported
 from qsim.checkpoints.shards import Shards, ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_loads, check_state, gathered, load_in_turn, unshared
+from qsim.formats.base import check_flag
 from qsim.functional.arguments import check_model
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.converting.description import describe
@@ -37,17 +37,17 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, overwrite: bool = 
     """Save a model with its conversion: the tensors as safetensors, everything else as JSON. Nothing is pickled.
 
     The folder has the model's `state_dict`, and for every converted layer its points, its stream and the recipe that left it in high
-    precision. It appears when all of it is written. In a distributed run, call this on all ranks: shards are gathered one by one, and
-    rank 0 writes.
+    precision. Whenever the process stops, `load` finds the former checkpoint or the new one. In a distributed run, call this on all
+    ranks: shards are gathered one by one, and rank 0 writes.
 
     Args:
         model: The model, converted or not.
         folder: The folder to create.
-        overwrite: Replace a folder that exists and is not empty.
+        overwrite: Replace a checkpoint that is in the folder. Files that qsim did not write stay: with any of them, this is an error.
         max_shard_size: The largest size of a file, in bytes or as a text such as `"500MB"`.
 
     Raises:
-        FileExistsError: If the folder is not empty, without `overwrite`.
+        FileExistsError: If the folder is not empty, without `overwrite`; if it holds what qsim did not write.
         ImportError: If safetensors is not installed.
         ValueError: If JSON cannot express a layer's points.
 
@@ -60,6 +60,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, overwrite: bool = 
         Linear(in_features=8, out_features=2, bias=True, points=(act=e4m3, weight=e2m1))
     """
     check_model("save", model)
+    place = resolved("save", folder)
+    check_flag("save", "overwrite", overwrite)
     largest = size_in_bytes("save", max_shard_size)
     safetensors("save")
     state = check_state("save", model.state_dict())
@@ -67,12 +69,12 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, overwrite: bool = 
     tensors = {name: tensor for name, tensor in state.items() if name not in shared}
     facts = {"conversion": describe(model), "shared": shared, "torch_seed": torch.initial_seed()}
     if own_rank() == 0:
-        with whole_folder("save", folder, overwrite=overwrite) as place:
-            writer = ShardWriter(place, largest, {"qsim": _NOTE})
+        with whole_folder("save", place, overwrite=overwrite) as draft:
+            writer = ShardWriter(draft, largest, {"qsim": _NOTE})
             for name, tensor in tensors.items():
                 writer.add(name, gathered(tensor))
             writer.close()
-            (place / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            write_description(draft, facts)
     else:
         for tensor in tensors.values():
             gathered(tensor)
@@ -121,7 +123,9 @@ def load(model: Model, folder: str | os.PathLike[str], *, convert: bool = True) 
         True
     """
     check_model("load", model)
+    check_flag("load", "convert", convert)
     place = Path(folder)
+    complete(place)
     if is_exported(place):
         load_exported(model, place, convert=convert)
     else:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.text.files import FileError, read_json
+from qsim.text.files import FileError, name_in_folder, read_json
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _NAME, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -101,13 +101,6 @@ def _unnumbered(i: int) -> str:
     return f"part-{i}"
 
 
-def _in_folder(action: str, index: Path, name: str) -> str:
-    """A name in an index, which must be that of a file in the same folder."""
-    if name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
-        raise FileError(f"{action}: {index} is malformed: it names {name!r}, which is not a file in its folder")
-    return name
-
-
 class Shards:
     """The tensors in a folder's safetensors files, read when they are requested.
 
@@ -129,7 +122,7 @@ class Shards:
         index = folder / _INDEX
         if index.exists():
             weight_map = read_json(action, index, {"weight_map": {str: str}})["weight_map"]
-            paths = [folder / _in_folder(action, index, name) for name in dict.fromkeys(weight_map.values())]
+            paths = [folder / name_in_folder(action, index, name) for name in dict.fromkeys(weight_map.values())]
         else:
             paths = [folder / _NAME]
         for path in paths:

@@ -17,6 +17,7 @@ from qsim.silicon import BlockCircuit, Circuit, Dot, Philox
 from qsim.silicon.blocks import BlockOperation
 from qsim.silicon.circuits import Operation
 from qsim.silicon.graphs import AnyCircuit
+from qsim.text.files import write_whole
 
 #: Names of roundings, as help shows them.
 ROUNDINGS = ", ".join(NAMED)
@@ -88,4 +89,4 @@ def write(text: str, output: str | None) -> None:
     if output is None:
         print(text, end="")
     else:
-        Path(output).write_text(text)
+        write_whole(Path(output).resolve(), text)

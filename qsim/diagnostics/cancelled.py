@@ -17,7 +17,7 @@ from qsim.diagnostics.learning_rates import is_unbiased, needed_rate
 from qsim.diagnostics.updates import Before, UpdateCounts, Updates, counted, kept_beside, total_of
 from qsim.formats.base import check_integer
 from qsim.random.shards import local
-from qsim.text.records import write_lines
+from qsim.text.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,7 +158,7 @@ class CancelledUpdates:
 
     def write(self, path: str) -> None:
         """Write all counts to a file, one JSON line each. The file is replaced atomically."""
-        write_lines(path, [json.dumps(row, allow_nan=False) for row in self.updates.rows()])
+        write_whole(path, "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in self.updates.rows()))
 
     def plot(self) -> Figure:
         """Draw the share of updates that are cancelled over the steps, for each parameter and for all."""

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from qsim.diagnostics.async_copy import HostCopy
 from qsim.diagnostics.counts import Counts, Sample
@@ -17,8 +16,10 @@ from qsim.diagnostics.following import BlockFollower
 from qsim.formats import FP32, Format
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import Site
+from qsim.private import backward_pass, running_node, without_function_modes
 from qsim_kernels.numbers import tallies
 from qsim_kernels.ops.direct import operators
+from qsim_kernels.private import without_modes
 
 #: The order in which points are reported.
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w", "output", "bias", "forward", "backward")
@@ -66,7 +67,7 @@ class Collector:
 @contextmanager
 def aside() -> Iterator[None]:
     """Compute without gradients, and unseen by modes that observe or change every operator, such as `qsim.fpu`."""
-    with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+    with torch.no_grad(), without_function_modes(), without_modes():
         yield
 
 
@@ -131,9 +132,9 @@ def _is_counted_already() -> bool:
     Activation checkpointing recomputes a pass when the backward pass needs a tensor of it. If it is reentrant, the first run had no
     gradients, so it looked like evaluation; it is recomputed by the node of an autograd function that is named after checkpoints.
     """
-    if torch._C._current_graph_task_id() == -1:
+    if backward_pass() == -1:
         return False
-    node = torch._C._current_autograd_node()
+    node = running_node()
     return node is None or "Checkpoint" not in node.name()
 
 

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from qsim.diagnostics.async_copy import is_capturing
 from qsim.nn.product import observers
 from qsim.nn.product.observers import Observer
+from qsim_kernels.private import is_in_transform
 
 _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -76,7 +77,7 @@ class Watch:
             observers.exchange(self._running.pop()[1])
 
     def _looks(self) -> bool:
-        return self._trains() and not torch._C._are_functorch_transforms_active() and not is_capturing()
+        return self._trains() and not is_in_transform() and not is_capturing()
 
     def _trains(self) -> bool:
         """Whether a pass belongs to training: a backward pass can follow, and not all layers are in eval mode."""

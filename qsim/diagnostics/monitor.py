@@ -30,8 +30,10 @@ from qsim.nn import Quantize
 from qsim.nn.calls.settings import call_points, own_matrices
 from qsim.nn.modules import FivePointModule
 from qsim.nn.record import known
+from qsim.private import is_compiled
 from qsim.recipes.five_point import FivePoint
-from qsim.text.records import Writer, write_lines
+from qsim.text.files import write_whole
+from qsim.text.records import Writer
 from qsim.text.warning import warn
 
 if TYPE_CHECKING:
@@ -106,6 +108,8 @@ class Monitor:
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"Monitor: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
         check_flag("Monitor", "per_layer", per_layer)
+        if writer is not None and not callable(getattr(writer, "add_scalar", None)):
+            raise TypeError(f"Monitor: writer must have add_scalar, as TensorBoard's SummaryWriter has, got {writer!r}")
         self._layers = _watched(model)
         self._places, self._room = checked_places(blocks, [layer.name for layer in self._layers])
         self._pending_blocks: list[tuple[Label, int, HostCopy, HostCopy]] = []
@@ -327,7 +331,7 @@ class Monitor:
 
     def write(self, path: str) -> None:
         """Write all samples to a file, one JSON line each. The file is replaced atomically."""
-        write_lines(path, [sample.to_json() for sample in self.samples])
+        write_whole(path, "".join(f"{sample.to_json()}\n" for sample in self.samples))
 
     def plot_exponents(self, layer: str, step: int | None = None) -> Figure:
         """Plot, for each point of a layer, the distribution of magnitudes over powers of two, with the range of the format.
@@ -370,7 +374,7 @@ class Watched(NamedTuple):
 def _watched(model: nn.Module) -> list[Watched]:
     """All that rounds, each once, by the first of its names."""
     for name, module in model.named_modules():
-        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+        if is_compiled(module):
             where = f"its module {name!r}" if name else "the model"
             raise ValueError(
                 f"Monitor: {where} is compiled, and compiled code is not watched: watch the original model, and run it eagerly"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qsim.distributed.messages import ALGORITHMS, Message
+from qsim.formats.base import check_flag
 from qsim.functional.quantizer import Point, Quantizer
 from qsim.random import streams
 from qsim.random.noise import Noise
@@ -57,8 +58,7 @@ class AllReduce:
     ) -> None:
         if algorithm not in ALGORITHMS:
             raise ValueError(f"AllReduce: algorithm must be {', '.join(map(repr, ALGORITHMS))}, got {algorithm!r}")
-        if not isinstance(error_feedback, bool):
-            raise TypeError(f"AllReduce: error_feedback must be True or False, got {error_feedback!r}")
+        check_flag("AllReduce", "error_feedback", error_feedback)
         object.__setattr__(self, "algorithm", algorithm)
         for name, point in (("wire", wire), ("sums", sums)):
             object.__setattr__(self, name, point if point is None or isinstance(point, Quantizer) else Quantizer(point))

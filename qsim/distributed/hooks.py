@@ -95,6 +95,7 @@ def comm_hook(state: WireState, bucket: distributed.GradBucket) -> torch.futures
         >>> model(torch.tensor([[0.3]])).sum().backward()
         >>> model.module.weight.grad
         tensor([[0.3125]])
+        >>> del model  # before the group, as the last to hold it might wait forever for its threads
         >>> distributed.destroy_process_group()
     """
     buffer = bucket.buffer()

@@ -28,6 +28,12 @@ def check_flag(owner: str, name: str, value: object) -> None:
         raise TypeError(f"{owner}: {name} must be True or False, got {value!r}")
 
 
+def check_flags(owner: str, **flags: object) -> None:
+    """`check_flag` for several options by name."""
+    for name, value in flags.items():
+        check_flag(owner, name, value)
+
+
 def shortest(value: float) -> str:
     """Format a number in full: the shortest decimal that parses to exactly this float64, integers without a decimal point.
 

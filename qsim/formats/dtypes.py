@@ -9,6 +9,7 @@ import torch
 from qsim.formats.base import Format
 from qsim.formats.floating import Float
 from qsim_kernels.numbers.grid import Grid, read
+from qsim_kernels.private import constant
 
 #: The dtypes that tensors may have, widest last.
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -80,7 +81,7 @@ def _fits(spelt: str, outer: torch.dtype | str) -> bool:
 
 # With dynamic shapes, torch.compile would turn a format's numbers into variables. Strings stay constants, and so does the result of a
 # function marked like this. torch.compiler.assume_constant_result does the same, but imports the compiler.
-_fits._dynamo_marked_constant = True  # type: ignore[attr-defined]
+constant(_fits)
 
 _ANSWERS: dict[tuple[str, torch.dtype | str], bool] = {}
 

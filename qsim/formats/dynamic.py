@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from qsim.formats.base import check_integer
+from qsim.formats.base import check_flag, check_integer
 from qsim.formats.table import Tabulated, single
 from qsim_kernels.numbers.tables import CodedValues, family
 
@@ -35,8 +35,7 @@ class Dynamic(Tabulated):
 
     def __post_init__(self) -> None:
         check_integer("Dynamic", "bits", self.bits, 3, 8)
-        if not isinstance(self.signed, bool):
-            raise TypeError(f"Dynamic: signed must be True or False, got {self.signed!r}")
+        check_flag("Dynamic", "signed", self.signed)
         self._tabulate(f"dynamic({self.bits},{int(self.signed)})", self.bits)
 
     def __repr__(self) -> str:

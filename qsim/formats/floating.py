@@ -198,9 +198,9 @@ def P3109(bits: int, precision: int, signed: bool = True, domain: Literal["exten
         >>> qsim.format("p3109_k8p3uf").max
         3221225472.0
     """
+    check_flag("P3109", "signed", signed)
     check_integer("P3109", "bits", bits, 2, 32)
     check_integer("P3109", "precision", precision, 1, bits - signed)
-    check_flag("P3109", "signed", signed)
     if domain not in ("extended", "finite"):
         raise ValueError(f"P3109: domain must be 'extended' or 'finite', got {domain!r}")
     exponent = bits - precision + (not signed)

@@ -138,11 +138,12 @@ _FAMILIES = {"fp8": "'e4m3' or 'e5m2'", "fp6": "'e3m2' or 'e2m3'", "fp4": "'e2m1
 
 # Names of block formats, which are built from formats and have no values of their own.
 _BLOCKS = re.compile(r"mxfp[468](_e\dm\d)?|mxint8|nvfp4|fp8_(1|128)x128")
-_FLOAT = re.compile(r"e(\d+)m(\d+)(?:b(\d+))?(ieee|fn|fnuz)?")
+# More digits than any format has are no name: Python reads no integers of thousands of digits.
+_FLOAT = re.compile(r"e(\d{1,4})m(\d{1,4})(?:b(\d{1,4}))?(ieee|fn|fnuz)?")
 # gfloat's names of the formats of P3109; the working group writes binary8p4se.
-_P3109 = re.compile(r"(?:p3109_k|binary)(\d+)p(\d+)([su])([ef])")
-_INTEGER = re.compile(r"(u?)int(\d+)")
-_TAPERED = re.compile(r"(posit|takum)(\d+)")
+_P3109 = re.compile(r"(?:p3109_k|binary)(\d{1,4})p(\d{1,4})([su])([ef])")
+_INTEGER = re.compile(r"(u?)int(\d{1,4})")
+_TAPERED = re.compile(r"(posit|takum)(\d{1,4})")
 
 
 def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word users look for)
@@ -182,7 +183,8 @@ def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word 
 
 def _by_name(spelling: str) -> Format:
     name = spelling.lower()
-    found = _KNOWN.get(name) or _parse(name) or read_call(spelling, _MAKERS)
+    # Names and calls are ASCII: other alphabets have digits and letters that look, and would be read, like these.
+    found = (_KNOWN.get(name) or _parse(name) or read_call(spelling, _MAKERS)) if spelling.isascii() else None
     if found is None and _BLOCKS.fullmatch(name):
         whole = "a block format, numbers under scales that they share"
         raise ValueError(f"{spelling!r} is {whole}: quantize, encode, Quantizer and FivePoint take its name; qsim.scaling.NAMED holds it")

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from qsim.private import owning_view
 from qsim_kernels.ops.direct import DISPATCHED, Operators
+from qsim_kernels.private import is_in_transform
 
 Gradients = TypeVar("Gradients")
 
@@ -27,14 +29,14 @@ def applied(function: type[Function], ops: Operators) -> Callable[..., Any]:
 
 def not_a_view(x: Tensor) -> Tensor:
     """Return a result that owns its memory as a tensor that is not a view: torch forbids changing views that autograd functions return."""
-    if torch.compiler.is_compiling() or not x._is_view():
+    if torch.compiler.is_compiling() or x._base is None:
         return x
-    return torch.ops.aten._unsafe_view.default(x, x.shape)  # type: ignore[no-any-return]
+    return owning_view(x, x.shape)  # type: ignore[no-any-return]
 
 
 def changeable(x: Tensor) -> Tensor:
     """Return a result of an autograd function as a tensor that compiled code may change in place; see `not_a_view`."""
-    return torch.ops.aten._unsafe_view.default(x, x.shape) if torch.compiler.is_compiling() else x
+    return owning_view(x, x.shape) if torch.compiler.is_compiling() else x
 
 
 def refuses_double_backward(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
@@ -50,7 +52,7 @@ def refuses_double_backward(backward: Callable[..., Gradients]) -> Callable[...,
     def refusing(ctx: Any, *gradients: Any) -> Gradients:
         if not torch.is_grad_enabled():
             return backward(ctx, *gradients)
-        if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        if not torch.compiler.is_compiling() and not is_in_transform():
             raise RuntimeError("rounding at points cannot be differentiated twice: omit create_graph=True, or revert the layers")
         return recorded_only_with_history(ctx, *gradients)
 

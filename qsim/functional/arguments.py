@@ -14,6 +14,7 @@ from qsim.formats import Format, format as resolve_format, holders
 from qsim.formats.base import shortest
 from qsim.formats.dtypes import FLOATS
 from qsim.functional.tracing import refuse_tracing
+from qsim.private import storage_number
 from qsim.rounding import Rounding
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
@@ -125,7 +126,7 @@ def overlaps(x: Tensor) -> bool:
 
 def _shares(x: Tensor, out: Tensor) -> bool:
     """Whether two tensors reach into the same memory without being the same."""
-    if x.untyped_storage()._cdata != out.untyped_storage()._cdata or not x.numel() or x.is_set_to(out):
+    if storage_number(x) != storage_number(out) or not x.numel() or x.is_set_to(out):
         return False
     start, end = _reach(x)
     out_start, out_end = _reach(out)

@@ -34,7 +34,7 @@ def backends() -> dict[str, Backend]:
     """Which implementation runs for which device, and why. It imports the packages in question.
 
     Returns:
-        By the name of the device: `"cpu"`, `"cuda"`, and `"others"` for all other devices.
+        By the name of the device: `"cpu"`, `"cuda"`, `"xpu"`, and `"others"` for all other devices.
 
     Example:
         >>> import qsim
@@ -43,7 +43,7 @@ def backends() -> dict[str, Backend]:
         >>> qsim.diagnostics.backends()["others"]
         Backend(runs='torch', why='plain torch operators run on every device')
     """
-    return {"cpu": _cpu(), "cuda": _cuda(), "others": Backend("torch", "plain torch operators run on every device")}
+    return {"cpu": _cpu(), "cuda": _cuda(), "xpu": _xpu(), "others": Backend("torch", "plain torch operators run on every device")}
 
 
 def _cpu() -> Backend:
@@ -57,13 +57,19 @@ def _cpu() -> Backend:
 
 def _cuda() -> Backend:
     if torch.version.hip is not None:
-        return Backend("torch", "this is torch for AMD's GPUs, for which there are no kernels")
+        return Backend("torch", "this is torch for AMD's GPUs, for which there are no kernels: plain torch rounds, several times slower")
     if not torch.cuda.is_available():
         return Backend(None, "there is no CUDA device here")
     triton = _imported("triton")
     if isinstance(triton, ImportError):
         return Backend("triton", f"Triton cannot be imported, and rounding a CUDA tensor raises the same error: {triton}")
     return Backend("triton", f"Triton {triton.__version__} compiles the kernels for {torch.cuda.get_device_name()}")
+
+
+def _xpu() -> Backend:
+    if not torch.xpu.is_available():
+        return Backend(None, "there is no XPU device here")
+    return Backend("torch", "there are no kernels for Intel's GPUs: plain torch rounds, several times slower")
 
 
 def _imported(name: str) -> ModuleType | ImportError:

@@ -106,11 +106,15 @@ class CallablePoint:
     def rounded(self, name: str, x: Tensor, **noise: Any) -> Tensor:
         """Round a tensor, with whatever gradient autograd records; raise an error if the result is no tensor.
 
+        An empty tensor, such as that of an expert without tokens, is returned unchanged: of nothing, a function may have no maximum.
+
         Args:
             name: The point's name.
             x: The tensor.
             **noise: The noise that it draws from, as `seed=`, and what it shares with the other operand of a product, as `signs=`.
         """
+        if not x.numel():
+            return x.clone()
         version = None if torch.compiler.is_compiling() or x.is_inference() else x._version
         result: Any = self.function(x, **noise)
         if version is not None and x._version != version:

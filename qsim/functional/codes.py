@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qsim.formats import Format
+from qsim.formats.base import check_flag, check_flags
 from qsim.functional import packing
 from qsim.functional.arguments import check_input, refuse_dtype
 from qsim.functional.resolving import resolved
@@ -97,6 +98,7 @@ def encode(
         tensor([127], dtype=torch.uint8)
     """
     check_input("encode", x)
+    check_flags("encode", packed=packed, check=check)
     spelt, scale = resolved(format, rounding, overflow, scale, dim)
     if scale is not None:
         check_codable(spelt, scale, x, overflow, packed)
@@ -147,6 +149,7 @@ def decode(
         >>> qsim.decode(qsim.encode(torch.tensor([0.5, 100.0, -6.0, 0.0]), "mxfp4"), "mxfp4")
         tensor([ 0., 96., -8.,  0.])
     """
+    check_flag("decode", "packed", packed)
     refuse_tracing("decode", codes.codes if isinstance(codes, ScaledCodes) else codes)
     spelt, scale = resolved(format, "nearest", overflow, scale, dim)
     if dtype not in spelt.holders:

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from qsim.formats.base import check_integer
+from qsim.formats.base import check_flag, check_integer
 from qsim.functional.applying import applied
 from qsim.functional.arguments import check_input
+from qsim.private import forward_level
 from qsim.scaling.geometry import dim_of
 from qsim.text.parsing import read_call
 from qsim_kernels.numbers.scales import Turn
@@ -54,8 +54,7 @@ class Hadamard:
         check_integer("Hadamard", "size", self.size, 2, 1024)
         if self.size & (self.size - 1):
             raise ValueError(f"Hadamard: size must be a power of two, got {self.size}")
-        if not isinstance(self.random_signs, bool):
-            raise TypeError(f"Hadamard: random_signs must be True or False, got {self.random_signs!r}")
+        check_flag("Hadamard", "random_signs", self.random_signs)
         check_integer("Hadamard", "seed", self.seed, 0, 2**63 - 1)
 
     def turn(self, shape: Sequence[int], dim: int = -1) -> tuple[int, ...]:
@@ -111,7 +110,7 @@ class _ForwardTurned(_Turned):
 
 
 def _turned(x: Tensor, transform: Hadamard, dim: int, *, inverse: bool) -> Tensor:
-    function = _ForwardTurned if forward_ad._current_level >= 0 else _Turned
+    function = _ForwardTurned if forward_level() >= 0 else _Turned
     return applied(function, operators(x))(x, transform, dim, inverse)  # type: ignore[no-any-return]
 
 

@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from qsim import accumulators
 from qsim.accumulators import Accumulator
 from qsim.accumulators.chips import Chip, check_chip
 from qsim.accumulators.names import sum_text, text_takes, units_text
 from qsim.formats import Float, Format, format as resolve_format, name_of
+from qsim.formats.base import check_flag
 from qsim.functional import quantize
 from qsim.functional.applying import applied, not_a_view
 from qsim.functional.tracing import is_readable, not_scriptable, refuse_tracing
+from qsim.private import forward_level
 from qsim.random.noise import Noise, draw
 from qsim_kernels.ops.accumulate import OPERANDS
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
@@ -71,13 +72,14 @@ def matmul(
         tensor([[0.2500]])
     """
     check_chip("matmul", chip)
+    check_flag("matmul", "check", check)
     _check_operands(a, b)
     chosen = _resolved(accumulate)
     how = _spelled(chosen, a, b, formats, check)
     number, stream, offset = draw(chosen.is_stochastic, seed, generator, a.device)
     ops = operators(a, b)
     is_recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if ops is DISPATCHED or is_recorded or forward_ad._current_level >= 0:
+    if ops is DISPATCHED or is_recorded or forward_level() >= 0:
         return applied(Accumulated, ops)(a, b, number, how, stream, offset, chip)  # type: ignore[no-any-return]
     return accumulated(ops, a, b, number, how, stream, offset, chip=chip)
 

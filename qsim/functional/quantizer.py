@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qsim import rounding as _rounding
 from qsim.formats import Format, name_of
+from qsim.formats.base import check_flag
 from qsim.functional import quantize
 from qsim.functional.arguments import Spelling, check_input, check_out, spelling
 from qsim.functional.hadamard import Hadamard, resolve as resolve_transform
@@ -72,8 +73,7 @@ class Quantizer:
     ) -> None:
         if overflow is not None:
             _rounding.check_overflow(overflow)
-        if not isinstance(clip_gradient, bool):
-            raise TypeError(f"Quantizer: clip_gradient must be True or False, got {clip_gradient!r}")
+        check_flag("Quantizer", "clip_gradient", clip_gradient)
         if redraw not in get_args(Redraw):
             raise ValueError(f"Quantizer: redraw must be {', '.join(map(repr, get_args(Redraw)))}, got {redraw!r}")
         element, scaling = block_formats.resolve(format), resolve_scale(scale)

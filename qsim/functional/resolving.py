@@ -8,6 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from qsim.formats import Format
+from qsim.formats.base import check_flag
 from qsim.functional.arguments import Spelling, spelling
 from qsim.rounding import Rounding
 from qsim.scaling import Scaling, block_formats, resolve
@@ -44,6 +45,7 @@ _known = lru_cache(maxsize=4096, typed=True)(_found)
 def _element_and_scale(
     format: str | torch.dtype | Format | Block, scale: object, dim: int | None, clip_gradient: bool
 ) -> tuple[Format, Scaling | None]:
+    check_flag("quantize", "clip_gradient", clip_gradient)
     element = block_formats.resolve(format)
     if isinstance(element, Block):
         if scale is not None:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from qsim.formats import FP32, Format
+from qsim.formats import FP32, Format, name_of
 from qsim.functional import packing
 from qsim.functional.arguments import Spelling, refuse_dtype, spelling
 from qsim.functional.scaled import quantize_scaled
 from qsim.functional.tracing import is_readable
 from qsim.rounding import overflow_in
-from qsim.scaling import Scaling
+from qsim.scaling import PerBlock, PerTile, Scaling
 from qsim_kernels.numbers.encoding import code_dtype
 from qsim_kernels.numbers.grid import Noise
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import operators
+from qsim_kernels.private import register_pytree_node
 from qsim_kernels.torch.rounding import one_nan
 from qsim_kernels.torch.scaling import saturated, under_whole
 
 
-class ScaledCodes(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ScaledCodes:
     """The result of `encode` with scales, and the input of `decode`.
 
     A block whose scale is NaN, because an element was not finite, decodes to NaN, whatever its elements' codes. `encode` gives these the
@@ -33,18 +36,44 @@ class ScaledCodes(NamedTuple):
         scales: Codes of the scales in their own format (uint8 for E8M0, an exponent plus 127, and for E4M3); float32 values where that is
             fp32. In the tensor's shape, but as many along each dimension as there are scales.
         outer: The scale of the whole tensor, a 0-d float32 tensor, if there is one.
+        format: The formats of elements and scales and the size of blocks, which `decode` compares with its own; any if it is empty, as for
+            codes that another program made.
+
+    The three tensors can be unpacked, as in `codes, scales, outer = encode(…)`.
 
     Example:
         >>> import torch, qsim
         >>> qsim.encode(torch.tensor([[0.5, 1.0, -6.0, 0.0], [64.0, 0.0, 0.0, 0.0]]), qsim.Block("e2m1", size=4), packed=True)
         ScaledCodes(codes=tensor([[33, 15],
                 [ 6,  0]], dtype=torch.uint8), scales=tensor([[127],
-                [131]], dtype=torch.uint8), outer=None)
+                [131]], dtype=torch.uint8), outer=None, format='e2m1 under e8m0 per 4')
     """
 
     codes: Tensor
     scales: Tensor
     outer: Tensor | None = None
+    format: str = ""
+
+    def __iter__(self) -> Iterator[Tensor | None]:
+        return iter((self.codes, self.scales, self.outer))
+
+
+# In torch's transforms the tensors change, and the formats do not.
+register_pytree_node(
+    ScaledCodes,
+    lambda codes: ([tensor for tensor in codes if tensor is not None], codes.format),
+    lambda tensors, formats: replace(ScaledCodes(*tensors), format=formats),
+    serialized_type_name="qsim.ScaledCodes",
+    to_dumpable_context=str,
+    from_dumpable_context=str,
+)
+
+
+def _formats(element: Format, scaling: Scaling) -> str:
+    """What the values of codes depend on, and the shapes of codes and scales do not show."""
+    sizes = (scaling.size,) if isinstance(scaling, PerBlock) else (scaling.height, scaling.width) if isinstance(scaling, PerTile) else ()
+    block = " × ".join(str(size) for size in sizes if size > 1)
+    return f"{name_of(element)} under {name_of(scaling.format)}" + (f" per {block}" if block else "")
 
 
 def _are_coded(scaling: Scaling) -> bool:
@@ -76,7 +105,7 @@ def encode_scaled(x: Tensor, spelt: Spelling, scaling: Scaling, noise: Noise, ov
     scales = scales.view(scaling.counts(x.shape))
     if _are_coded(scaling):
         scales = _codes(scales, spelling(scaling.format, "nearest", "saturate"))
-    return ScaledCodes(packing.pack(codes, fmt.bits) if packed else codes, scales, outer)
+    return ScaledCodes(packing.pack(codes, fmt.bits) if packed else codes, scales, outer, _formats(fmt, scaling))
 
 
 def check_codes(codes: object, fmt: Format, packed: bool) -> Tensor:
@@ -106,6 +135,9 @@ def _check_range(name: str, codes: Tensor, fmt: Format) -> None:
 
 def check_scaled_codes(given: ScaledCodes, fmt: Format, scaling: Scaling, packed: bool) -> Tensor:
     """Raise an error for codes and scales that do not go together; gives the codes unpacked."""
+    expected = _formats(fmt, scaling)
+    if given.format not in ("", expected):
+        raise ValueError(f"decode: the codes are those of {given.format}, and the format is {expected}: decode them as they were encoded")
     codes = check_codes(given.codes, fmt, packed)
     _check_scales(codes, given.scales, scaling)
     _check_outer(given.outer, scaling)

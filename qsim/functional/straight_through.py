@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from qsim.functional.applying import applied
 from qsim.functional.arguments import Spelling
 from qsim.functional.scaled import ScaleLayout, quantize_scaled
+from qsim.private import forward_level
 from qsim.scaling import Scaling
 from qsim_kernels.numbers.grid import Noise
 from qsim_kernels.ops.direct import Operators, operators
@@ -30,7 +30,7 @@ def rounded(
     limits: tuple[float, float] | None,
 ) -> Tensor:
     """Round a tensor; its gradient is zero where a value is beyond `limits`. The other arguments are those of the operator."""
-    forward_mode = forward_ad._current_level >= 0
+    forward_mode = forward_level() >= 0
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardStraightThrough if forward_mode else _StraightThrough
         return applied(function, ops)(x, seed, spelt.grid, spelt.rule, stream, offset, dtype, limits)  # type: ignore[no-any-return]
@@ -41,7 +41,7 @@ def rounded_under_scales(
     ops: Operators, x: Tensor, spelt: Spelling, scaling: Scaling, layout: ScaleLayout | None, noise: Noise, dtype: torch.dtype
 ) -> Tensor:
     """Round a tensor under scales; see `qsim.functional.scaled.quantize_scaled`."""
-    forward_mode = forward_ad._current_level >= 0
+    forward_mode = forward_level() >= 0
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardScaled if forward_mode else _Scaled
         return applied(function, ops)(x, *noise, spelt, scaling, dtype)  # type: ignore[no-any-return]

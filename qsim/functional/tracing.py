@@ -11,9 +11,10 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Proxy
+
+from qsim.private import TransformType, transforms
+from qsim_kernels.private import FakeTensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,7 +31,7 @@ def refuse_tracing(name: str, x: object, w: object = None, *, has_points: bool =
         w: Its second operand, if it has one.
         has_points: Whether it is a layer whose points can be taken away.
     """
-    if torch._C._get_tracing_state() is not None:
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         raise RuntimeError(f"{name}: torch.jit.trace is not supported: {_INSTEAD}{_REVERT if has_points else ''}")
     if isinstance(x, Proxy) or isinstance(w, Proxy):
         instead = f"torch.export.export(model, inputs).module() gives a torch.fx graph{_REVERT if has_points else ''}"
@@ -56,6 +57,6 @@ def is_readable(x: Tensor) -> bool:
     """Whether a tensor's values can be read now."""
     if torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor):
         return False
-    if any(level.key() == TransformType.Vmap for level in torch._C._functorch.get_interpreter_stack() or []):
+    if any(level.key() == TransformType.Vmap for level in transforms() or ()):
         return False
     return not (x.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qsim.formats.base import check_flag, check_flags
 from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from qsim.nn.product import bilinear
 from qsim.nn.product.autograd import planned
 from qsim.nn.product.checks import check_bias, check_lookup
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.plans import plan_for
+from qsim.private import safe_softmax
 from qsim.random.sources import Stream
 from qsim.recipes.points_of import PointsLike, points_of
 
@@ -116,6 +118,7 @@ def embedding(
         >>> qsim.nn.functional.embedding(torch.tensor([1]), torch.tensor([[0.1], [1.1]]), points=qsim.FivePoint(weight="e2m1"))
         tensor([[1.]])
     """
+    check_flag("embedding", "scale_grad_by_freq", scale_grad_by_freq)
     points = points_of(points)
     if points.is_identity:
         return F.embedding(x, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
@@ -153,6 +156,7 @@ def scaled_dot_product_attention(
         >>> qsim.nn.functional.scaled_dot_product_attention(q, q, q, points=qsim.FivePoint(act="e4m3")).shape
         torch.Size([1, 2, 4])
     """
+    check_flags("scaled_dot_product_attention", is_causal=is_causal, enable_gqa=enable_gqa)
     points = points_of(points)
     if points.is_identity:
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -172,5 +176,5 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
     # As in torch, a query with all keys masked gets zeros.
-    weights = F.dropout(torch.ops.aten._safe_softmax.default(scores, -1), dropout_p)
+    weights = F.dropout(safe_softmax(scores, -1), dropout_p)
     return matmul(weights, value, points, stream=stream)

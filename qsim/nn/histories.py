@@ -13,6 +13,7 @@ from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import Quantizer
 from qsim.functional.tracing import refuse_scripting
 from qsim.nn.record import known, record_of
+from qsim.private import backward_pass
 from qsim.random.shards import local
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import Delayed
@@ -58,7 +59,7 @@ class History:
         """The largest magnitude that the scale follows from, given the tensor's own, which is recorded."""
         if torch.compiler.is_compiling():
             raise RuntimeError(_NOT_COMPILED)
-        if self._last is not None and self.point.endswith(_FORWARD) and torch._C._current_graph_task_id() != -1:
+        if self._last is not None and self.point.endswith(_FORWARD) and backward_pass() != -1:
             return self._last
         # Tensor-parallel plans turn buffers into distributed tensors, which every process holds whole.
         past, recorded = (local(self._layer.get_buffer(name)) for name in self.names)

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
 from qsim.nn.calls.running import running
+from qsim.private import schema_of, shard_of
+from qsim_kernels.private import tree_leaves
 
 _MAY_BE_DISTRIBUTED = distributed.is_available()
 _PARAMETER = "_qsim_parameter"
@@ -40,7 +41,7 @@ def _sharded(x: Tensor) -> Tensor | None:
     if not _MAY_BE_DISTRIBUTED or not distributed.is_initialized() or not running.modules:
         return None
     parameters = running.modules[-1]._parameters.values()
-    return next((own for own in parameters if own is not None and getattr(own, "_local_tensor", None) is x), None)
+    return next((own for own in parameters if own is not None and shard_of(own) is x), None)
 
 
 def base_of_view(x: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ class Origins:
         for x in tree_leaves(result):
             if isinstance(x, Tensor) and is_named:
                 self._set(x, str(names[0]))
-            elif isinstance(x, Tensor) and given and operator._schema.is_mutable:
+            elif isinstance(x, Tensor) and given and schema_of(operator).is_mutable:
                 self._names.pop(_storage(x), None)  # type: ignore[arg-type]
 
     def _set(self, x: Tensor, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from qsim import recipes
+from qsim import private, recipes
 from qsim.functional.quantizer import Quantizer
 from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
@@ -150,10 +150,18 @@ class _ConvolutionModule(FivePointModule):
         padding = module.padding
         padded = input
         if module.padding_mode != "zeros":
-            padded = nn.functional.pad(input, module._reversed_padding_repeated_twice, mode=module.padding_mode)
+            padded = nn.functional.pad(input, _paddings(module), mode=module.padding_mode)
             padding = 0
         numbers = (module.stride, padding, module.dilation, module.groups)
         return convolve(len(module.kernel_size), padded, weight, bias, *numbers, *self.in_use)
+
+
+def _paddings(module: Any) -> list[int]:
+    """What is added at both ends of each dimension, from the last one on, as `torch.nn.functional.pad` takes it."""
+    total = [dilation * (size - 1) for dilation, size in zip(module.dilation, module.kernel_size, strict=True)]
+    ends = {"same": [(size // 2, size - size // 2) for size in total], "valid": [(0, 0)] * len(total)}
+    chosen = ends[module.padding] if isinstance(module.padding, str) else [(size, size) for size in module.padding]
+    return [size for pair in reversed(chosen) for size in pair]
 
 
 class Conv1d(_ConvolutionModule, nn.Conv1d):
@@ -200,9 +208,7 @@ class _TransposedConvolution(FivePointModule):
         if module.padding_mode != "zeros":
             raise ValueError(f"transposed convolutions pad with zeros only, got padding_mode={module.padding_mode!r}")
         dims = module.weight.dim() - 2
-        output_padding = module._output_padding(
-            input, output_size, module.stride, module.padding, module.kernel_size, dims, module.dilation
-        )
+        output_padding = module.output_padding if output_size is None else private.output_padding(module, input, output_size)
         numbers = (module.stride, module.padding, module.dilation, module.groups)
         return convolve(dims, input, module.weight, module.bias, *numbers, *self.in_use, output_padding)
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from qsim.formats.base import check_flags
 from qsim.functional import quantize
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_number
 from qsim.optim.settings import Update, UpdateSetting
@@ -100,14 +101,14 @@ class Adam(LowPrecisionOptimizer):
         seed: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
+        flags = {"amsgrad": amsgrad, "maximize": maximize, "decoupled_weight_decay": decoupled_weight_decay}
+        check_flags(type(self).__name__, **flags, capturable=capturable)
         defaults = {
             "lr": lr,
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "decoupled_weight_decay": decoupled_weight_decay,
+            **flags,
             "format": format,
             "update": update,
             "state": state,

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from qsim.formats import Format
+from qsim.formats.base import check_flag
 from qsim.optim import kahan, settings
 from qsim.optim.batches import Batch, batches_of, check_gradients
 from qsim.optim.saved import StateDict, adapted, restored
 from qsim.optim.seeds import DrawsSeed
 from qsim.optim.settings import Options, UpdateSetting
+from qsim.private import disable_dynamo
 from qsim.random import seeds
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -48,6 +50,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
     def __init__(
         self, params: Params, defaults: dict[str, Any], generator: torch.Generator | None, fused: bool | None, differentiable: bool
     ) -> None:
+        check_flag(type(self).__name__, "differentiable", differentiable)
         if differentiable:
             raise ValueError("differentiable=True: a rounded step is not differentiable")
         if fused is not None and not isinstance(fused, bool):
@@ -123,7 +126,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
             self._check(group, first)
         return groups
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @disable_dynamo  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have gradients.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,12 +26,20 @@ class Quantized(DrawsSeed, SwitchesModes):
     (`weight`) and the states (`state`). Nothing is rounded at construction: the first step rounds all weights of the optimizer, including
     those without a gradient.
 
+    What is rounded is the unrounded step: if weights or states are rounded, the optimizer computes the step of parameters in bfloat16 and
+    float16 in float32, on copies of weights and gradients that are freed afterwards (8 bytes per element while the step runs), and keeps
+    their states in float32. Stochastic rounding to bfloat16 of weights in bfloat16 therefore works, as does `state="bf16"`. A format of
+    all 24 bits of float32 that is not rounded to nearest takes copies and states in float64.
+
     With `accumulator` the optimizer updates copies of the weights in a higher precision, and the parameters are these copies rounded with
     `weight`. The copies are taken from the weights at the first step; from then on the weights follow only from them. Updates too small for
     the weights' format accumulate there instead of getting lost.
 
-    A closure is evaluated by the optimizer as usual. The gradients that it computes are rounded at each evaluation, and with `accumulator`
-    so are the weights that it sees.
+    A closure is evaluated by the optimizer as usual. The gradients that it computes are rounded at each evaluation, and so are the weights
+    that it sees if the optimizer updates copies of them.
+
+    In a group of plain and distributed parameters, or of several meshes, which torch's functions of lists do not take together, `foreach`
+    and `fused` are off during a step.
 
     Stochastic rounding takes its random bits from the seed, the step, the role (weight, gradient, accumulator, state by name), the number
     of the parameter in the optimizer, and the index in the whole parameter, regardless of sharding. All processes of a distributed run
@@ -53,9 +61,9 @@ class Quantized(DrawsSeed, SwitchesModes):
         state: How the optimizer's floating-point states of a parameter are rounded, or those of some names; scalars such as `step` and
             tensors in lists are left alone. A quantizer with scales of blocks, `PerBlock(size)`, has a scale for each `size` neighbours of
             the flattened state: see `block_states`.
-        accumulator: How the copies of the weights are rounded; `None` for no copies. They have the parameter's dtype if that holds the
-            format, else the narrowest that does.
-        grad_scale: Factor by which gradients are first multiplied, in their dtype.
+        accumulator: How the copies of the weights are rounded; `None` for no lasting copies. They have the dtype in which the step is
+            computed, at least float32, and hold the format.
+        grad_scale: Factor by which gradients are first multiplied. The product is rounded to `grad`, or to their dtype.
         seed: The seed. By default it is drawn from torch's generator when the optimizer is created; in a distributed run all processes with
             the same weights use the draw of the first of them, from the first step that needs it.
 
@@ -157,26 +165,30 @@ class Quantized(DrawsSeed, SwitchesModes):
             self._check_gradients()
         noise = self._noise()
         self._make_copies()
+        updated = self._updated(with_closure=closure is not None)
         if closure is None:
-            self._take_gradients(noise)
-        with accumulators.parameters_exchanged(self.optimizer, self._copies):
-            loss = self.optimizer.step() if closure is None else self.optimizer.step(self._rounding(closure, noise))
-        self._finish(noise)
+            self._take_gradients(updated, noise)
+        with accumulators.mixed_groups_one_by_one(self.optimizer), accumulators.parameters_exchanged(self.optimizer, updated):
+            loss = self.optimizer.step() if closure is None else self.optimizer.step(self._rounding(closure, updated, noise))
+        self._finish(updated, noise)
         return loss
 
-    def _rounding(self, closure: Callable[[], Any], noise: StepNoise) -> Callable[[], Any]:
-        """A closure that rounds the gradients of another one."""
+    def _rounding(self, closure: Callable[[], Any], updated: Mapping[Tensor, Tensor], noise: StepNoise) -> Callable[[], Any]:
+        """A closure that rounds the gradients of another one, and the weights that it sees."""
         evaluations = itertools.count()
-        parameters = {copy: parameter for parameter, copy in self._copies.items()}
+        parameters = {copy: parameter for parameter, copy in updated.items()}
 
         def evaluate() -> Any:
             evaluation = next(evaluations)
             with accumulators.parameters_exchanged(self.optimizer, parameters):
-                if evaluation and self._copies:
-                    rounding.round_weights(self._parameters(), self._copies, self.weight, noise, evaluation)
+                if evaluation:
+                    rounding.round_weights(self._parameters(), updated, self.weight, noise, evaluation)
+                elif not self._copies:
+                    # An optimizer may have moved the weights already.
+                    rounding.round_weights(self._parameters(), updated, self.weight, noise, role="first evaluation")
                 loss = closure()
                 self._check_gradients()
-                self._take_gradients(noise, evaluation)
+                self._take_gradients(updated, noise, evaluation)
             return loss
 
         return evaluate
@@ -186,11 +198,15 @@ class Quantized(DrawsSeed, SwitchesModes):
         switch = getattr(self.optimizer, mode)
         # No weight is rounded before the first step.
         if not self.steps or (self.weight is None and self.accumulator is None):
-            switch()
+            working = self._working_copies(self._parameters())
+            with accumulators.parameters_exchanged(self.optimizer, working):
+                switch()
+            rounding.round_weights(self._parameters(), working, None, StepNoise(None, self.steps))
             return
         self._make_copies()
         if self.accumulator is None:
-            self._copies.update({p: accumulators.copy_of(p) for p in self._parameters() if p not in self._copies})
+            new = [p for p in self._parameters() if p not in self._copies]
+            self._copies.update({p: accumulators.copy_of(p, self._dtype_of(p)) for p in new})
         with accumulators.parameters_exchanged(self.optimizer, self._copies):
             switch()
         # The noise of the last step: unchanged weights stay the same.
@@ -218,8 +234,7 @@ class Quantized(DrawsSeed, SwitchesModes):
 
     def _noise(self) -> StepNoise:
         """The noise of the next step; at the first step that has some, all processes agree on the seed."""
-        states = self.states.values() if isinstance(self.states, dict) else [self.states]
-        if not any(map(is_stochastic, (self.weight, self.grad, self.accumulator, *states))):
+        if not any(map(is_stochastic, (self.weight, self.grad, self.accumulator, *self._quantizers_of_states()))):
             return StepNoise(None, self.steps)
         if any(x.is_cuda for x in self._parameters()) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("Quantized: every replay of a CUDA graph would repeat this step's noise; capture what comes before it")
@@ -227,35 +242,63 @@ class Quantized(DrawsSeed, SwitchesModes):
             self._note(self.steps, self._agreed_seed(self.seed, self._parameters()))
         return StepNoise(self.seed, self.steps)
 
+    def _quantizers_of_states(self) -> list[Quantizer]:
+        points = self.states.values() if isinstance(self.states, dict) else [self.states]
+        return [point for point in points if point is not None]
+
+    def _dtype_of(self, parameter: Tensor) -> torch.dtype:
+        """The dtype in which the optimizer computes the step of a parameter."""
+        of_weights = self.weight if self.accumulator is None else self.accumulator
+        quantizers = [*([] if of_weights is None else [of_weights]), *self._quantizers_of_states()]
+        return accumulators.dtype_of(parameter, quantizers, None if self.accumulator is None else self.accumulator.format)
+
     @torch.no_grad()
     def _make_copies(self) -> None:
         if self.accumulator is None:
             return
         for parameter in self._parameters():
             if parameter not in self._copies:
-                copy = self._copies[parameter] = accumulators.copy_of(parameter, self.accumulator.format)
-                # After earlier steps, an optimizer has states in the parameter's dtype.
-                for name, x in checks.states_of_parameter(self.state.get(parameter, {}), parameter):
-                    if x.dtype == parameter.dtype != copy.dtype:
-                        self.state[parameter][name] = x.to(copy.dtype)
+                self._copies[parameter] = accumulators.copy_of(parameter, self._dtype_of(parameter))
+                self._widen_states(parameter)
 
     @torch.no_grad()
-    def _take_gradients(self, noise: StepNoise, evaluation: int = 0) -> None:
-        """Round the gradients, and assign them to the copies."""
+    def _working_copies(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+        """Copies of those of some parameters whose dtype would round the step, for one call of the optimizer."""
+        dtypes = {p: self._dtype_of(p) for p in parameters}
+        working = {p: accumulators.copy_of(p, dtype) for p, dtype in dtypes.items() if dtype != p.dtype}
+        for parameter in working if not self.steps else ():
+            self._widen_states(parameter)
+        return working
+
+    def _widen_states(self, parameter: Tensor) -> None:
+        """Convert states of earlier steps, which are in the parameter's dtype, to that of its copy."""
+        for name, x in checks.states_of_parameter(self.state.get(parameter, {}), parameter):
+            if x.dtype == parameter.dtype:
+                self.state[parameter][name] = x.to(self._dtype_of(parameter))
+
+    def _updated(self, with_closure: bool) -> Mapping[Tensor, Tensor]:
+        """The tensors that the optimizer updates in place of parameters."""
+        if self.accumulator is not None:
+            return self._copies
+        return self._working_copies([p for p in self._parameters() if with_closure or p.grad is not None])
+
+    @torch.no_grad()
+    def _take_gradients(self, updated: Mapping[Tensor, Tensor], noise: StepNoise, evaluation: int = 0) -> None:
+        """Round the gradients, and assign them to the tensors that the optimizer updates."""
         rounding.round_gradients(self._parameters(), self.grad, self.grad_scale, noise, evaluation)
-        for parameter, copy in self._copies.items():
+        for parameter, copy in updated.items():
             copy.grad = None if parameter.grad is None else parameter.grad.to(copy.dtype)
 
     @torch.no_grad()
-    def _finish(self, noise: StepNoise) -> None:
+    def _finish(self, updated: Mapping[Tensor, Tensor], noise: StepNoise) -> None:
         """Round the optimizer's weights and states after its step."""
-        for copy in self._copies.values():
+        for copy in updated.values():
             copy.grad = None
         parameters = self._parameters()
         states = rounding.rounded_states(self.optimizer, parameters, self.states)
         if self.accumulator is not None:
             rounding.round_copies(parameters, self._copies, self.accumulator, noise)
-        rounding.round_weights(parameters, self._copies, self.weight, noise)
+        rounding.round_weights(parameters, {p: updated.get(p, p) for p in parameters}, self.weight, noise)
         for state in states:
             state.round(noise)
         self._note(noise.step + 1, self.seed)
@@ -269,12 +312,11 @@ class Quantized(DrawsSeed, SwitchesModes):
         rest, saved = accumulators.split(state_dict, accumulators.KEY)
         rest, unrounded = accumulators.split(rest, accumulators.UNROUNDED)
         self._check_saved(bool(saved), bool(unrounded))
-        copies, stand_ins, parameters = {}, {}, self._parameters()
-        fmt = None if self.accumulator is None else self.accumulator.format
-        if self.accumulator is not None or unrounded:
-            copies = accumulators.loaded({**saved, **unrounded}, accumulators.keys_of(rest), parameters, fmt)
-        if self.accumulator is not None:
-            stand_ins = {x: copies[x] if x in copies else accumulators.copy_of(x, fmt) for x in parameters}
+        dtypes = {parameter: self._dtype_of(parameter) for parameter in self._parameters()}
+        name = "unrounded weight" if self.accumulator is None else "accumulator"
+        copies = accumulators.loaded({**saved, **unrounded}, accumulators.keys_of(rest), dtypes, name)
+        widened = {parameter for parameter, dtype in dtypes.items() if dtype != parameter.dtype or self.accumulator is not None}
+        stand_ins = {p: copies[p] if p in copies else accumulators.copy_of(p, dtypes[p]) for p in widened}
         # Optimizers cast states to the dtype of their parameter: here, of the copies.
         with accumulators.parameters_exchanged(self.optimizer, stand_ins):
             super()._load(rest)

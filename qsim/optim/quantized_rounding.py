@@ -24,24 +24,28 @@ def round_gradients(parameters: Sequence[Tensor], quantizer: Quantizer | None, s
         if quantizer is not None and shards.is_distributed(parameter.grad):
             # Tensor parallelism may leave a partial sum; the total is rounded.
             parameter.grad = shards.placed_as(parameter.grad, parameter)
+        source, wide = parameter.grad, torch.promote_types(parameter.grad.dtype, torch.float32)
         if scale != 1.0:
-            parameter.grad.mul_(scale)
+            # A 16-bit dtype would round the product before the quantizer does.
+            source = source.mul_(scale) if quantizer is None else source.to(wide).mul_(scale)
         if quantizer is not None:
-            round_into(parameter.grad, parameter.grad, quantizer, noise.seed, noise.stream("gradient", number, evaluation))
+            round_into(parameter.grad, source, quantizer, noise.seed, noise.stream("gradient", number, evaluation))
 
 
 @torch.no_grad()
 def round_weights(
     parameters: Sequence[Tensor],
-    copies: Mapping[Tensor, Tensor],
+    sources: Mapping[Tensor, Tensor],
     quantizer: Quantizer | None,
     noise: StepNoise,
     evaluation: int = 0,
     role: str = "weight",
 ) -> None:
-    """Round the weights, or the copies that they follow from."""
+    """Round the parameters that have a source from it: the parameter itself, or the copy that it follows from."""
     for number, parameter in enumerate(parameters):
-        source = copies.get(parameter, parameter)
+        source = sources.get(parameter)
+        if source is None:
+            continue
         if quantizer is not None:
             round_into(parameter, source, quantizer, noise.seed, noise.stream(role, number, evaluation))
         elif source is not parameter:

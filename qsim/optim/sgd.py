@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from qsim.formats.base import check_flags
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_number, check_real
 from qsim.optim.settings import Update, UpdateSetting
 from qsim.rounding import Overflow, Rounding
@@ -64,14 +65,14 @@ class SGD(LowPrecisionOptimizer):
         seed: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
+        flags = {"nesterov": nesterov, "maximize": maximize, "decoupled_weight_decay": decoupled_weight_decay}
+        check_flags(type(self).__name__, **flags)
         defaults = {
             "lr": lr,
             "momentum": momentum,
             "dampening": dampening,
             "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-            "decoupled_weight_decay": decoupled_weight_decay,
+            **flags,
             "format": format,
             "update": update,
             "state": state,

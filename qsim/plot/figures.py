@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from qsim.text.files import whole_file
+
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
@@ -210,5 +212,6 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
     """Write a figure as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.svg"
-    figure.savefig(path, metadata={"Date": None})
+    with whole_file(path) as draft:
+        figure.savefig(draft, format="svg", metadata={"Date": None})
     return path

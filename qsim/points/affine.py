@@ -11,7 +11,7 @@ from qsim import scaling
 from qsim.formats import Fixed, Int
 from qsim.functional import quantize
 from qsim.functional.quantizer import Point, Quantizer, check_call
-from qsim.points.base import PointModule, limits_of, quantizer_of, wide
+from qsim.points.base import PointModule, limited, limits_of, quantizer_of, wide
 from qsim.points.groups import check_granularity, grouped, ungrouped, within
 from qsim.scaling import Scaling
 
@@ -82,7 +82,7 @@ class Affine(PointModule):
         groups = grouped(wide(x), self.granularity)
         scale, zero_point = self._for_groups(groups) if self._fixed else self._of_range(groups.detach())
         integers = self._to_integer(groups / scale, **noise) + zero_point
-        values = (torch.clamp(integers, *self._limits) - zero_point) * scale
+        values = (limited(integers, *self._limits) - zero_point) * scale
         return ungrouped(values, x.shape).to(x.dtype)
 
     def _of_range(self, groups: Tensor) -> tuple[Tensor, Tensor]:

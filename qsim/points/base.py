@@ -26,7 +26,10 @@ class PointModule(nn.Module):
 
     Attributes:
         gradient: Gradient of the point in a layer: `"straight"`, that of the identity; `"clipped"`, the same without values beyond the
-            range; or `"own"`, that of the module, by autograd.
+            range; or `"own"`, that of the module, by autograd, which is the default.
+        is_directed: Whether the module rounds along the last dimension, as with blocks or rows. A layer then calls it with the dimension
+            last over which the product sums, and once for each product of a tensor: the gradient of the weight sums over tokens. A class
+            that sets it must set `gradient`, too: with `"own"` at `act` or `weight`, both passes multiply what the forward pass rounded.
         call: The call that creates the point, such as `"LSQ('int4')"`, with which configurations and recipes express it. `None` for classes
             from elsewhere, and for arguments that plain text cannot express, such as functions and tensors.
 
@@ -50,6 +53,12 @@ class PointModule(nn.Module):
         super().__init_subclass__(**options)
         own = inspect.signature(cls.__init__)
         cls.__signature__ = own.replace(parameters=[*own.parameters.values()][1:])
+        own_bases = cls.__mro__[: cls.__mro__.index(PointModule)]
+        if vars(cls).get("is_directed") is True and not any("gradient" in vars(base) for base in own_bases):
+            raise TypeError(
+                f"{cls.__name__}: is_directed = True needs a gradient: with 'straight' a layer rounds a tensor again along the sum of its "
+                "other product; with 'own' both passes multiply what the forward pass rounded"
+            )
         cls._takes_seeds = any(each.kind == each.VAR_KEYWORD for each in inspect.signature(cls.rounded).parameters.values())
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
@@ -135,6 +144,11 @@ def surrogate(x: Tensor, values: Tensor, slope: Tensor | float = 1) -> Tensor:
     if not (torch.is_grad_enabled() and (x.requires_grad or values.requires_grad)) and not isinstance(slope, Tensor):
         return values
     return _Surrogate.apply(x, values, slope)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def limited(x: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
+    """Clamp values. The gradient passes within the range and at its ends, where that of `torch.clamp` stops from torch 2.14 on."""
+    return torch.where((x < low) | (x > high), x.detach().clamp(low, high), x)  # type: ignore[arg-type]
 
 
 def wide(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim.formats.base import check_integer
 from qsim.functional.quantizer import Point
-from qsim.points.base import Gradient, PointModule, callable_of, check_number, surrogate
+from qsim.points.base import Gradient, PointModule, callable_of, check_number, limited, surrogate
 
 
 def clamped(x: Tensor, quantile: float, dim: int | None) -> Tensor:
@@ -26,7 +26,7 @@ def clamped(x: Tensor, quantile: float, dim: int | None) -> Tensor:
     count = values.shape[along]
     numbers = [min(math.floor(part * count), count - 1) for part in (1 - quantile, quantile)]
     low, high = (torch.kthvalue(values, number + 1, along, keepdim=True).values for number in numbers)
-    return torch.clamp(x, low.view(()), high.view(())) if dim is None or x.dim() == 0 else torch.clamp(x, low, high)
+    return limited(x, low.view(()), high.view(())) if dim is None or x.dim() == 0 else limited(x, low, high)
 
 
 class Clamped(PointModule):

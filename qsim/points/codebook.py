@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim import formats
+from qsim.formats.base import check_flag
 from qsim.functional import quantize
 from qsim.points.base import PointModule, surrogate, wide
 from qsim.points.groups import check_granularity, grouped, ungrouped, within
@@ -46,6 +47,7 @@ class Codebook(PointModule):
 
     def __init__(self, table: Sequence[float] | Tensor, granularity: Scaling | str | None = None, *, learned: bool = False) -> None:
         super().__init__()
+        check_flag("Codebook", "learned", learned)
         values = table.tolist() if isinstance(table, Tensor) else list(table)
         if not values or not all(isinstance(value, Real) and math.isfinite(value) for value in values):
             raise ValueError(f"Codebook: table must be a list of finite numbers, got {table!r}")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qsim.formats.base import check_integer, shortest
 from qsim.functional.quantizer import Point, Quantizer
-from qsim.points.base import PointModule, check_number, divided, limits_of, quantizer_of, surrogate, wide
+from qsim.points.base import PointModule, check_number, divided, limited, limits_of, quantizer_of, surrogate, wide
 
 #: The smallest step or clipping level in use, so that values can be divided by one that training has made zero or negative.
 _SMALLEST = 2.0**-100
@@ -159,7 +159,7 @@ class PACT(PointModule):
         alpha, values = wide(self.alpha), wide(x)
         alpha = surrogate(alpha, alpha.detach().clamp(min=_SMALLEST)).view([1] * x.dim())
         clipped = torch.where(values < alpha, values, alpha)
-        clipped = torch.where(clipped > -alpha, clipped, -alpha) if self.quantizer.format.is_signed else clipped.clamp(min=0)
+        clipped = torch.where(clipped > -alpha, clipped, -alpha) if self.quantizer.format.is_signed else limited(clipped, 0.0, math.inf)
         scale = divided(alpha.detach(), self.quantizer.format.max)
         return surrogate(clipped, self.quantizer(clipped.detach() / scale, **noise) * scale).to(x.dtype)
 

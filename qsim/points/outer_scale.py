@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ class OuterScale(PointModule):
     through.
 
     Args:
-        point: A block format, or a `Quantizer` with scales, which may round in any way.
+        point: A block format, or a `Quantizer` with scales, which may round in any way. A scale of the tensor that its scales are under, as
+            in `"nvfp4"`, is replaced.
         granularity: The groups: `PerBlock(128)`, `PerRow()`, or another of `qsim.scaling`.
 
     Example:
@@ -45,6 +47,10 @@ class OuterScale(PointModule):
         self.quantizer = quantizer_of("OuterScale", point, scales=True)
         self.granularity = check_granularity("OuterScale", granularity)
         scale = self.quantizer.scale
+        if scale is not None and scale.outer is not None:
+            # The scales of groups replace one of the tensor, under which no group would be independent of the others.
+            scale = replace(scale, outer=None)
+            self.quantizer = replace(self.quantizer, scale=scale)
         if scale is None or not scale.format.max < 2.0**100:
             raise ValueError(
                 f"OuterScale: point needs scales in a format of limited range, as e4m3 blocks have, got {self.quantizer.format!r}, {scale}"
@@ -56,7 +62,7 @@ class OuterScale(PointModule):
     @property
     def is_nested(self) -> bool:
         """Whether an operator rounds under both scales, in the basis of a transform, too."""
-        return isinstance(self.scale, (PerBlock, PerTile)) and self.scale.outer is None
+        return isinstance(self.scale, (PerBlock, PerTile))
 
     def rounded(self, x: Tensor, **noise: Any) -> Tensor:
         """Divide by the scales of groups, round, and multiply."""

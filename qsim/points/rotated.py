@@ -45,6 +45,7 @@ class Rotated(PointModule):
         (tensor([8., 0., 0., -0.]), tensor([8.2000, 0.0000, 0.0000, 0.0000]))
     """
 
+    gradient: Gradient = "straight"
     is_directed = True
 
     def __init__(self, point: Point | Callable[..., Tensor], transform: Hadamard | str, redraw: Redraw = "never") -> None:
@@ -56,7 +57,7 @@ class Rotated(PointModule):
         if redraw not in get_args(Redraw):
             raise ValueError(f"Rotated: redraw must be 'never' or 'call', got {redraw!r}")
         self.transform, self.redraw = turning, redraw
-        self.gradient: Gradient = getattr(self.point, "gradient", "straight")
+        self.gradient = getattr(self.point, "gradient", "straight")
 
     @property
     def draws_signs(self) -> bool:

@@ -17,11 +17,23 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
         counter: Four 32-bit words.
         key: Two 32-bit words.
 
+    Raises:
+        TypeError: If a word is no integer.
+        ValueError: If there are more or fewer words, or one has more than 32 bits.
+
     Example:
         >>> from qsim.random import philox4x32
         >>> [hex(word) for word in philox4x32((0, 0, 0, 0), (0, 0))]
         ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
     """
+    for name, given, count in (("counter", counter, 4), ("key", key, 2)):
+        if len(given) != count:
+            raise ValueError(f"philox4x32: {name} has {count} words, got {given!r}")
+        for word in given:
+            if isinstance(word, bool) or not isinstance(word, int):
+                raise TypeError(f"philox4x32: the words of {name} must be ints, got {word!r}")
+            if not 0 <= word < 2**32:
+                raise ValueError(f"philox4x32: the words of {name} must be in 0…2**32 - 1, got {word}")
     words: tuple[int, int, int, int] = philox(*counter, *key)  # type: ignore[no-untyped-call]
     return words
 

@@ -6,12 +6,12 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, distributed
-from torch.utils._python_dispatch import _disable_current_modes
 
 from qsim.random.places import WHOLE, Place
 from qsim.random.sources import Stream, found
 from qsim.random.streams import LARGEST, stream
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
+from qsim_kernels.private import without_modes
 
 # Passed explicitly in every call, because torch's default device may be another; a `torch.device`, because parsing a string is slower.
 _CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def _repeats(device: torch.device, ops: Operators = DISPATCHED) -> bool:
 def fresh_seed() -> int:
     """A seed drawn from torch's CPU generator: it repeats after `torch.manual_seed`, and differs from all seeds drawn before."""
     # Models may be created on no device, under a mode in which tensors have no values.
-    with _disable_current_modes():
+    with without_modes():
         return int(torch.randint(LARGEST, (), device=_CPU))
 
 

@@ -95,9 +95,7 @@ def _is_cut(how: Placement) -> bool:
 
 def _split_factor(how: Placement) -> int:
     """Into how many pieces a tensor had been cut that was cut out of turn; otherwise 0."""
-    from torch.distributed.tensor.placement_types import _StridedShard
-
-    return int(how.split_factor) if isinstance(how, _StridedShard) else 0
+    return int(getattr(how, "split_factor", 0))
 
 
 def refuse_summands(x: DTensor) -> None:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from qsim.private import is_exporting as _is_exporting
 from qsim.random.streams import Source, stream_of
+from qsim_kernels.private import without_modes
 
 _SOURCES: list[Source] = []
 
@@ -20,7 +21,7 @@ _SOURCES: list[Source] = []
 def numbers_of(source: Source) -> tuple[Tensor, Tensor]:
     """The tensors that stand for a source: its number in the list, and the stream that it has in this process alone."""
     _SOURCES.append(source)
-    with _disable_current_modes():  # models may be created on no device
+    with without_modes():  # models may be created on no device
         number, summand = (
             torch.tensor(each, dtype=torch.int64, device="cpu") for each in (len(_SOURCES) - 1, stream_of(source, training=False))
         )
@@ -55,7 +56,7 @@ Stream = int | GraphStream
 def is_exporting() -> bool:
     """Whether an exported program is traced, which keeps streams as constants, for other processes."""
     # Not `torch.compiler.is_exporting()`, at which Dynamo breaks graphs before torch 2.13.
-    return torch.compiler._is_exporting_flag
+    return _is_exporting()  # type: ignore[no-any-return]
 
 
 def varied(stream: Stream, variation: int) -> Stream:

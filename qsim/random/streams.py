@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from torch import distributed
 
+from qsim_kernels.private import constant
+
 #: The largest stream and the largest seed that are drawn.
 LARGEST = 2**63 - 1
 #: Whether torch was built with distributed runs.
@@ -48,7 +50,7 @@ def _known_hash(names: tuple[str | int, ...]) -> int:
 
 
 # Compilers cannot trace hashes, and warn of caches; names are constants of a graph.
-_hashed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+constant(_hashed)
 
 
 def own_rank() -> int:

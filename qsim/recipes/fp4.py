@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qsim.formats import E2M1, E4M3, E5M2
+from qsim.formats.base import check_flag
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
 from qsim.points import DGE, Clamped, FourOverSix, MSEden, OuterScale, Outliers, Rotated
@@ -112,6 +113,7 @@ def fp4_dge(*, keep_outliers: bool = False) -> Recipe:
         >>> points.act.function.quantile, points.weight.function.k
         (0.99, 5.0)
     """
+    check_flag("fp4_dge", "keep_outliers", keep_outliers)
     tokens = Clamped(Quantizer(E2M1, scale=PerRow()))
     # Clamping again changes nothing, and both passes multiply what the module rounded.
     act = Outliers(tokens, tokens.quantile, dim=-1) if keep_outliers else tokens

@@ -7,6 +7,7 @@ from dataclasses import replace
 from qsim import scaling
 from qsim.accumulators import Rounded
 from qsim.formats import E4M3, E4M3B11FNUZ, E5M2, Float, Int
+from qsim.formats.base import check_flag
 from qsim.functional.quantizer import Quantizer
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
@@ -49,6 +50,7 @@ def torchao_rowwise(*, weight_gradient: bool = True) -> Recipe:
         >>> print(qsim.recipes.torchao_rowwise().points.grad.scale)
         rows(e8m0, ceil)
     """
+    check_flag("torchao_rowwise", "weight_gradient", weight_gradient)
     rows = Quantizer(E4M3, scale=PerRow(format="e8m0", rule="ceil"))
     if weight_gradient:
         points = FivePoint(rows, rows, act_bwd=rows, weight_bwd=rows, grad=rows)
@@ -141,9 +143,11 @@ def luq() -> Recipe:
     between zero and the smallest, it goes to either with the probability that makes the mean exact: what the paper calls stochastic
     underflow and logarithmic stochastic rounding is `Stochastic` here. The backward pass multiplies by the 4-bit inputs and weights.
 
-    The paper clips inputs and weights where normal and Laplacian values have the least error; here their largest magnitudes are kept. It
-    keeps the first and the last layer in high precision, takes a gradient's largest magnitude from earlier steps (`scale=Delayed(…)`), and
-    may average several drawings.
+    The paper clips inputs and weights where normal and Laplacian values have the least error; here their largest magnitudes are kept. In
+    a transformer, outliers then leave few of the 15 integers to the other inputs, whose forward rounding is nearly all of the bias of a
+    gradient; `PerRow()` scales of inputs and weights remove most of it. The rounding of gradients itself has none. The paper keeps the
+    first and the last layer in high precision, takes a gradient's largest magnitude from earlier steps (`scale=Delayed(…)`), and may
+    average several drawings.
 
     Example:
         >>> import torch, qsim

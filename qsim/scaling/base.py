@@ -16,6 +16,7 @@ from qsim.text.parsing import read_call
 from qsim_kernels.numbers import scales as numbers
 from qsim_kernels.numbers.grid import Grid, read
 from qsim_kernels.numbers.scales import SMALLEST, ScaleRule, spell_scales
+from qsim_kernels.private import constant
 
 Rule = Literal["fit", "ceil", "floor", "even", "ceil_log2"]
 
@@ -194,7 +195,7 @@ def _bits_after_the_first(grid: Grid) -> int:
 
 
 # See `qsim.formats.dtypes`: compiled code keeps the result for strings as a constant, but makes variables of numbers.
-_spelling._dynamo_marked_constant = True  # type: ignore[attr-defined]
+constant(_spelling)
 
 _SPELT: dict[tuple[str, ...], tuple[str, str]] = {}
 

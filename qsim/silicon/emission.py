@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from qsim.formats import Format
+from qsim.formats.base import check_flag
 from qsim.rounding import Overflow, Rounding
 from qsim.silicon.circuits import Circuit, Operation
 from qsim.silicon.dots import Dot
@@ -45,7 +46,7 @@ def emit(
         source: The format of the numbers that are rounded, whose codes are the inputs.
         stages: Registers between input and output of a SystemVerilog module.
         generator: Whether SystemVerilog modules make their random bits themselves, by a linear feedback shift register.
-        name: The name of a C header, for its guard.
+        name: The name of a C header, of which its guard is made: any text.
 
     Raises:
         ValueError: If an argument is not one of these.
@@ -110,6 +111,7 @@ def emit_circuits(
 
 
 def _check(language: str, stages: int, generator: bool) -> None:
+    check_flag("emit", "generator", generator)
     if language not in get_args(Language):
         raise ValueError(f"language must be one of {', '.join(map(repr, get_args(Language)))}, got {language!r}")
     if language != "systemverilog" and (stages or generator):

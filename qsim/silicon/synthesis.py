@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from qsim.formats.base import check_flag
 from qsim.silicon.graphs import AnyCircuit, routine
 from qsim_kernels.meanings import systemverilog
 
@@ -95,6 +96,7 @@ def cost(circuit: AnyCircuit, stages: int = 0, generator: bool = False, limit: f
         >>> cost(Circuit("int4", "decode"))  # doctest: +SKIP
         Cost(fpga=Fpga(luts=36, carries=6, registers=0, depth=10), gates=Gates(gates=36, depth=8))
     """
+    check_flag("cost", "generator", generator)
     source = systemverilog.module(routine(circuit), stages, generator)
     return Cost(fpga(source, circuit.name, limit), gates(source, circuit.name, limit))
 

@@ -108,12 +108,13 @@ class Findings(ABC, Generic[SettingsT]):
         return Picture(name, self._filled("captions", name, values), draw)
 
     def claim(self, name: str, agrees: bool | None, /, **values: Any) -> Claim:
-        """A claim, filled with measured values, and its verdict."""
+        """A claim, filled with measured values, and its verdict; its words say why it was known beforehand, if it was."""
         section = f"claim {name}"
         source, paper, measured, test, rule, power = (
             self._filled(section, key, values) for key in ("source", "claim", "measured", "test", "rule", "power")
         )
-        return Claim(source, paper, measured, agrees, test=test, rule=rule, power=power)
+        expected = self._filled(section, "expected", values) if "expected" in self._words[section] else ""
+        return Claim(source, paper, measured, agrees, test=test, rule=rule, power=power, expected=expected)
 
     def _filled(self, section: str, name: str, values: dict[str, Any]) -> str:
         template = " ".join(self._words[section][name].split("\n"))

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 import qsim
 from qsim.studies.result import Result
+from qsim.text.files import write_whole
 from qsim.text.tables import Table
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Claim:
         test: The quantity that tests the claim.
         rule: The rule from the quantity to the verdict, and its reason.
         power: The smallest effect that these runs would have found.
+        expected: Why the answer was known beforehand, if it was: that of a theorem, or of a count of bytes. Sums of verdicts leave out
+            claims that agree as expected, because the measurement checks the code rather than the claim.
 
     Example:
         >>> from qsim import studies
@@ -46,6 +49,8 @@ class Claim:
         'yes'
         >>> studies.Claim("Section 3", "it is faster", "1.0 [0.9, 1.1] times", agrees=None, power="1.2 times").verdict
         'undecided'
+        >>> studies.Claim("Lemma 3", "as 1/b", "b to the -1.00", agrees=True, expected="it is proven").verdict
+        'yes (expected)'
     """
 
     source: str
@@ -55,10 +60,13 @@ class Claim:
     test: str = field(default="", kw_only=True)
     rule: str = field(default="", kw_only=True)
     power: str = field(default="", kw_only=True)
+    expected: str = field(default="", kw_only=True)
 
     @property
     def verdict(self) -> str:
-        """Return `agrees` as a word."""
+        """Return `agrees` in words; a claim that was expected to agree and does not is news."""
+        if self.agrees and self.expected:
+            return "yes (expected)"
         return {True: "yes", False: "no", None: "undecided"}[self.agrees]
 
 
@@ -135,7 +143,8 @@ class Report:
         """The tests of the claims as a table; claims that are judged alike share a row."""
         alike: dict[tuple[str, str, str], list[str]] = {}
         for number, claim in enumerate(self.claims, 1):
-            alike.setdefault((claim.source, claim.test, claim.rule), []).append(str(number))
+            rule = f"{claim.rule}; expected: {claim.expected}" if claim.expected else claim.rule
+            alike.setdefault((claim.source, claim.test, rule), []).append(str(number))
         rows = [[f"{', '.join(numbers)}. {source}", test, rule] for (source, test, rule), numbers in alike.items()]
         return Table.of("How each claim was judged", ["where", "quantity that tests the claim", "rule, and its reason"], rows)
 
@@ -185,7 +194,7 @@ class Report:
                         path = figures.save(panel, folder, name + suffix)
                         written += [] if suffix else [path]
         page = folder / "report.md"
-        page.write_text(self.markdown(origin, drawn))
+        write_whole(page, self.markdown(origin, drawn))
         return [page, *written]
 
 

@@ -33,6 +33,19 @@ def confidence(level: float) -> Iterator[None]:
         _level.reset(token)
 
 
+@contextmanager
+def shared(count: int) -> Iterator[None]:
+    """Compute intervals in this context so that `count` of them hold together with the confidence of one (Bonferroni's correction).
+
+    Example:
+        >>> with shared(5):
+        ...     print(confidence_text(), mean([1.0, 2.0, 3.0]))
+        99 % 2 [-3.73, 7.73]
+    """
+    with confidence(1 - (1 - _level.get()) / count):
+        yield
+
+
 def confidence_text() -> str:
     """The confidence of intervals, for texts.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from qsim.studies.result import Result
 from qsim.studies.study import Study, values_of
-from qsim.text.files import FileError, check_shape, reading
+from qsim.text.files import FileError, check_shape, reading, write_whole
 
 #: The shape of a line; see `text.files.check_shape`.
 _MACHINE = {"device": str, "torch": str, "qsim": str, "date": str, "commit?": str, "python?": str}
@@ -58,12 +57,8 @@ class Store:
         own = {"study": self.study.name, "version": self.study.version, "run": values_of(result.run)}
         line = {**own, "values": result.values, "seconds": result.seconds, "machine": result.machine}
         before = self._file.read_text(encoding="utf-8") if self._file.exists() else ""
-        temporary = self._file.with_suffix(".tmp")
-        with temporary.open("w", encoding="utf-8") as out:
-            out.write(before + ("\n" if before and not before.endswith("\n") else "") + json.dumps(line, allow_nan=True) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(self._file)
+        ends = "\n" if before and not before.endswith("\n") else ""
+        write_whole(self._file, f"{before}{ends}{json.dumps(line, allow_nan=True)}\n")
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import uuid
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
+
+#: Bytes that the names of files have at most, on all systems.
+_LONGEST_NAME = 255
 
 
 class FileError(ValueError):
@@ -58,6 +63,50 @@ def read_json(action: str, path: Path, shape: Any) -> Any:
         content = json.loads(path.read_text(encoding="utf-8"))
         check_shape(content, shape, "it")
     return content
+
+
+def name_in_folder(action: str, file: Path, name: str) -> str:
+    """A name that a file gives, which must be that of a file in the same folder.
+
+    Args:
+        action: The function that reads, for the error.
+        file: The file that names it.
+        name: The name.
+    """
+    is_plain = PurePosixPath(name).name == PureWindowsPath(name).name == name not in ("", "..")
+    if not is_plain or not name.isprintable() or len(name.encode()) > _LONGEST_NAME:
+        shown = name if len(name) <= 60 else f"{name[:57]}…"
+        raise FileError(f"{action}: {file} is malformed: it names {shown!r}, which is not a file in its folder")
+    return name
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Write a file that appears whole or not at all: to a draft next to it, which then takes its place.
+
+    Args:
+        path: The file. A link is replaced, and the file that it names stays as it is. What is no file, such as a pipe, is written directly.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        yield target
+        return
+    draft = target.with_name(f".{target.name[:64]}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        draft.open("x").close()  # a new file: never what a link of that name leads to
+        yield draft
+        with draft.open("rb+") as file:
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text as `whole_file` does."""
+    with whole_file(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def check_shape(value: Any, shape: Any, where: str) -> None:

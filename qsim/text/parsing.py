@@ -16,7 +16,7 @@ def read_call(text: str, makers: Mapping[str, Callable[..., Any]]) -> Any | None
 
     Raises:
         TypeError: If the arguments do not fit.
-        ValueError: If the maker refuses them.
+        ValueError: If the maker refuses them, or one is given twice.
 
     Example:
         >>> from qsim.text.parsing import read_call
@@ -25,7 +25,7 @@ def read_call(text: str, makers: Mapping[str, Callable[..., Any]]) -> Any | None
     """
     try:
         call = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # as for thousands of brackets or signs
         return None
     return _made(call, text, makers) if _is_call(call, makers) else None
 
@@ -40,9 +40,12 @@ def _made(call: ast.Call, text: str, makers: Mapping[str, Callable[..., Any]]) -
             return _made(node, text, makers)
         try:
             return ast.literal_eval(node)
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError, MemoryError) as error:
             raise ValueError(f"{text!r}: arguments must be plain numbers, strings, True, False or None") from error
 
     assert isinstance(call.func, ast.Name)
+    names = [option.arg for option in call.keywords]
+    if None in names or len(set(names)) < len(names):
+        raise ValueError(f"{text!r}: each argument of {call.func.id} must be given once, by its name or its position")
     options = {str(option.arg): value(option.value) for option in call.keywords}
     return makers[call.func.id](*map(value, call.args), **options)

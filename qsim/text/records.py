@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, overload
 
 from qsim.text.blocks import shared_names
@@ -295,17 +294,3 @@ def _scalars(record: Any) -> dict[str, Any]:
     """The scalars of a record, those of its summary if it has one."""
     given: dict[str, Any] = record.summary() if hasattr(record, "summary") else plain(record)
     return given
-
-
-def write_lines(path: str | os.PathLike[str], lines: Iterable[str]) -> None:
-    """Write a file of lines atomically: to a temporary file next to it, which then replaces it."""
-    beside = f"{os.fspath(path)}.{os.getpid()}.part"
-    try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise

@@ -257,6 +257,13 @@ def test_formats_say_what_wider_operands_hold() -> None:
     assert qsim.matmul(x, x, unit, formats="e4m3").item() == 0.0
     assert qsim.matmul(x.to(torch.float8_e4m3fn), x, unit, formats=(E4M3, "e5m2")).item() == 0.0
     assert qsim.matmul(x, x, unit, formats=("e5m2", "e5m2")).item() == 2.0**-18
+    # As a number of E5M2 it counts with its own exponent, -9: 3 fraction bits below -15 hold the product.
+    assert qsim.matmul(x, x, Aligned(4, 3), formats=("e4m3", "e5m2")).item() == 2.0**-18
+    assert qsim.matmul(x, x, Aligned(4, 3), formats="e4m3").item() == 0.0
+
+
+def test_subnormal_operands_count_as_float32_has_them() -> None:
+    assert Aligned(4, 8).sum_of(Float(8, 7, bias=130), BF16)[-2:] == (-126, -126)
 
 
 @pytest.mark.parametrize(

@@ -172,3 +172,23 @@ def test_the_table_of_a_conversion_notes_blocks_that_do_not_divide_a_layer() -> 
     assert qsim.nn.conversion(model).notes == (("1", note),)
     assert qsim.nn.conversion(qsim.convert(model, {"1": qsim.recipes.nvfp4().points})).notes == (("1", note.replace("32", "16")),)
     assert qsim.nn.conversion(qsim.convert(model, {"1": qsim.recipes.fp8_blockwise().points})).notes == ()
+
+
+def test_groups_that_do_not_divide_an_input_are_refused_before_servers_do(tmp_path: Path) -> None:
+    model = qsim.convert(nn.Sequential(nn.Linear(128, 64), nn.Linear(64, 128)), qsim.recipes.fp8_blockwise().points)
+    found = qsim.export(model, tmp_path / "out", dry_run=True)
+    assert [name for name, *_ in found.layers] == ["0"]
+    ((name, reason),) = found.refused
+    assert (name, "has 64 columns, which blocks of 128 do not divide" in reason) == ("1", True)
+    with pytest.raises(ValueError, match=r"cannot express 1: its input, .* has 64 columns, which blocks of 128 do not divide"):
+        qsim.export(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_adapters_are_merged_before_an_export(tmp_path: Path) -> None:
+    adapted = type("Adapted", (nn.Linear,), {"__module__": "peft.tuners.lora.layer"})
+    model = qsim.convert(nn.Sequential(nn.Linear(32, 32)), "mxfp8")
+    model.append(adapted(32, 32))
+    for dry_run in (True, False):
+        with pytest.raises(TypeError, match=r"of PEFT \(peft.tuners.lora.layer.Adapted\).*: call model.merge_and_unload\(\) first"):
+            qsim.export(model, tmp_path / "out", dry_run=dry_run)

@@ -93,6 +93,19 @@ def test_rows_and_blocks_at_the_edges(tmp_path: Path) -> None:
         assert torch.equal(decoded(tmp_path / "out", str(i)), exported.expected(model[i]))
 
 
+def test_blocks_along_another_dimension_are_written_along_that_of_the_product(tmp_path: Path) -> None:
+    """The forward pass turns blocks to the dimension that it sums over, whatever dimension they are given."""
+    model = exported.model_of({"turned": FivePoint(weight=Quantizer("e4m3", scale=scaling.PerBlock(32, dim=0)), weight_bwd=None)})
+    qsim.export(model, tmp_path / "out", weight_only=True)
+    assert torch.equal(decoded(tmp_path / "out", "1"), forward_weight(model[1]))
+
+
+def test_a_margin_of_rows_is_in_the_scales(tmp_path: Path) -> None:
+    model = exported.model_of({"margin": FivePoint(weight=Quantizer("int8", scale=scaling.PerRow(margin=1)), weight_bwd=None)})
+    qsim.export(model, tmp_path / "out", weight_only=True)
+    assert torch.equal(decoded(tmp_path / "out", "1"), forward_weight(model[1]))
+
+
 def arguments(points: FivePoint, folder: Path, **options: Any) -> dict[str, Any]:
     """The only group of a checkpoint in the layout of compressed-tensors."""
     qsim.export(exported.model_of({"": points}), folder, overwrite=True, **options)
@@ -308,3 +321,36 @@ def test_excluded_layers_are_written_in_high_precision(tmp_path: Path) -> None:
     assert [name for name, _, _ in qsim.export(model, tmp_path / "out", exclude=["0", "2"]).layers] == ["1"]
     loaded = qsim.load(nn.Sequential(nn.Conv1d(32, 32, 1), nn.Linear(32, 32), nn.Linear(32, 32)), tmp_path / "out")
     assert torch.equal(loaded[2].weight, model[2].weight)
+
+
+def test_a_margin_of_scales_is_that_of_the_exported_numbers(tmp_path: Path) -> None:
+    """With a margin, the largest number of a row is a quarter of the format's largest, in the file as in the model."""
+    point = Quantizer("int8", scale=scaling.PerAxis(0, margin=2))
+    model = exported.model_of({"": FivePoint(weight=point)})
+    qsim.export(model, tmp_path / "out")
+    loaded = qsim.load(exported.model_of({"": FivePoint()}), tmp_path / "out", convert=False)
+    weight = model.get_parameter("1.weight")
+    assert torch.equal(loaded.get_parameter("1.weight"), point(weight))
+    assert not torch.equal(point(weight), Quantizer("int8", scale=scaling.PerAxis(0))(weight))
+
+
+@pytest.mark.parametrize("rule", ["floor", "ceil", "even", "ceil_log2"])
+def test_the_rule_of_scales_of_inputs_comes_back(rule: str, tmp_path: Path) -> None:
+    block = Block("e4m3", 32, rule=rule)
+    qsim.export(exported.model_of({"": FivePoint(block, block)}), tmp_path / "out", "torchao")
+    (tmp_path / "out" / "qsim.json").unlink()  # as another program would write it
+    (points,) = qsim.checkpoints.points(tmp_path / "out").values()
+    assert points.act == FivePoint(block, block).act
+
+
+def test_rows_of_a_coded_weight_keep_their_scales() -> None:
+    codes, scales = torch.arange(32, dtype=torch.uint8).view(8, 4), torch.arange(4.0).view(4, 1)
+    whole = CodedWeight(codes, scales, scales.byte(), torch.tensor(2.0), (2, 4))
+    part = whole.part(range(4, 8))
+    assert torch.equal(part.codes, codes[4:])
+    assert part.scales.tolist() == [[2.0], [3.0]]
+    assert part.scale_codes is not None
+    assert part.scale_codes.tolist() == [[2], [3]]
+    assert (part.outer, part.tile) == (whole.outer, (2, 4))
+    assert whole.part(range(6, 7)).tile == (1, 4)
+    assert whole.part(range(6, 7)).scales.tolist() == [[3.0]]

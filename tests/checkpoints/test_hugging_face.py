@@ -328,3 +328,11 @@ def test_servers_merge_the_projections_of_latent_attention(tmp_path: Path) -> No
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         first, second, other = (file.get_tensor(f"{name}.weight_global_scale") for name in model)
     assert first == second != other
+
+
+def test_a_recipe_in_a_quantization_config_is_no_description() -> None:
+    from qsim.hugging_face import DescribedConversion
+
+    message = r"quantization_config has recipe, and for quant_method='qsim' .* call qsim.convert\(model, recipe\)"
+    with pytest.raises(ValueError, match=message):
+        DescribedConversion(quant_method="qsim", recipe="mxfp8")

@@ -126,6 +126,10 @@ _WORDS = [
     "h100_fp8",
     "Linear",
     "re:(",
+    # Longer than the names of files, with more digits than Python reads, and what no encoding has.
+    "x" * 5000,
+    "e4m" + "9" * 5000,
+    "\ud800",
 ]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(_WORDS) | st.just(10**30),
@@ -329,7 +333,10 @@ def test_deep_nesting(text: str, tmp_path: Path) -> None:
         qsim.load(model(), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "..", "a/b.safetensors", "..\\outside.safetensors", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["../outside.safetensors", "/etc/passwd", "..", "a/b.safetensors", "..\\outside.safetensors", "C:outside", "x" * 5000, "\ud800", ""],
+)
 def test_an_index_names_files_of_its_own_folder(name: str, tmp_path: Path) -> None:
     place = tmp_path / "saved"
     shutil.copytree(folder("saved"), place)

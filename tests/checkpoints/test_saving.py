@@ -204,6 +204,12 @@ def test_another_model_is_refused_and_unchanged(tmp_path: Path, other: object, e
     assert {name: (type(module), module.training) for name, module in model.named_modules()} == before
 
 
+def test_a_model_of_another_dtype_of_the_same_size_is_refused(tmp_path: Path) -> None:
+    qsim.save(nn.Linear(4, 2, bias=False).bfloat16(), tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"weight is torch\.float16 in the model and was saved as torch\.bfloat16: model\.to\(torch\.bfl"):
+        qsim.load(nn.Linear(4, 2, bias=False).half(), tmp_path / "saved")
+
+
 def test_layers_built_with_points_must_have_been_saved(tmp_path: Path) -> None:
     qsim.save(nn.Linear(4, 4), tmp_path / "saved")
     with pytest.raises(ValueError, match="the model was built with points, and the saved model had none there"):
@@ -233,9 +239,8 @@ def test_states_that_safetensors_cannot_hold_are_refused(tmp_path: Path) -> None
 def test_a_folder_is_replaced_only_on_request(tmp_path: Path) -> None:
     target = tmp_path / "saved"
     qsim.save(nn.Linear(2, 2), target)
-    with pytest.raises(FileExistsError, match=r"save: .*saved is not empty; overwrite=True replaces it"):
+    with pytest.raises(FileExistsError, match=r"save: .*saved is not empty; overwrite=True replaces a checkpoint"):
         qsim.save(nn.Linear(3, 3), target)
-    (target / "notes.txt").write_text("of the first")
     qsim.save(nn.Linear(3, 3), target, overwrite=True)
     assert sorted(path.name for path in target.iterdir()) == ["model.safetensors", "qsim.json"]
     assert load_file(target / "model.safetensors")["weight"].shape == (3, 3)

@@ -37,6 +37,21 @@ def test_formats_lists_every_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.split()[0] == "nvfp4" and line.endswith(" 4.5") for line in blocks)
 
 
+def test_each_number_of_a_format_is_under_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    heading, *rows = (re.split(r"\s{2,}", line.strip()) for line in run(capsys, "formats").split("\n\n")[0].splitlines())
+    (row,) = [row for row in rows if row[0] == "e5m2"]
+    assert dict(zip(heading, row, strict=True)) == {
+        "name": "e5m2",
+        "format": "Float(5, 2, specials='ieee')",
+        "bits": "8",
+        "max": "57344",
+        "smallest normal": "6.103516e-05",
+        "smallest": "1.525879e-05",
+        "epsilon": "0.25",
+        "specials": "inf, NaN",
+    }
+
+
 def test_formats_as_json_give_back_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(run(capsys, "formats", "--json"))
     scope = {

@@ -169,3 +169,7 @@ def test_stochastic_numbers_in_different_places_are_independent() -> None:
         first, second, third = (number.round(x) for _ in range(3))
         for a, b in itertools.combinations((first, second, third, first.roll(1)), 2):
             check_share(int((a == b).sum()), len(x), 0.5, tests=18)
+
+
+def test_words_of_a_block_are_symmetric() -> None:
+    assert block_quantize(torch.tensor([-1.99, 1.99]), wl=4, rounding="nearest").tolist() == [-1.75, 1.75]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 import qsim
 from qsim import FivePoint, Quantizer
-from qsim.control import Fallback
+from qsim.control import Fallback, fallback as fallback_module
 from qsim.diagnostics import assign
 
 pytestmark = pytest.mark.filterwarnings("ignore:Fallback")
@@ -72,6 +73,13 @@ def test_a_layer_is_moved_when_its_numbers_underflow() -> None:
     assert model[0].points.act.format == qsim.format("bf16")
     assert model[2].points.act.format == qsim.format("e4m3")
     assert "0" in str(fallback.moved)
+
+
+@pytest.mark.filterwarnings("ignore:Fallback")
+def test_a_layer_is_moved_once() -> None:
+    fallback = Fallback(WIDE, batches, loss, error=0.0, every=1, probes=1).start(converted())
+    fallback.step()
+    assert [(record.layer, record.step) for record in fallback.moved] == [("0", 0), ("2", 0), ("4", 0)]
 
 
 def test_the_run_is_otherwise_unchanged() -> None:
@@ -144,3 +152,25 @@ def test_errors_of_models(model: nn.Module, message: str) -> None:
         Fallback(WIDE, batches, loss, error=1.0).start(model)
     with pytest.raises(RuntimeError, match="start it first"):
         Fallback(WIDE, batches, loss, error=1.0).step()
+
+
+def test_an_error_without_a_value_is_beyond_every_bound() -> None:
+    """Gradients beyond 448 are NaN in E4M3, which has no infinity."""
+    model = converted(points=FivePoint(grad="e4m3"))
+    fallback = Fallback(WIDE, batches, lambda model, batch: 1e6 * loss(model, batch), error=1e30, probes=1).start(model)
+    assert [record.layer for record in fallback.moved] == ["0", "2", "4"]
+    assert all(math.isnan(record.error) for record in fallback.moved)
+
+
+def test_every_measurement_has_random_bits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, own = [], fallback_module.probing
+
+    def noted(*args: Any) -> Any:
+        seeds.append(args[-1])
+        return own(*args)
+
+    monkeypatch.setattr(fallback_module, "probing", noted)
+    fallback = Fallback(WIDE, batches, loss, error=1e9, every=2, probes=1).start(converted())
+    for _ in range(4):
+        fallback.step()
+    assert len(seeds) == len(set(seeds)) == 3

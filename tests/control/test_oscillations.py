@@ -123,3 +123,15 @@ def test_errors() -> None:
         OsciReset(period=10, window=20)
     with refused(ValueError, "ratio must be greater than 1", "0.5"):
         OsciReset(ratio=0.5)
+
+
+@pytest.mark.parametrize(("ratio", "resets"), [(2.0, True), (2.001, False)])
+def test_an_element_exactly_at_the_ratio_is_reset(ratio: float, resets: bool) -> None:
+    """A weight moves by 1/16 over the middle between two numbers of E4M3, which are 1/8 apart: twice as far, without rounding errors."""
+    model: Any = qsim.convert(nn.Sequential(nn.Linear(4, 4)), qsim.FivePoint("e4m3", "e4m3"))
+    nn.init.constant_(model[0].weight, 1 + 1 / 32)
+    control = OsciReset(period=2, window=1, ratio=ratio).start(model)
+    nn.init.constant_(model[0].weight, 1 + 3 / 32)
+    control.step()
+    assert control.counts["0"] == (16 if resets else 0)
+    assert torch.equal(model[0].weight.detach(), torch.full((4, 4), 1.125 if resets else 1 + 3 / 32))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,8 @@ from torch import Tensor, nn
 
 import qsim
 from qsim import FivePoint, Quantizer
-from qsim.diagnostics import Advice, Monitor, Problem
+from qsim.diagnostics import Advice, Counts, Monitor, Problem
+from qsim.diagnostics.remedies import loss_scale_up
 from qsim.scaling import PerBlock
 
 #: The share of underflow that remedies promise.
@@ -100,6 +103,7 @@ def test_gradients_that_overflow_and_the_loss_scale_that_fits() -> None:
     assert found.loss_scale is not None
     assert found.loss_scale < 1
     assert not found.ruins, "a scaler of the loss skips the step"
+    assert found.remedies[0] == f"a loss scale at least 2^{round(-math.log2(found.loss_scale))} times smaller"
     fixed = sampled(FivePoint(grad="e5m2"), 2.0**26 * found.loss_scale)
     assert fixed.samples[0][found.layer, "grad"].saturated == 0
     assert underflow(fixed, found.layer, "grad") < TARGET
@@ -239,3 +243,12 @@ def test_points_with_gradients_of_their_own_are_compared_with_what_they_round(re
     found = [counts.sqnr for counts in sampled(recipe).samples[0] if counts.point in ("act", "weight")]
     assert found
     assert all(10 < sqnr < 30 for sqnr in found)
+
+
+def test_a_loss_scale_leaves_the_largest_gradient_in_the_range() -> None:
+    """E4M3 reaches from 2^-9 to 448: gradients up to 2 leave room for 2^7, which must bring nine tenths of them into the range."""
+    for least, scale in ((-16, 2.0**7), (-17, None)):
+        histogram = array("q", [50, *[0] * (-1 - least), 50])
+        facts = {"elements": 100, "saturated": 0, "underflowed": 50, "exact": 0, "zero": 0, "nan": 0, "infinite": 0, "below": 0}
+        counts = Counts("0", "grad", "e4m3", (2.0**-9, 448.0), **facts, lowest=least, histogram=histogram, signal=1.0, noise=1.0)
+        assert loss_scale_up(counts, Quantizer("e4m3")) == scale

@@ -190,3 +190,14 @@ def test_layers_that_never_run_are_named() -> None:
         model(torch.randn(4, 32)).sum().backward()
         monitor.step()
     assert monitor.samples[0].never_called == ()
+
+
+def test_a_writer_has_add_scalar() -> None:
+    class Logs:
+        def log(self, numbers: object) -> None: ...
+
+    model = qsim.convert(nn.Sequential(nn.Linear(4, 4)), "mxfp8")
+    for writer in (Logs(), "runs/1"):
+        with pytest.raises(TypeError, match=r"^Monitor: writer must have add_scalar, as TensorBoard's SummaryWriter has, got "):
+            qsim.diagnostics.Monitor(model, writer=writer)  # type: ignore[arg-type]
+    qsim.diagnostics.Monitor(model).close()  # nothing was left on the model

@@ -113,6 +113,11 @@ def test_pandas_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_key_that_does_not_exist() -> None:
     with pytest.raises(KeyError, match=r"no layer 'tail': there are 'blocks\.0\.up', 'blocks\.1\.up', 'head', 'first'"):
         FOUND["tail",]
+    errors = GradientErrors(
+        tuple(GradientError(*place, *[Estimate(2.0, 1.0, 3.0)] * 4) for place in (("0", "grad"), ("1", "act"))), 3, 2, 0.9
+    )
+    with pytest.raises(KeyError, match=r"no point 'weight' at '0': there are 'grad'\"$"):
+        errors["0", "weight"]
     with pytest.raises(KeyError, match="no layer 'tail': there are none"):
         Losses(())["tail",]
     with pytest.raises(TypeError, match="Losses: a key is layer, an index or a slice, got 'head'"):

@@ -162,3 +162,41 @@ def test_every_name_of_ml_dtypes_and_of_torchs_narrow_dtypes() -> None:
         assert isinstance(qsim.format(name), qsim.formats.Format)
     for name in of_torch:
         assert qsim.format(name) == qsim.format(getattr(torch, name))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "e4m\uff13",  # a full-width 3, which is a digit for Python
+        "e\u0664m3",  # an Arabic 4
+        "int\u0668",
+        "posit1\uff16",
+        "p3109_\u212a8p3uf",  # the Kelvin sign, in small letters a k
+        "\uff26loat(4, 3)",
+        "e4m" + "9" * 10_000,
+        "int" + "8" * 10_000,
+        "-" * 5000 + "1",
+        "(" * 5000,
+        "Float(4, " + "-" * 5000 + "1)",
+        "Float(4, " + "9" * 10_000 + ")",
+        "Float(4, \0003)",
+    ],
+    ids=lambda name: repr(name[:12]),
+)
+def test_texts_that_look_like_names_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="unknown format"):
+        qsim.format(name)
+
+
+@pytest.mark.parametrize("call", ["Float(4, mantissa=3, mantissa=2)", "Float(4, **{'mantissa': 3})"])
+def test_arguments_are_given_once(call: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"^{re.escape(repr(call))}: each argument of Float must be given once, by its name or its position$"
+    ):
+        qsim.format(call)
+
+
+@pytest.mark.parametrize("argument", ["{[]: 1}", "*[3]", "-" * 500 + "1", "x", "1 + 'a'"])
+def test_arguments_are_plain(argument: str) -> None:
+    with pytest.raises(ValueError, match="arguments must be plain numbers, strings, True, False or None"):
+        qsim.format(f"Float(4, {argument})")

@@ -111,6 +111,7 @@ def test_supernormal_floats(name: str) -> None:
     ("arguments", "message"),
     [
         ((2, 1, 4.0), r"Supernormal: value must be one that Float\(2, 1\) lacks, got 4"),
+        ((2, 1, -6.0), r"Supernormal: value must be one that Float\(2, 1\) lacks, got -6"),
         ((2, 1, math.inf), "values must be finite in float32, got inf"),
         ((8, 8, 5.0), "Supernormal: mantissa must be in 0…7, got 8"),
         ((8, 7, 5.1), r"Supernormal: float32 must hold the values, and cannot hold those of Float\(8, 7\)"),

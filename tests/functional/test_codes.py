@@ -190,3 +190,10 @@ def test_nan_without_a_code(name: str) -> None:
 def test_overflow_without_a_code(name: str) -> None:
     with pytest.raises(ValueError, match="encode: x holds NaN, for which the format has no code"):
         qsim.encode(torch.tensor([1.0, 1e6]), name, overflow="nonfinite")
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(8, torch.uint8), (9, torch.int16), (16, torch.int16), (17, torch.int32), (24, torch.int32)])
+def test_codes_have_the_narrowest_dtype_that_holds_them(bits: int, dtype: torch.dtype) -> None:
+    codes = qsim.encode(torch.tensor([1.0]), qsim.Int(bits, signed=False))
+    assert codes.dtype == dtype
+    assert qsim.decode(codes, qsim.Int(bits, signed=False)).tolist() == [1.0]

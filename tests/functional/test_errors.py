@@ -57,6 +57,7 @@ def run(operation: str, x: Any, out: Tensor, options: dict[str, Any]) -> Tensor:
         ({"seed": 1, "generator": torch.Generator()}, ValueError, "give seed= or generator=, not both"),
         ({"seed": 1, "generator": torch.Generator(), "rounding": "nearest"}, ValueError, "give seed= or generator=, not both"),
         ({"seed": Noise(1), "generator": torch.Generator()}, ValueError, "give seed= or generator=, not both"),
+        ({"seed": 1.5, "rounding": "nearest"}, TypeError, "seed must be an int or a 0-d int64 tensor, got 1.5"),
         ({"seed": Noise(0, stream=None)}, TypeError, "stream must be an int, got None"),
         ({"seed": Noise("1")}, TypeError, "seed must be an int or a 0-d int64 tensor, got '1'"),
         ({"seed": "1"}, TypeError, "seed must be an int or a 0-d int64 tensor, got '1'"),
@@ -173,6 +174,11 @@ def test_out_that_is_shifted_against_x() -> None:
     memory = torch.arange(6.0)
     with refused(ValueError, "out and x overlap in memory at different offsets: give another out", untouched=(memory,)):
         qsim.quantize(memory[:5], "e4m3", rounding="stochastic", out=memory[1:])
+    with refused(ValueError, "overlap in memory", untouched=(memory,)):
+        qsim.quantize(memory[3:], "e4m3", rounding="stochastic", out=memory[1:4])  # in one element
+    with refused(ValueError, "overlap in memory", untouched=(memory,)):
+        qsim.quantize(memory[:3], "e4m3", rounding="stochastic", out=memory[2:5])
+    qsim.quantize(memory[3:], "e4m3", out=memory[:3])
     # The same elements, or others of one storage, are as good as tensors of their own.
     for x, out in ((memory, memory), (memory[:3], memory[3:])):
         expected = qsim.quantize(x, "e2m1")

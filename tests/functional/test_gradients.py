@@ -31,18 +31,14 @@ def test_passes_straight_through(x: Tensor, fmt: Format, rounding: str) -> None:
     assert torch.equal(leaf.grad, upstream)
 
 
-def test_clipped_is_that_of_clamping(device: torch.device) -> None:
-    # The gradient passes at the ends themselves; that of NaN passes too, because clamp does not stop it either.
+def test_clipped_passes_within_the_range_and_at_its_ends(device: torch.device) -> None:
+    # As that of clamp before torch 2.14, from which on clamp stops it at the ends.
     values = [448.0, -448.0, 448.1, -448.1, 464.0, torch.inf, -torch.inf, 0.0, 1.0, 447.9, 1e-30]
     leaf = torch.tensor(values, device=device, requires_grad=True)
-    other = leaf.detach().clone().requires_grad_()
     upstream = torch.arange(1.0, 12.0, device=device)
     qsim.quantize(leaf, "e4m3", clip_gradient=True).backward(upstream)
-    other.clamp(-448, 448).backward(upstream)
     assert leaf.grad is not None
-    assert other.grad is not None
-    assert torch.equal(leaf.grad, other.grad)
-    assert leaf.grad.count_nonzero() == 6
+    assert leaf.grad.tolist() == [1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 8.0, 9.0, 10.0, 11.0]
 
 
 def test_clips_each_end_at_its_own_value(device: torch.device) -> None:

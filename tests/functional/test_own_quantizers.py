@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from dataclasses import fields
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -45,3 +49,17 @@ def test_modules_that_call_their_point_use_it() -> None:
 def test_a_gradients_point_that_would_be_ignored_is_refused() -> None:
     with pytest.raises(TypeError, match="Quantize: backward: Zeros has a __call__ of its own"):
         qsim.nn.Quantize(backward=Zeros("e4m3"))
+
+
+def test_copies_have_every_field() -> None:
+    """No field has its default in all of these."""
+    quantizers = [
+        Quantizer("e4m3", "stochastic", overflow="nonfinite", clip_gradient=True, redraw="call"),
+        Quantizer("e2m1", "odd", scale=qsim.scaling.PerBlock(16, format="e4m3"), transform="Hadamard(16)"),
+    ]
+    plain = Quantizer("e5m2")
+    for field in fields(Quantizer):
+        values = [getattr(quantizer, field.name) for quantizer in quantizers]
+        assert any(value != getattr(plain, field.name) for value in values), f"a copy that loses {field.name} would not be noticed"
+        for make in (copy.copy, copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given)), lambda given: Quantizer(**given.to_dict())):
+            assert [getattr(make(quantizer), field.name) for quantizer in quantizers] == values

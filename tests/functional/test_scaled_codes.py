@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import math
+import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 import qsim
 from qsim import Block, Stochastic
@@ -148,7 +153,7 @@ def test_what_is_not_finite(name: str, bad: float) -> None:
     assert encoded.scales.view(-1)[0] == (0x7F if name == "nvfp4" else 0xFF)
     element = NAMED[name].element
     assert (encoded.codes.view(-1)[:16] == (0x7F if element.has_nan else qsim.encode(torch.tensor(element.max), element))).all()
-    again = encoded._replace(codes=torch.zeros_like(encoded.codes))
+    again = replace(encoded, codes=torch.zeros_like(encoded.codes))
     assert same_bits(qsim.decode(again, name).isnan(), qsim.decode(encoded, name).isnan())
 
 
@@ -169,7 +174,7 @@ def test_layouts() -> None:
         for dim in range(4):
             a, b = qsim.encode(x, "nvfp4", dim=dim), qsim.encode(other, "nvfp4", dim=dim)
             assert all(same_bits(p, q) for p, q in zip(a, b, strict=True))
-            strided = ScaledCodes(*(part.transpose(0, -1).contiguous().transpose(0, -1) for part in a[:2]), a.outer)
+            strided = ScaledCodes(*(part.transpose(0, -1).contiguous().transpose(0, -1) for part in (a.codes, a.scales)), a.outer)
             assert same_bits(qsim.decode(strided, "nvfp4", dim=dim), qsim.quantize(x, "nvfp4", dim=dim))
 
 
@@ -262,6 +267,7 @@ class TestErrors:
             (ValueError, r"scales of shape \(4, 1\), got \(1, 4\)", {"scales": torch.zeros(1, 4, dtype=torch.uint8)}),
             (ValueError, r"codes of shape \(4, 17\)", {"codes": torch.zeros(4, 17, dtype=torch.uint8)}),
             (TypeError, "come in torch.uint8, got torch.float32", {"scales": torch.ones(4, 1)}),
+            (TypeError, "come in torch.uint8, got torch.int8", {"scales": torch.ones(4, 1, dtype=torch.int8)}),
             (TypeError, "scales must be a tensor, got NoneType", {"scales": None}),
             (TypeError, "outer, a float32 scale of the whole tensor, got NoneType", {"outer": None}),
             (TypeError, "outer, a float32 scale of the whole tensor, got float", {"outer": 1.0}),
@@ -274,7 +280,7 @@ class TestErrors:
     def test_decoding(self, error: type[Exception], match: str, changed: dict[str, Any]) -> None:
         encoded = qsim.encode(torch.ones(4, 16), "nvfp4")
         with pytest.raises(error, match=match):
-            qsim.decode(encoded._replace(**changed), "nvfp4")
+            qsim.decode(replace(encoded, **changed), "nvfp4")
 
     def test_decoding_other_things(self) -> None:
         encoded = qsim.encode(torch.ones(4, 16), "mxfp4")
@@ -283,7 +289,7 @@ class TestErrors:
         with pytest.raises(TypeError, match="codes must be a tensor, got ScaledCodes"):
             qsim.decode(encoded, "e2m1")
         with pytest.raises(ValueError, match="outer must be None"):
-            qsim.decode(encoded._replace(outer=torch.ones(())), "mxfp4")
+            qsim.decode(replace(encoded, outer=torch.ones(())), "mxfp4")
         with pytest.raises(IndexError, match="no dimension 2"):
             qsim.decode(encoded, "mxfp4", dim=2)
         with pytest.raises(ValueError, match="float16 cannot hold"):
@@ -336,3 +342,57 @@ def test_elements_that_float64_alone_holds() -> None:
     assert encoded.codes.dtype == torch.int32
     assert check(x, FP16, scale=PerBlock(4, format=FP16)).scales.dtype == torch.int16
     assert check(x, "e2m1", scale=PerBlock(4, format=E8M0)).scales.dtype == torch.uint8
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("mxfp4", "mxfp8"),
+        ("mxfp4", "mxfp6_e2m3"),
+        ("mxfp8", "mxfp8_e5m2"),
+        ("mxfp6_e3m2", "mxfp6_e2m3"),
+        # Both have two scales per row, for other elements.
+        (Block("e4m3", 40), Block("e4m3", 48)),
+        (Block("e4m3", (2, 40)), Block("e4m3", (2, 48))),
+    ],
+)
+def test_codes_are_decoded_as_they_were_encoded(name: Any, other: Any) -> None:
+    """Scales and shapes fit; only the elements' format or the size of blocks is another, and so are the numbers."""
+    scaled = qsim.encode(torch.randn(2, 64), name)
+    stored = io.BytesIO()
+    torch.save(scaled, stored)
+    stored.seek(0)
+    copies = [
+        *(copy.deepcopy(scaled), copy.copy(scaled), pickle.loads(pickle.dumps(scaled)), torch.load(stored, weights_only=False)),
+        *(tree_map(torch.clone, scaled), torch.vmap(lambda x: x)(scaled), replace(scaled, codes=scaled.codes.clone())),
+    ]
+    for codes in (scaled, *copies):
+        assert torch.equal(qsim.decode(codes, name), qsim.decode(scaled, name))
+        with pytest.raises(ValueError, match=r"^decode: the codes are those of e.m. under \S+ per \S+.*, and the format is e.m. under "):
+            qsim.decode(codes, other)
+    unnamed = ScaledCodes(scaled.codes, scaled.scales)
+    assert qsim.decode(unnamed, name).shape == (2, 64)
+
+
+def test_tiles_of_one_row_are_blocks() -> None:
+    x = torch.randn(2, 64)
+    assert torch.equal(qsim.decode(qsim.encode(x, Block("e2m1", (1, 32), scale="e8m0")), "mxfp4"), qsim.quantize(x, "mxfp4"))
+    assert torch.equal(
+        qsim.decode(qsim.encode(x, Block("e2m1", 32, rule="ceil")), "mxfp4"), qsim.quantize(x, Block("e2m1", 32, rule="ceil"))
+    )
+
+
+def test_exported_programs_keep_the_formats_of_codes() -> None:
+    class Encode(torch.nn.Module):
+        def forward(self, x: Tensor) -> ScaledCodes:
+            return qsim.encode(x, "mxfp4")  # type: ignore[no-any-return]
+
+    x = torch.randn(2, 64)
+    program, stored = torch.export.export(Encode(), (x,)), io.BytesIO()
+    torch.export.save(program, stored)
+    stored.seek(0)
+    for own in (program, torch.export.load(stored)):
+        codes = own.module()(x)
+        assert torch.equal(qsim.decode(codes, "mxfp4"), qsim.quantize(x, "mxfp4"))
+        with pytest.raises(ValueError, match="the codes are those of e2m1 under e8m0 per 32"):
+            qsim.decode(codes, "mxfp8")

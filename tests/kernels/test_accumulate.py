@@ -205,6 +205,29 @@ def test_subnormal_operands_count_with_the_smallest_exponent_of_their_format() -
         assert (qsim.matmul(a, b, unit).item() != 0) == kept
 
 
+#: Units of single products, with the operands of a sum and what it must be.
+ENDS: dict[str, tuple[Aligned, list[tuple[float, float]], float]] = {
+    "from the value after the largest on, a sum is infinite": (Aligned(1, 40, "fp16"), [(256.0, 256.0)], math.inf),
+    "a negative one, too": (Aligned(1, 40, "fp16"), [(256.0, -256.0)], -math.inf),
+    "also where it is rounded to nearest": (Aligned(1, 40, "fp16", rounding="nearest"), [(256.0, 256.0)], math.inf),
+    "a smaller one is truncated": (Aligned(1, 40, "fp16"), [(65535.0, 1.0)], 65504.0),
+    "an infinite sum stays so": (Aligned(1, 40, "fp16"), [(256.0, 256.0), (-256.0, 255.0)], math.inf),
+    "a subnormal sum counts as the smallest exponent": (Aligned(1, 4, "fp16"), [(2.0**-20, 1.0)] * 2, 0.0),
+    "which leaves it what is above": (Aligned(1, 6, "fp16"), [(2.0**-20, 1.0)] * 2, 2.0**-19),
+    "an empty sum does not": (Aligned(1, 3), [(2.0**-100, 2.0**-30)], 2.0**-130),
+    "but as -133": (Aligned(1, 3), [(2.0**-100, 2.0**-37)], 0.0),
+    "or what is not below that": (Aligned(1, 3), [(2.0**-100, 2.0**-36)], 2.0**-136),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_running_sums_at_both_ends_of_their_format(name: str) -> None:
+    unit, pairs, due = ENDS[name]
+    a, b = torch.tensor([[x for x, _ in pairs]]), torch.tensor([[y] for _, y in pairs])
+    assert [found.tolist() for found in implementations(a, b, unit.spelled(FP32, FP32))] == [[[due]]] * 2
+    check(unit, a, b, (FP32, FP32))
+
+
 def test_a_fused_step_rounds_once() -> None:
     # 2048 + (1 + 2**-10)**2 lies above the middle between 2048 and 2050 in FP16. In float32 the product is rounded to it first.
     a = torch.tensor([[2048.0, 1.0 + 2.0**-20]])
@@ -233,8 +256,9 @@ def test_a_sum_in_float32_is_a_loop_of_the_c_librarys_fma(spread: float) -> None
 
 def test_a_sum_stagnates_unless_it_is_compensated_or_a_tree() -> None:
     a, b = torch.ones(1, 512), torch.ones(512, 1)
-    results = {order: qsim.matmul(a, b, Rounded("bf16", order=order)).item() for order in ("sequential", "pairwise", "kahan")}
-    assert results == {"sequential": 256.0, "pairwise": 512.0, "kahan": 512.0}
+    for order, wanted in (("sequential", 256.0), ("pairwise", 512.0), ("kahan", 512.0)):
+        results = implementations(a, b, Rounded("bf16", order=order).spelled(BF16, BF16))  # type: ignore[arg-type]
+        assert [x.item() for x in results] == [wanted] * 2
 
 
 def test_stochastic_sums_are_unbiased() -> None:

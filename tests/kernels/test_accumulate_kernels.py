@@ -273,6 +273,26 @@ def test_chunks_on_a_gpus_own_unit(setting: str, rows: int, length: int, columns
     assert_same_bits(found, computed(reference, a, b, how))
 
 
+def test_tiles_of_a_b200_are_not_those_that_its_matrix_unit_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.7 gives it float64 products of 64 rows, and fails to compile; `test_compiled_offline` compiles for it."""
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    gpu = torch.device("cuda", 0)
+    tiles = {}
+    for capability in ((8, 0), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, own=capability: own)
+        tiles[capability] = kernels._tile_of_groups(gpu).rows
+    assert tiles == {(8, 0): 64, (9, 0): 64, (10, 0): 32, (10, 3): 32, (11, 0): 32, (12, 0): 64}
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU takes its own tile")
+@pytest.mark.parametrize("rows", [32, 64])
+def test_tiles_of_groups_give_the_same_bits(rows: int) -> None:
+    how, (fmt, other) = sum_of("b200_nvfp4")
+    a, b = values((70, 48), fmt, 1.0), values((48, 9), other, 1.0)
+    found = computed(kernels, a, b, how, tile=kernels.ResultTile(rows, 64, 1))
+    assert_same_bits(found, computed(reference, a, b, how))
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("setting", ["fp8", "fp16", "stochastic", "chunks", "chunks of fp32"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 17, 3), (3, 2, 1), (2, 0, 3), (0, 4, 3)])
@@ -378,3 +398,20 @@ def test_scales_on_a_gpu(name: str) -> None:
     given = (scales((2, lines, groups), scale, 3.0, 1e-4) for lines in (65, 150))
     how = accumulator.spelled(*[resolve_format(fmt)] * 2)
     assert_same_bits(*_bits_of(torch.ops.qsim.accumulate_scaled, a, b, *given, [2, 1, 1, 1], None, how, 0, 0))
+
+
+@pytest.mark.parametrize("columns", [1 << 16, (1 << 16) * 64])
+def test_a_launch_has_all_tiles_in_its_first_dimension(columns: int) -> None:
+    """CUDA limits the others to 65,535 programs."""
+    grids: list[tuple[int, int, int]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+            return lambda *arguments, **options: grids.append(grid)
+
+    tile = kernels.ResultTile(2, 32, 1)
+    out, a, b = (torch.empty(3, *shape, device="meta") for shape in ((6, columns), (6, 4), (4, columns)))
+    adder = resolve("h100_fp8").sum_of(*map(resolve_format, ("e4m3", "e4m3")))
+    product = kernels.ProductLaunch(out, a, b, None, adder, (None, 0, 0), tile)
+    product.run(Kernel(), tile, kernels.Planes(a, None, 6, 4), kernels.Planes(b, None, columns, 4), (), adders=[()])
+    assert grids == [(3 * columns // 32, 1, 3)]

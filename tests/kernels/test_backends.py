@@ -11,6 +11,7 @@ import torch
 
 import qsim
 from qsim.functional import backends
+from qsim_kernels.ops import backend
 from qsim_kernels.ops.backend import library
 from qsim_kernels.ops.quantize import Implementation
 
@@ -71,7 +72,62 @@ def test_a_backend_without_a_substitute_raises_the_error() -> None:
 
 def test_amds_gpus_have_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.0")
-    assert qsim.diagnostics.backends()["cuda"].runs == "torch"
+    runs, why = qsim.diagnostics.backends()["cuda"]
+    assert runs == "torch"
+    assert why == "this is torch for AMD's GPUs, for which there are no kernels: plain torch rounds, several times slower"
+
+
+def test_intels_gpus_have_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert qsim.diagnostics.backends()["xpu"] == (None, "there is no XPU device here")
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    expected = "there are no kernels for Intel's GPUs: plain torch rounds, several times slower"
+    assert qsim.diagnostics.backends()["xpu"] == ("torch", expected)
+
+
+@pytest.mark.parametrize(("key", "gpus"), [("CUDA", "AMD's GPUs"), ("XPU", "Intel's GPUs")])
+def test_one_warning_says_that_plain_torch_rounds_on_other_vendors_gpus(key: str, gpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever operator runs first, and however many follow."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    backend._warn_of_plain_torch.cache_clear()
+    modules = "torch", "numba", "triton.quantize.launch"
+    first, second = (Implementation.by_dispatch_key(*modules)[key] for _ in range(2))
+    x = torch.linspace(-3, 3, 100)
+    given = *qsim.format("e2m1").spelling[:1], qsim.rounding.resolve("nearest").spelling["saturate"], 0, 0, torch.float32
+    with pytest.warns(
+        RuntimeWarning, match=f"plain torch rounds tensors on {gpus}, for which qsim has no kernels: the same bits"
+    ) as caught:
+        found = [each.quantize(x, None, *given) for each in (first, second, first)]
+    assert len(caught) == 1
+    assert all(torch.equal(each, qsim.quantize(x, "e2m1")) for each in found)
+    backend._warn_of_plain_torch.cache_clear()
+
+
+def test_nvidias_gpus_have_kernels_without_a_warning() -> None:
+    assert Implementation.by_dispatch_key("torch", "numba", "triton.quantize.launch")["CUDA"]._warns_of is None
+    assert library._functions["quantize", "XPU"].__self__._warns_of == "Intel's GPUs"
+
+
+@pytest.mark.parametrize("hip", [None, "6.4"])
+def test_capabilities_of_other_vendors_choose_no_ptx(hip: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An MI300 has capability 9.4, above an H100's 9.0."""
+    pytest.importorskip("triton")
+    from qsim_kernels.triton.host import capabilities
+
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
+    monkeypatch.setattr(capabilities, "INTERPRETED", False)
+    assert capabilities.supports_packed_16_bit.__wrapped__() == (hip is None)
+    assert capabilities.compute_capability(0) == ((9, 4) if hip is None else (0, 0))
+
+
+def test_compilers_get_no_ptx_for_amds_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qsim_kernels.lowered import inductor
+
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    assert inductor._is_tested(torch.device("cuda"))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert not inductor._is_tested(torch.device("cuda"))
 
 
 def test_a_gpu_is_named_if_there_is_one() -> None:

@@ -216,3 +216,14 @@ def test_folders_are_made_for_the_user_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert [path.stat().st_mode & 0o777 for path in (made, made.parent)] == [0o700, 0o700]
     native._machine_code(*NAME)
     assert [path.stat().st_mode & 0o777 for path in sorted(made.iterdir())] == [0o600, 0o600]
+
+
+def test_a_full_disk_leaves_no_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(draft: str, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    place = tmp_path / "cache"
+    place.mkdir()
+    cache.write(place / "scales.o", b"code")
+    assert list(place.iterdir()) == []

@@ -224,7 +224,9 @@ def test_a_known_product_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chip, "_case", None)
     assert all(torch.equal(chip.at_once(*each), due) for each, due in zip(given, expected, strict=True))  # type: ignore[arg-type]
     shifted = torch.empty(16 * 64 + 1, dtype=E4M3)[1:].view(16, 64).copy_(a)
-    for others in ((shifted, b), (a.to(torch.bfloat16), b), (a, b.contiguous()), (a[:8], b)):
+    shifted_b = torch.empty(64 * 32 + 1, dtype=E4M3)[1:].view(32, 64).copy_(b.t()).t()
+    assert shifted_b.stride() == b.stride()
+    for others in ((shifted, b), (a, shifted_b), (a.to(torch.bfloat16), b), (a, b.contiguous()), (a[:8], b)):
         assert chip.at_once(*others, how, torch.bfloat16, None) is None
     assert chip.at_once(a, b, spelled(a, b, "h100_fp8_promoted"), torch.bfloat16, None) is None
     assert chip.at_once(a, b, how, torch.bfloat16, bias.float()) is None

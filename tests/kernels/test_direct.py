@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import qsim
 from qsim import FivePoint, Quantizer
 from qsim_kernels.ops.backend import library
-from qsim_kernels.ops.direct import DISPATCHED, operators
+from qsim_kernels.ops.direct import DISPATCHED, operators, operators_of_lists
 
 STOCHASTIC = Quantizer("e4m3", "stochastic")
 POINTS = {
@@ -90,6 +90,7 @@ def test_tensors_of_other_kinds_are_not() -> None:
         fake = torch.randn(3)
     negative = torch.randn(3, dtype=torch.complex64).conj().imag
     assert negative.is_neg()
+    assert operators_of_lists([torch.ones(5), negative], [torch.ones(5)]) is DISPATCHED
     for other in (x.as_subclass(Own), x.to("meta"), x.to_sparse(), fake, negative):
         assert not is_direct(other)
         assert not is_direct(x, other)

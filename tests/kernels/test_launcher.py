@@ -12,8 +12,10 @@ pytest.importorskip("triton")
 
 import triton
 
+from qsim_kernels import private
 from qsim_kernels.triton.host import launcher as host
 from support.side_by_side import DEVICE
+from support.triton_code import compiled_code
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the other tests launch directly")
 
@@ -21,7 +23,10 @@ pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the othe
 class Kernel:
     """A kernel whose compiled forms note the arguments of direct launches."""
 
+    fn = SimpleNamespace(__name__="noting_kernel")
+
     def __init__(self) -> None:
+        self.code = ""
         self.by_triton: list[tuple[Any, ...]] = []
         self.direct: list[tuple[Any, ...]] = []
 
@@ -32,6 +37,9 @@ class Kernel:
             return SimpleNamespace(run=run, function=17, packed_metadata="metadata")
 
         return launch
+
+    def warmup(self, *arguments: Any, grid: Any, **options: int) -> Any:
+        return SimpleNamespace(asm={"ttgir": self.code})
 
     def _note(self, *arguments: Any) -> None:
         self.direct.append(arguments)
@@ -58,6 +66,39 @@ def test_each_form_goes_through_triton_once(kernel: Kernel) -> None:
     assert kernel.direct == [(*head, source.data_ptr(), *tail) for source in (x, x, odd)]
 
 
+def test_the_form_depends_on_every_tensor(kernel: Kernel) -> None:
+    """On the dtype and the alignment of those between `x` and `out` and the numbers, too: compiled code would misread others."""
+    x, launch = torch.zeros(64), host.Launch(host.launcher(kernel, ()), 1)
+    given = [torch.ones(()), torch.ones((), dtype=torch.float64), torch.ones((), dtype=torch.bfloat16), None, x[1:2]]
+    for _ in range(2):
+        for other in given:
+            launch(x, x, 5, other)
+    launch(x.bfloat16(), x, 5, given[0])
+    launch(x, x.double(), 5, given[0])
+    assert [arguments[2] for arguments in kernel.by_triton] == [*given, given[0], given[0]]
+    assert [arguments[-1] for arguments in kernel.direct] == given
+
+
+def test_tensors_that_are_not_contiguous_raise_an_error(kernel: Kernel) -> None:
+    """Except those that are stored as `x` is, for whose strides a launch is prepared."""
+    x, launch = torch.zeros(8, 4).t(), host.Launch(host.launcher(kernel, ()), 1)
+    launch(x, x, torch.zeros(8, 4).t())
+    with pytest.raises(ValueError, match=r"takes tensors that are contiguous, got shape \(4,\) with strides \(2,\)"):
+        launch(x, x, torch.zeros(8)[::2])
+    assert len(kernel.by_triton) == 1
+
+
+def test_a_kernel_is_not_launched_where_its_texts_get_other_elements_than_they_expect(kernel: Kernel) -> None:
+    """As after a release of Triton that places elements otherwise: an error, before anything is written."""
+    kernel.code = compiled_code(
+        "thread", "#ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [1, 32], warpsPerCTA = [1, 1], order = [1, 0]}>"
+    )
+    x = torch.zeros(64)
+    with pytest.raises(RuntimeError, match=r"Triton 3\.6\.0 compiles noting_kernel with elements on other lanes than its PTX expects"):
+        host.Launch(host.launcher(kernel, ()), 1)(x, x)
+    assert not kernel.by_triton
+
+
 def test_hooks_see_every_launch(kernel: Kernel) -> None:
     x, launch = torch.zeros(64), host.Launch(host.launcher(kernel, ()), 1)
     launch(x, x)
@@ -69,6 +110,15 @@ def test_hooks_see_every_launch(kernel: Kernel) -> None:
         hook.remove(print)
     launch(x, x)
     assert (len(kernel.by_triton), len(kernel.direct)) == (2, 1)
+
+
+def test_a_triton_whose_kernels_cannot_be_launched_directly_launches_them(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, launch, name = torch.zeros(64), host.Launch(host.launcher(kernel, ()), 1), "packed_metadata"
+    monkeypatch.setattr(private, "_LAUNCH", ("run", "function", f"{name}_gone"))
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match=f"Triton's compiled kernels lack one of run, function, {name}_gone: launches take longer"):
+            launch(x, x)
+    assert (len(kernel.by_triton), len(kernel.direct)) == (2, 0)
 
 
 def test_nothing_is_launched_for_no_programs(kernel: Kernel) -> None:

@@ -15,6 +15,7 @@ from torch._inductor.virtualized import V
 import qsim
 from qsim.formats import E2M1, E4M3, E5M2, E8M0
 from qsim.functional.arguments import spelling
+from qsim.random import Noise
 from qsim_kernels import lowered
 from qsim_kernels.lowered import rounding as lowered_rounding
 from qsim_kernels.meanings.inductor import LoopElement
@@ -44,6 +45,28 @@ def test_small_tensors_are_rounded_where_their_scale_is_computed(device: torch.d
     loops = re.findall(r"^ +((?:triton|cpp)_\w*amax\w*)", source, re.M)
     assert any("quantize_scaled" in name for name in loops)
     assert len(loops) <= 2, "no other loop goes through the partial results of one"
+
+
+X = torch.randn(40, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_piece_of_a_tensor_draws_the_bits_of_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowered_rounding.inductor, "generates", lambda device: True)
+    spelt, seed = spelling("e2m1", "stochastic", "saturate"), torch.tensor(7)
+    for start in (0, 2, 19):
+        found = lowered_rounding.quantize(X[start:], seed, spelt.grid, spelt.rule, 5, start, torch.float32)
+        assert found is not None
+        assert same_bits(found, qsim.quantize(X, "e2m1", "stochastic", seed=Noise(7, stream=5))[start:])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_compiled_code_draws_the_bits_of_a_place(device: torch.device) -> None:
+    x = X.to(device)
+    found, (source,) = run_and_get_code(torch.compile(lambda x: qsim.quantize(x[2:], "e2m1", "stochastic", seed=Noise(0, offset=2))), x)
+    assert same_bits(found, qsim.quantize(x, "e2m1", "stochastic", seed=0)[2:])
+    assert "qsim.quantize.default" not in source
 
 
 def is_one_kernel(source: str, device: torch.device) -> bool:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +85,35 @@ def test_an_old_numba_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         native.check_numba()
 
 
+DISABLED = """
+import warnings
+import torch
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import qsim
+    x = torch.linspace(-3, 3, 100).view(4, 25)
+    results = qsim.quantize(x, "e4m3"), qsim.quantize(x, "mxfp4"), qsim.matmul(x.sign(), x.sign().T, "h100_bf16")
+    w = torch.nn.Parameter(x.bfloat16())
+    w.grad = w.detach().clone()
+    qsim.optim.SGD([w], 0.1, update="stochastic", seed=1).step()
+print({str(each.message) for each in seen if issubclass(each.category, RuntimeWarning)})
+print(sum(map(hash, [x for result in (*results, w) for x in result.flatten().tolist()])))
+"""
+
+
+def test_without_numbas_compiler_plain_torch_rounds_and_a_warning_says_so() -> None:
+    run = [
+        subprocess.run([sys.executable, "-c", DISABLED], env=os.environ | {"NUMBA_DISABLE_JIT": flag}, capture_output=True, text=True)
+        for flag in ("1", "0")
+    ]
+    assert [each.returncode for each in run] == [0, 0], run[0].stderr
+    (warned, found), (silent, due) = (each.stdout.splitlines() for each in run)
+    assert "plain torch rounds CPU tensors, several times slower than Numba, because" in warned
+    assert "NUMBA_DISABLE_JIT is set" in warned
+    assert silent == "set()"
+    assert found == due
+
+
 def test_a_numba_that_cannot_be_imported_is_refused_before_anything_is_compiled(
     compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +156,9 @@ def test_processes_wait_for_one_that_compiles(compiled: list[str], code: bytes) 
 
 
 @FORKS
-def test_a_process_that_dies_while_it_compiles_keeps_nobody_waiting(compiled: list[str], code: bytes) -> None:
+def test_a_process_that_dies_while_it_compiles_keeps_nobody_waiting(
+    compiled: list[str], code: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context = multiprocessing.get_context("fork")
     begun = context.Queue()
     process = context.Process(target=_compile, args=(begun, 60.0))
@@ -134,10 +166,10 @@ def test_a_process_that_dies_while_it_compiles_keeps_nobody_waiting(compiled: li
     begun.get(timeout=30)
     process.kill()
     process.join()
-    before = time.monotonic()
+    waits: list[float] = []
+    monkeypatch.setattr("qsim_kernels.numba.cache.time", SimpleNamespace(monotonic=time.monotonic, sleep=waits.append))
     assert native._machine_code(*NAME) == code
-    assert time.monotonic() - before < 30
-    assert compiled == ["fit"]
+    assert (waits, compiled) == ([], ["fit"])
 
 
 @FORKS

@@ -26,7 +26,7 @@ from support.scaled_settings import REFERENCE
 pytest.importorskip("triton")
 
 from qsim_kernels.triton.device import conversions
-from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host import capabilities
 
 KERNELS = Implementation("qsim_kernels.triton.scaled.launch")
 
@@ -84,14 +84,14 @@ def test_codes_of_all_inputs_and_of_their_transpose(name: str, overflow: Overflo
 def test_launches_that_serve_several_gpus_have_what_each_of_them_has(
     other: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arguments, "INTERPRETED", False)
+    monkeypatch.setattr(capabilities, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: other if device else (9, 0))
-    assert arguments.has_dpx.__wrapped__() == expected
+    assert capabilities.supports_packed_16_bit.__wrapped__() == expected
 
 
 def test_which_codes_the_gpu_converts_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversions, "has_dpx", lambda: True)
+    monkeypatch.setattr(conversions, "supports_packed_16_bit", lambda: True)
 
     def converts(name: str, rounding: str = "nearest", overflow: Overflow = "saturate", source: torch.dtype = torch.bfloat16) -> bool:
         spelt = qsim.Quantizer(name, rounding, overflow=overflow).spelt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -109,6 +111,15 @@ def test_layers_refuse_inputs_of_another_dtype() -> None:
         layer(torch.ones(2, 4, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_operands_of_another_dtype_are_refused_after_calls_that_were_not(which: int) -> None:
+    given = [torch.ones(2, 4), torch.ones(4, 4), torch.ones(4)]
+    functional.linear(*given, POINTS["hybrid"])
+    given[which] = given[which].bfloat16()
+    with pytest.raises(TypeError, match="must be of one dtype"):
+        functional.linear(*given, POINTS["hybrid"])
+
+
 def test_autocast_hides_no_small_change_of_a_weight() -> None:
     # Rounded to bfloat16 first, this would be a tie, which rounds to 1.
     x, w = torch.ones(1, 1), torch.tensor([[1.0625 + 2**-12]])
@@ -130,3 +141,14 @@ def test_autocast_makes_bfloat16_of_what_no_point_rounds_forward(points: FivePoi
     expected = F.linear(rounded(a, points.act).double(), rounded(w, points.weight).double())
     assert value.dtype == torch.bfloat16
     torch.testing.assert_close(value.double(), expected, rtol=2**-8, atol=2**-9)
+
+
+def test_both_dtypes_of_autocast_in_turn_on_one_layer() -> None:
+    """The layer keeps its plans: that of one dtype must not serve the other."""
+    layer, x = qsim.nn.Linear(8, 4, points=qsim.FivePoint("e4m3", "e4m3")), torch.randn(3, 8)
+    for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype):
+            found, fresh = layer(x), copy.deepcopy(layer)(x)
+        assert found.dtype == dtype
+        assert torch.equal(found, fresh)
+    assert layer(x).dtype == torch.float32

@@ -135,3 +135,10 @@ def test_attention_drops_what_torchs_does() -> None:
     torch.manual_seed(1)
     torch.testing.assert_close(own, F.scaled_dot_product_attention(*leaves, dropout_p=0.5))
     assert not torch.allclose(own, F.scaled_dot_product_attention(*leaves))
+
+
+def test_an_accumulator_adds_no_gradient_of_the_padding() -> None:
+    table = torch.ones(4, 3, requires_grad=True)
+    functional.embedding(torch.tensor([0, 1, 1, 2, 2]), table, 1, FivePoint(accumulate="Rounded('fp16')")).sum().backward()
+    assert table.grad is not None
+    assert table.grad[:, 0].tolist() == [1, 0, 2, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
@@ -111,6 +112,86 @@ def test_a_schedule_goes_on_to_the_bit_inside_each_phase(stop: int, tmp_path: Pa
     assert len(half.losses) == stop
     assert again.losses == whole.losses[stop:]
     assert all(map(same_bits, whole.parameters(), again.parameters()))
+
+
+class InOrder:
+    """A loader that saves its place in an epoch, as torchdata's `StatefulDataLoader` does."""
+
+    def __init__(self) -> None:
+        self._done = 0
+        self._x = torch.randn(32, 16, generator=torch.Generator().manual_seed(3))
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        self._done %= 4
+        while self._done < 4:
+            x = self._x[8 * self._done : 8 * self._done + 8]
+            self._done += 1
+            yield [x, x[:, :4].argmax(1)]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self._done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._done = state["done"]
+
+
+def shuffled() -> torch.utils.data.DataLoader[Any]:
+    """A loader that draws the order of each epoch, and the seed of its workers, from torch's generator."""
+    x = torch.randn(32, 16, generator=torch.Generator().manual_seed(3))
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :4].argmax(1)), 8, shuffle=True)
+
+
+class KilledError(Exception):
+    """The end of a run that is killed."""
+
+
+class KilledAfter(Reached):
+    """Writes a checkpoint after a step, and ends the run in the next one."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step > self.step:
+            raise KilledError
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+
+
+def losses_of(folder: Path, loader: Any, callbacks: list[Any], **options: Any) -> tuple[list[float], list[Tensor]]:
+    """The losses and the final weights of a run of two epochs in MXFP4 or, with a schedule, of one that begins in BF16."""
+    module = Module(FivePoint() if any(type(own).__name__ == "ScheduleCallback" for own in callbacks) else qsim.recipes.mxfp4())
+    silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=2, default_root_dir=folder, callbacks=callbacks, **silent)
+    with contextlib.suppress(KilledError):
+        trainer.fit(module, loader, **options)
+    return module.losses, [weight.detach().clone() for weight in module.parameters()]
+
+
+@pytest.mark.parametrize("scheduled", [False, True], ids=["mxfp4", "schedule"])
+@pytest.mark.parametrize(("make_loader", "stop"), [(InOrder, 2), (InOrder, 6), (shuffled, 4)], ids=["inside 1", "inside 2", "between"])
+def test_a_killed_run_resumes_to_the_bit_in_an_epoch_and_between_two(make_loader: Any, stop: int, scheduled: bool, tmp_path: Path) -> None:
+    """Also if whatever happens before it resumes has drawn from torch's generators."""
+    from qsim.lightning import GeneratorCallback, ScheduleCallback
+
+    def callbacks() -> list[Any]:
+        phases = {0: "bf16", 0.2: qsim.recipes.mxfp4(), 0.9: "bf16"}
+        return [GeneratorCallback(), *([ScheduleCallback(qsim.Schedule(phases))] if scheduled else [])]
+
+    path = tmp_path / "state.ckpt"
+    torch.manual_seed(1)
+    losses, weights = losses_of(tmp_path, make_loader(), callbacks())
+    torch.manual_seed(1)
+    killed, _ = losses_of(tmp_path, make_loader(), [*callbacks(), KilledAfter(stop, path)])
+    assert killed == losses[: stop + 1]
+    torch.manual_seed(2)
+    resumed, ends = losses_of(tmp_path, make_loader(), callbacks(), ckpt_path=str(path))
+    assert resumed == losses[stop:]
+    assert all(map(same_bits, weights, ends))
+    # Lightning's own checkpoints have no generators.
+    torch.manual_seed(2)
+    others, _ = losses_of(tmp_path, make_loader(), callbacks()[1:], ckpt_path=str(path))
+    assert others != losses[stop:]
 
 
 def test_a_schedule_needs_a_last_step(tmp_path: Path) -> None:

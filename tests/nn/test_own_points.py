@@ -269,3 +269,55 @@ def test_functions_that_change_their_argument_raise_an_error() -> None:
             layer(torch.ones(2, 8, requires_grad=True)).square().sum().backward()
     with torch.inference_mode():
         assert torch.isfinite(qsim.convert(nn.Linear(8, 4), FivePoint(act=torch.sign))(torch.ones(2, 8))).all()
+
+
+class Rows(qsim.points.PointModule):
+    """Rounds each row under its own scale."""
+
+    gradient = "straight"
+    is_directed = True
+
+    def rounded(self, x: Tensor, **noise: Any) -> Tensor:
+        return qsim.points.surrogate(x, qsim.quantize(x.detach(), "e2m1", scale="row"))
+
+
+class RowsByAutograd(Rows):
+    """The same, differentiated by autograd."""
+
+    gradient = "own"
+
+
+def test_directed_points_follow_the_sum_of_each_product() -> None:
+    rows = Quantizer("e2m1", scale="row")
+    for straight, quantizer in zip(results(FivePoint(Rows(), Rows(), Rows())), results(FivePoint(rows, rows, rows)), strict=True):
+        torch.testing.assert_close(straight, quantizer)
+
+
+def test_directed_gradients_are_rounded_for_each_product_whatever_their_own_gradient() -> None:
+    """Nothing is differentiated through the rounding of a gradient."""
+    assert equal(results(FivePoint(grad=RowsByAutograd())), results(FivePoint(grad=Rows())))
+    for own, quantizer in zip(
+        results(FivePoint(grad=RowsByAutograd())), results(FivePoint(grad=Quantizer("e2m1", scale="row"))), strict=True
+    ):
+        torch.testing.assert_close(own, quantizer)
+
+
+def test_directed_points_with_their_own_gradient_are_multiplied_in_both_passes() -> None:
+    x, g = X.clone().requires_grad_(), torch.randn(8, 4)
+    w = W.clone().requires_grad_()
+    (of_w,) = torch.autograd.grad(functional.linear(x, w, points=FivePoint(act=RowsByAutograd())), w, g)
+    torch.testing.assert_close(of_w, g.T @ Rows()(X))
+    (again,) = torch.autograd.grad(functional.linear(x, w, points=FivePoint(act=RowsByAutograd(), act_bwd=Rows())), w, g)
+    torch.testing.assert_close(again, g.T @ Rows()(X.T).T)
+
+
+def test_a_directed_class_says_which_gradient_it_has() -> None:
+    with pytest.raises(TypeError, match=r"^Blocks: is_directed = True needs a gradient: with 'straight' a layer rounds a tensor again"):
+
+        class Blocks(qsim.points.PointModule):
+            is_directed = True
+
+    class Derived(Rows):
+        is_directed = True
+
+    assert Derived.gradient == "straight"

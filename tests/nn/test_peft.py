@@ -78,3 +78,14 @@ def test_adapters_train_are_saved_and_merged(tmp_path: Path) -> None:
     merged = model.merge_and_unload()
     assert len(qsim.nn.conversion(merged).changed) == 8
     assert not torch.equal(merged.model.layers[0].self_attn.q_proj.weight, llama().model.layers[0].self_attn.q_proj.weight)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "loha", "vera"])
+def test_exactly_the_listed_layers_round(kind: str) -> None:
+    """Compare `conversion` with what `coverage` finds, adapters that multiply by parameters of their own included."""
+    more = {"loha": peft.LoHaConfig(target_modules=["q_proj"], r=4), "vera": peft.VeraConfig(target_modules=["q_proj"], r=4)}
+    model = qsim.convert(peft.get_peft_model(llama(), more[kind] if kind in more else KINDS[kind]()), NEAREST)
+    listed = {name for name, *_ in (*qsim.nn.conversion(model).changed, *qsim.nn.conversion(model).calls)}
+    products = qsim.coverage(model, {"input_ids": TOKENS, "labels": TOKENS}).products
+    assert {product.module for product in products if product.points} == listed
+    assert any("q_proj" in product.module or "k_proj" in product.module for product in products if product.points)

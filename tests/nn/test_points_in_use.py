@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim import FivePoint
+from qsim.nn.product.outside import first_point
 from support.comparing import same_bits
 from support.cuda_graphs import captured
 from support.distributed_models import mesh_of, whole
@@ -254,3 +255,16 @@ def test_a_chips_unit_names_the_point_whose_values_it_cannot_take(kind: str, nam
     )
     with pytest.raises(ValueError, match=words):
         qsim.nn.functional.linear(batch(0), torch.randn(4, 8), points=FivePoint(**given, accumulate="h100_fp8", chip="require"))
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        ({"act": lambda x: x}, "the point bias"),
+        ({"act": qsim.points.PACT()}, "act: PACT, with a gradient of its own,"),
+        ({"weight": qsim.points.LSQ("int4")}, "weight: LSQ, with a gradient of its own,"),
+        ({"output": "e4m3"}, "the point output"),
+    ],
+)
+def test_errors_name_the_first_point_that_rounds_outside_of_a_product(points: dict[str, Any], words: str) -> None:
+    assert first_point(FivePoint(**points, bias="e4m3")) == words

@@ -62,6 +62,10 @@ def noisy() -> FivePoint:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "random bits of weights": (
+        lambda: gradient(FivePoint(weight=Quantizer("e4m3", "stochastic"))),
+        r"layers with random bits do not support the transforms of torch\.func",
+    ),
     "random bits": (
         lambda: gradient(noisy()),
         r"layers with random bits do not support the transforms of torch\.func \(grad, vmap, …\): use back",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
+from qsim.optim.settings import setting
 from support.comparing import same_bits
 from support.distributed_models import alike
 from support.optimizers import all_of, give_gradients, parameters, run
@@ -172,6 +173,7 @@ def test_whether_the_scaler_or_the_step_unscales(make: Any) -> None:
         make([p], fused="yes")
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="before torch 2.10, gradients have the dtype of their parameters")
 def test_a_scale_that_is_not_a_power_of_two() -> None:
     """The gradient is multiplied in float32 by the number nearest to the scale's inverse."""
     p, q = (nn.Parameter(torch.linspace(-1, 1, 64, dtype=BF16)) for _ in range(2))
@@ -287,6 +289,39 @@ def test_a_seed_that_is_taken_away_is_agreed_on_again() -> None:
     assert optimizer.param_groups[0]["seed"] == seed
 
 
+def test_a_copy_draws_the_seed_of_the_original_for_groups_added_later() -> None:
+    weights = [nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = pickle.loads(pickle.dumps(qsim.optim.AdamW(weights[:1], betas=(0.9, 0.99))))
+    optimizer.add_param_group({"params": weights[1:]})
+    optimizer.step()
+    assert optimizer.param_groups[1]["seed"] == optimizer.param_groups[0]["seed"]
+
+
+@pytest.mark.parametrize(
+    ("update", "state_rounding", "draws"),
+    [
+        ("nearest", "nearest", False),
+        ("nearest", "stochastic", True),
+        ("stochastic", "nearest", True),
+        ("Kahan('stochastic')", "nearest", True),
+    ],
+)
+def test_what_draws_needs_a_seed_that_ranks_agree_on(update: str, state_rounding: str, draws: bool) -> None:
+    assert setting(None, update, None, state_rounding, "float32", "format", torch.bfloat16).draws == draws
+
+
+def test_a_learning_rate_has_53_bits() -> None:
+    def trained(lr: float | Tensor) -> Tensor:
+        weight = nn.Parameter(torch.zeros(64))
+        weight.grad = torch.linspace(-1, 1, 64)
+        qsim.optim.AdamW([weight], lr=lr).step()
+        return weight.detach()
+
+    exact = trained(0.3)
+    assert same_bits(trained(torch.tensor(0.3, dtype=torch.float64)), exact)
+    assert not same_bits(trained(torch.tensor(0.3)), exact)
+
+
 @every_maker
 def test_numbers_of_numpy(make: Any) -> None:
     numpy = pytest.importorskip("numpy")
@@ -295,3 +330,30 @@ def test_numbers_of_numpy(make: Any) -> None:
     one.param_groups[0]["lr"], other.param_groups[0]["lr"] = numpy.float32(0.25), 0.25
     one.param_groups[0]["weight_decay"], other.param_groups[0]["weight_decay"] = numpy.float32(0.5), 0.5
     assert alike(run(one, range(2)), run(other, range(2)))
+
+
+@pytest.mark.parametrize("update", ["nearest", "stochastic"])
+def test_a_scaler_unscales_in_the_step_if_any_gradient_is_in_float16(update: str) -> None:
+    """A scaler does not unscale float16 itself: not even where another parameter has no gradient."""
+    used, unused = (nn.Parameter(torch.ones(3, dtype=torch.float16)) for _ in range(2))
+    optimizer = qsim.optim.SGD([used, unused], 0.25, update=update, seed=SEED)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    scaler.scale(used.sum()).backward()
+    scaler.step(optimizer)
+    assert used.tolist() == [0.75] * 3
+    assert unused.tolist() == [1.0] * 3
+
+
+def test_a_rate_is_not_cut() -> None:
+    """A tensor in float64 gives the bits of the number, which one in float32 does not."""
+    found = []
+    rate = 0.75 + 2.0**-25 - 2.0**-30
+    for lr in (rate, torch.tensor(rate, dtype=torch.float64), torch.tensor(rate)):
+        w = nn.Parameter(torch.zeros(500))
+        optimizer = qsim.optim.AdamW([w], lr=lr, weight_decay=0.0, update="nearest")
+        for step in range(8):
+            w.grad = torch.sin(torch.arange(500.0) + step)
+            optimizer.step()
+        found.append(w.detach())
+    assert same_bits(found[0], found[1])
+    assert not same_bits(found[0], found[2])

@@ -35,6 +35,14 @@ def test_a_model_that_is_moved(make: Any, update: str, device: torch.device) -> 
         assert {(x.dtype, x.device.type) for x in floating} <= {(dtype, device.type)}
 
 
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
+def test_moments_have_the_dtype_of_their_parameter_if_it_holds_their_format(dtype: torch.dtype) -> None:
+    params = [nn.Parameter(p.detach().to(dtype)) for p in parameters(BF16)]
+    optimizer = qsim.optim.SGD(params, lr=0.1, momentum=0.9, seed=SEED, state="e5m2")
+    run(optimizer, range(1))
+    assert {state["momentum_buffer"].dtype for state in optimizer.state.values()} == {dtype}
+
+
 @every_maker
 def test_a_format_of_states_that_is_chosen_later(make: Any) -> None:
     params = parameters(BF16)
@@ -63,6 +71,7 @@ def test_memory_formats_do_not_matter(make: Any) -> None:
     assert alike(*found)
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="before torch 2.10, gradients have the dtype of their parameters")
 def test_mixed_parameters_and_gradients() -> None:
     """Parameters and gradients of several dtypes in one group: each is updated as in a group of its own kind."""
     dtypes = list(itertools.product((BF16, torch.float16, torch.float32), (BF16, torch.float16, torch.float32, torch.float64)))

@@ -161,11 +161,20 @@ def ran(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def test_states_of_other_models_are_refused() -> None:
     params = parameters(BF16)
     state = ran(MAKERS["AdamW"](params)).state_dict()
-    refuses(ran(MAKERS["AdamW"](parameters(BF16)[:3])), state, "another model", "[4]", "[3]")
+    refuses(ran(MAKERS["AdamW"](parameters(BF16)[:3])), state, "groups of [4] parameters, the optimizer has [3]")
     halves = [{"params": half} for half in (parameters(BF16)[:2], parameters(BF16)[2:])]
     refuses(ran(MAKERS["AdamW"](halves)), state, "another model", "[4]", "[2, 2]")
     other = [nn.Parameter(torch.ones(shape, dtype=BF16)) for shape in ((5, 7), (8,), (), (3, 2, 4))]
-    refuses(ran(MAKERS["AdamW"](other)), state, "another model", "parameter 1", "(7,)", "(8,)")
+    refuses(ran(MAKERS["AdamW"](other)), state, "another model", "parameter 1 has shape (7,), the parameter (8,)")
+
+
+def test_a_state_that_does_not_fit_its_parameter_is_refused_before_the_update() -> None:
+    params = parameters(BF16)
+    optimizer = ran(MAKERS["AdamW"](params))
+    due, optimizer.state[params[0]]["exp_avg"] = tuple(params[0].shape), torch.zeros(3)
+    give_gradients(params, 2)
+    with refused(ValueError, f"the state 'exp_avg' of parameter 0 must have shape {due}, got (3,)", untouched=tuple(params)):
+        optimizer.step()
 
 
 def test_states_of_other_optimizers_are_refused() -> None:

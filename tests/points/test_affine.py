@@ -106,6 +106,7 @@ def test_stochastic_rounding_is_unbiased_between_neighbours() -> None:
             lambda: Affine("int8", PerBlock(32, format="e8m0")),
             "Affine: granularity only describes which elements form a group; leave format out",
         ),
+        (lambda: Affine("int8", PerBlock(32, margin=1)), "leave margin out"),
         (lambda: Affine("int8", zero_point=3), "Affine: zero_point is for a fixed scale"),
         (lambda: Affine("int8", scale=0.0), "Affine: scale must be positive and finite, got 0.0"),
         (lambda: Affine("int8", scale=1.0, zero_point=0.5), "Affine: zero_point must be integers, got 0.5"),

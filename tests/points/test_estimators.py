@@ -168,3 +168,11 @@ def test_a_grid_of_zeros_is_zero() -> None:
 def test_errors_say_what_is_wrong(make: object, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         make()  # type: ignore[operator]
+
+
+def test_an_error_at_the_border_is_trusted() -> None:
+    """The root mean square is 1, and all numbers here are exact."""
+    for shift, gradient in ((0.25, 1.0), (0.25 + 2**-20, 0.0)):
+        x = torch.tensor([1.0, -1.0, 1.0, 1.0], requires_grad=True)
+        TrustMask(lambda x, shift=shift: x + shift, trust=0.25)(x).sum().backward()
+        assert torch.equal(x.grad, torch.full((4,), gradient))  # type: ignore[arg-type]

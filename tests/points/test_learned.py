@@ -51,9 +51,11 @@ def lsq(v: Tensor, s: float, levels: list[float]) -> tuple[Tensor, Tensor, Tenso
 
 
 @pytest.mark.parametrize("name", LEVELS)
-@pytest.mark.parametrize("step", [0.031, 0.4])
+@pytest.mark.parametrize("step", [0.031, 0.4, 0.5])
 def test_lsqs_values_and_gradients_are_those_of_the_paper(name: str, step: float) -> None:
-    x = torch.randn(40, 30, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(40, 30, dtype=torch.float64)
+    x[0, :2] = step * torch.tensor([min(LEVELS[name]), max(LEVELS[name])])  # the ends of the range are not inside
+    x.requires_grad_()
     upstream = torch.randn(40, 30, dtype=torch.float64)
     point = LSQ(name, step).double()
     point.initial.fill_(step)
@@ -91,6 +93,10 @@ def test_lsqs_step_starts_as_in_the_paper_and_at_the_first_tensor_only() -> None
     before = point.step.clone()
     point(10 * x)
     assert same_bits(point.step, before)
+    loaded = LSQ("int4")
+    loaded.load_state_dict(point.state_dict())
+    loaded(10 * x)
+    assert same_bits(loaded.step, before)
     point.reset_parameters()
     point(10 * x)
     assert point.step.item() == pytest.approx(10 * before.item())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import qsim
 from qsim.points import LSQ, Outliers
+from qsim.points.base import limited
 from support.comparing import same_bits
 
 
@@ -40,6 +42,16 @@ def test_one_product_of_the_sum_is_two_products_of_the_parts() -> None:
     clamped, rest = outliers.split(x)
     torch.testing.assert_close(outliers(x) @ w, point(clamped) @ w + rest @ w)
     assert (outliers(x) - x).norm() < (point(x) - x).norm() / 3
+
+
+@pytest.mark.parametrize("ends", [(-1.0, 1.0), (torch.tensor(-1.0), torch.tensor(1.0))], ids=["numbers", "tensors"])
+def test_the_gradient_of_clamping_passes_at_the_ends(ends: tuple[Any, Any]) -> None:
+    """Whatever that of torch's own does, which changed with torch 2.14."""
+    x = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0, torch.nan], requires_grad=True)
+    y = limited(x, *ends)
+    y.sum().backward()
+    assert same_bits(y, torch.tensor([-1.0, -1.0, 0.0, 1.0, 1.0, torch.nan]))
+    assert x.grad.tolist() == [0.0, 1.0, 1.0, 1.0, 0.0, 1.0]  # type: ignore[union-attr]
 
 
 def test_the_gradient_of_clamped_values_is_1_and_that_of_others_the_points() -> None:
@@ -183,3 +195,10 @@ def test_what_does_not_work_names_the_point() -> None:
 def test_errors_say_what_is_wrong(make: object, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ["act", "weight"])
+def test_the_bias_is_added_once_to_a_product_in_two_parts(name: str) -> None:
+    x, w, bias, points = torch.randn(16, 8), torch.randn(4, 8), 100 * torch.ones(4), qsim.FivePoint(**{name: Outliers("e4m3", 0.9)})
+    found, without = (qsim.nn.functional.linear(x, w, added, points) for added in (bias, None))
+    torch.testing.assert_close(found, without + bias)

@@ -67,3 +67,20 @@ def test_errors() -> None:
     with refused(ValueError, "StochasticScales: point needs scales that follow from its tensor, got scale=Delayed"):
         StochasticScales(Quantizer("e4m3", scale=qsim.scaling.Delayed(4)))
     assert StochasticScales(Quantizer("int8", scale=PerTensor("bf16"))).call is not None
+
+
+def test_scales_and_elements_draw_different_bits() -> None:
+    """Blocks of two: the first element shows the scale of its block, the second is rounded with the bits of its own index.
+
+    Were these the bits of the scale of the same index, both would be raised together. Both chances are one half, so that the correlation
+    of 2000 pairs deviates from zero by 1 / sqrt(2000).
+    """
+    point = StochasticScales(Quantizer(Block("e2m1", 2, scale="e4m3", rule="fit"), "stochastic"))
+    x = torch.tensor([6 * 1.0625, 1.25 * 1.0625]).repeat(4000, 1)
+    for seed in (5, qsim.random.Noise(5, stream=2)):
+        drawn = point(x, seed=seed)
+        scales = drawn[:, 0] / 6
+        is_raised, elements = scales > 1.0625, drawn[:, 1] / scales
+        assert set(elements.tolist()) == {1.0, 1.5}
+        both = torch.stack([is_raised[1::2].double(), (elements[:2000] > 1.25).double()])
+        assert abs(torch.corrcoef(both)[0, 1]) < _SIGMAS / math.sqrt(2000)

@@ -88,7 +88,7 @@ def graded(title: str) -> list[tuple[str, str, str]]:
         for row in text.partition("\n## Verdicts\n")[2].partition("\n## ")[0].splitlines()[3:]:
             if not row.startswith("|"):
                 continue
-            numbered, *_, verdict = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1])
+            numbered, *_, verdict = (cell.strip().removesuffix(" (expected)") for cell in re.split(r"(?<!\\)\|", row)[1:-1])
             where = numbered.partition(". ")[2]
             # A place in another paper than the study's begins with that paper's name.
             paper, _, place = where.rpartition(", ") if where.count(", ") > 1 else ("", "", where)
@@ -119,7 +119,12 @@ def test_rows_give_the_verdicts_of_the_reports(title: str) -> None:
         assert set(re.findall(r"\b(yes|no|undecided)\b", row[2])) == verdicts, row[0]
 
 
+#: The words of verdicts in reports, in the order of the table's columns.
+VERDICTS = ("yes", "no", "undecided", "yes (expected)")
+
+
 def test_verdicts_at_the_top_are_those_of_the_reports() -> None:
+    """Answers that were known before any run are not counted as results."""
     counted = {title: Counter[str]() for title in PAPERS}
     for report in (DOCS / "studies").glob("*/report.md"):
         text = report.read_text(encoding="utf-8")
@@ -127,8 +132,15 @@ def test_verdicts_at_the_top_are_those_of_the_reports() -> None:
         cited = [title for title in PAPERS if title in source and "no claim of a paper" not in source]
         section = text.partition("\n## Verdicts\n")[2].partition("\n## ")[0]
         for title in cited:
-            counted[title].update(re.findall(r"\| (yes|no|undecided) \|$", section, flags=re.MULTILINE))
-    shown = re.findall(r"^\| \[(.+)\]\(#.+\) \| (\d+) \| (\d+) \| (\d+) \|$", PAGE, flags=re.MULTILINE)
+            counted[title].update(re.findall(r"\| ([^|]+) \|$", section, flags=re.MULTILINE)[2:])
+    assert {verdict for counts in counted.values() for verdict in counts} == set(VERDICTS)
+    shown = re.findall(r"^\| \[(.+)\]\(#.+\) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", PAGE, flags=re.MULTILINE)
     assert [(title, *map(int, counts)) for title, *counts in shown] == [
-        (title, counts["yes"], counts["no"], counts["undecided"]) for title, counts in counted.items()
+        (title, *(counts[verdict] for verdict in VERDICTS)) for title, counts in counted.items()
     ]
+
+
+@pytest.mark.parametrize("report", sorted(DOCS.glob("studies/*/report.md")), ids=lambda report: report.parent.name)
+def test_rows_that_reports_call_expected_are_counted_apart(report: Path) -> None:
+    rows_of_it = [row for row in report.read_text(encoding="utf-8").splitlines() if re.match(r"\| \d+\. expected \|", row)]
+    assert [row for row in rows_of_it if row.endswith("| yes |")] == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -83,3 +85,18 @@ def test_stream_takes_strings_and_integers_alone() -> None:
     for wrong in (1.0, True, None, b"a", ("a",)):
         with pytest.raises(TypeError, match="names must be strings and integers, got"):
             stream("a", wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "error", "said"),
+    [
+        ((2**33, 0, 0, 0), (0, 0), ValueError, r"the words of counter must be in 0…2\*\*32 - 1, got 8589934592"),
+        ((0, 0, 0, 0), (0, -1), ValueError, r"the words of key must be in 0…2\*\*32 - 1, got -1"),
+        ((0, 0, 0), (0, 0), ValueError, r"counter has 4 words, got \(0, 0, 0\)"),
+        ((0, 0, 0, 0), (0, 0, 0), ValueError, r"key has 2 words, got \(0, 0, 0\)"),
+        ((0, 0, 0, 0.5), (0, 0), TypeError, r"the words of counter must be ints, got 0.5"),
+    ],
+)
+def test_words_of_other_sizes_are_refused(counter: Any, key: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=f"^philox4x32: {said}$"):
+        philox4x32(counter, key)

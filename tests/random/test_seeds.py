@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import qsim
-from qsim.random import Noise, random_bits
+from qsim.random import Noise, random_bits, sources, streams
 
 STOCHASTIC: dict[str, Any] = {"rounding": "stochastic"}
 
@@ -38,6 +38,20 @@ def test_manual_seed_governs_every_operation(x: Tensor) -> None:
     assert all(not torch.equal(values[i], values[j]) for i in range(5) for j in range(i))
 
 
+def test_seed_stream_and_offset_reach_every_call(x: Tensor) -> None:
+    whole, noise = torch.cat([x[:16], x]), Noise(3, 5, 16)
+    expected = noisy(whole, seed=noise._replace(offset=0))[16:]
+    codes = qsim.encode(x, "e2m1", **STOCHASTIC, seed=noise)
+    in_place, out = qsim.quantize_(x.clone(), "e2m1", **STOCHASTIC, seed=noise), noisy(x, seed=noise, out=torch.empty_like(x))
+    under_scale = noisy(x, seed=noise, scale=qsim.scaling.Given(1.0))
+    torch.manual_seed(0)
+    without_seed = noisy(whole, seed=Noise(stream=5))[16:]
+    torch.manual_seed(0)
+    assert torch.equal(noisy(x, seed=Noise(stream=5, offset=16)), without_seed)
+    for found in (noisy(x, seed=noise), in_place, out, under_scale, qsim.decode(codes, "e2m1")):
+        assert torch.equal(found, expected)
+
+
 def test_a_default_device_changes_no_draw(x: Tensor) -> None:
     def draws() -> list[Tensor]:
         torch.manual_seed(11)
@@ -47,6 +61,24 @@ def test_a_default_device_changes_no_draw(x: Tensor) -> None:
     with torch.device("meta"):
         found = draws()
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_streams_of_a_layer_follow_from_source_and_name_also_in_graphs() -> None:
+    layers = [streams.Drawn.of(1), streams.Drawn.of(2), streams.Drawn(1, 0, "encoder"), 7]
+    for source in layers:
+        number, summand = sources.numbers_of(source)
+        assert int(summand) == streams.stream_of(source, False)
+        assert sources.found(number, False, "scores", 6) == streams.stream_of(source, False, "scores") ^ 6
+    found = [streams.stream_of(source, False, name) for source in layers[:3] for name in ("", "scores", "mixed")]
+    assert len(set(found)) == len(found)
+
+
+def test_ranks_share_streams_inside_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "own_rank", lambda: 3)
+    apart = streams.rank_stream(5)
+    with streams.shared_streams():
+        assert streams.rank_stream(5) == 5
+    assert streams.rank_stream(5) == apart == streams.rank_stream(5, 3) != 5
 
 
 def test_fork_rng_isolates(x: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +58,23 @@ def test_places_on_four_ranks(four: Ranks, names: str) -> None:
     check(four(_places, (2, 2), names, shapes), shapes, 2 if "r" in names else 1)
 
 
+@pytest.mark.parametrize("rows", [8, 13, 3])
+def test_spans_of_rows_that_three_dimensions_of_a_mesh_cut(rows: int) -> None:
+    """FSDP2, twice, splits what tensor parallelism has cut: dimensions of the mesh cut in turn, the last one first."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    placements = (_StridedShard(0, split_factor=4), _StridedShard(0, split_factor=2), Shard(0))
+    for place in itertools.product(range(2), repeat=3):
+        mesh = SimpleNamespace(ndim=3, size=lambda dim: 2, get_coordinate=lambda place=place: list(place))
+        x: Any = SimpleNamespace(shape=(rows, 5), placements=placements, device_mesh=mesh)
+        start, length = shards.span(x, 0)
+        left = torch.arange(rows)
+        for own in place[::-1]:
+            left = (*left.chunk(2), left[:0])[own]
+        assert [*range(start, start + length)] == left.tolist(), place
+
+
 def _refused(device: torch.device, names: str) -> str:
     from torch.distributed.tensor import DTensor, Partial, Shard
     from torch.distributed.tensor.placement_types import _StridedShard
@@ -75,6 +94,15 @@ def _refused(device: torch.device, names: str) -> str:
 )
 def test_unsupported_placements_raise_an_error(four: Ranks, names: str, words: str) -> None:
     assert all(words in message for message in four(_refused, names))
+
+
+def test_cuts_along_two_inner_dimensions_are_refused_before_any_work() -> None:
+    from torch.distributed.tensor import Shard
+
+    mesh = SimpleNamespace(ndim=3, size=lambda dim: 2, get_coordinate=lambda: (0, 0, 0))
+    cut: Any = SimpleNamespace(placements=(Shard(0), Shard(1), Shard(2)), device_mesh=mesh, shape=torch.Size((2, 2, 2)))
+    with pytest.raises(ValueError, match=r"cut along its first dimension and one other, got cuts along \[1, 2\]"):
+        shards.place_of(cut)
 
 
 def test_plain_tensors_are_whole() -> None:

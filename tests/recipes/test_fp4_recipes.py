@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 import qsim
 from qsim import FivePoint
+from qsim.nn import functional
 from qsim.points import FourOverSix, MSEden, OuterScale, Rotated
 from qsim.random import Noise
 from qsim.scaling import PerBlock, PerRow
+from support.roundings import nearest
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
 
@@ -298,6 +300,41 @@ def test_outer_scales_of_rows() -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0.0)
     with pytest.raises(ValueError, match="OuterScale: point needs scales in a format of limited range"):
         OuterScale("mxfp4", PerBlock(128))
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_the_scales_of_rows_replace_that_of_the_tensor(rounding: str) -> None:
+    """A row has the same bits by itself as in a tensor whose other rows are larger: per-token NVFP4."""
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(6))
+    x[16:] *= 1e4
+    whole, blocks = (
+        OuterScale(qsim.Quantizer(each, rounding), PerRow()) for each in ("nvfp4", qsim.Block("e2m1", 16, scale="e4m3", rule="fit"))
+    )
+    assert torch.equal(whole(x, seed=1)[:16], whole(x[:16], seed=1))
+    assert torch.equal(whole(x, seed=1), blocks(x, seed=1))
+    assert torch.equal(OuterScale(whole.quantizer, PerRow())(x, seed=1), whole(x, seed=1))
+    resolved = qsim.points.resolve(whole.call)
+    assert resolved is not None
+    assert torch.equal(resolved(x, seed=1), whole(x, seed=1))
+
+
+PER_ROW = {
+    **{name: qsim.recipes.resolve(name).points for name in ("torchao_rowwise", "deepseek_v3", "fp8_blockwise", "fp4_dge", "tetrajet2")},
+    **{name: qsim.recipes.resolve(name).points for name in ("mxfp8", "mxfp6", "mxfp4")},
+    "fp8_hybrid, rows": qsim.recipes.fp8_hybrid(PerRow()).points,
+    "nvfp4, rows": FivePoint(OuterScale("nvfp4", PerRow()), "nvfp4", OuterScale("nvfp4", PerRow())),
+}
+
+
+@pytest.mark.parametrize("name", PER_ROW)
+def test_a_token_is_rounded_alike_alone_and_in_a_batch(name: str) -> None:
+    """The sums of a product may have another order; roundings that depend on other rows would differ by whole steps."""
+    x, w, _ = data(16, 256, 128)
+    x[8:] *= 1e5
+    points = nearest(PER_ROW[name])
+    y = functional.linear(x, w, None, points)
+    alone = torch.cat([functional.linear(row, w, None, points) for row in x.split(1)])
+    assert ((y - alone).abs() < 1e-5 * y.abs().amax(1, keepdim=True)).all()
 
 
 def test_recipes_in_other_products() -> None:

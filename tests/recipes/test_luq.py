@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 
 import torch
+from torch import nn
 
 import qsim
 
@@ -41,3 +44,26 @@ def test_operands_are_integers_under_the_largest_magnitude() -> None:
     for point in (points.act, points.weight):
         assert isinstance(point, qsim.Quantizer)
         torch.testing.assert_close(point(x), torch.tensor([[7.0, -4.0, 0.0, 2.0, -7.0]]) * 0.3)
+
+
+def test_the_bias_is_that_of_inputs_under_one_scale_per_tensor() -> None:
+    """Inputs with outliers, as in a transformer, become zero next to them; the gradient itself is rounded without bias."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32, bias=False), nn.Tanh(), nn.Linear(32, 8, bias=False))
+    batches = [torch.randn(16, 32) for _ in range(3)]
+    for batch in batches:
+        batch[0] *= 40  # one sample is far from the others
+
+    def biases(operand: qsim.Quantizer | None) -> dict[str, float]:
+        points = qsim.recipes.luq().points
+        chosen = points if operand is None else dataclasses.replace(points, act=operand, weight=operand)
+        found = qsim.diagnostics.gradient_error(
+            qsim.convert(copy.deepcopy(model), chosen), lambda net, x: net(x).square().mean(), batches, 64, seed=0
+        )
+        return {row.point: row.bias.value / row.gradient.value for row in found if row.layer == "all weights" and row.point != "none"}
+
+    per_tensor, per_row = biases(None), biases(qsim.Quantizer(qsim.Int(4, symmetric=True), scale=qsim.scaling.PerRow()))
+    assert per_tensor["act"] > 0.1
+    assert abs(per_tensor["grad"]) < 0.01
+    assert per_row["act"] < 0.1 * per_tensor["act"]
+    assert per_row["all"] < 0.3 * per_tensor["all"]

@@ -309,6 +309,7 @@ class TestDescribe:
         ("name", "error", "message"),
         [
             ("nf4", ValueError, "unknown recipe 'nf4': there are fp8_hybrid"),
+            ("fp4", ValueError, "unknown recipe 'fp4': did you mean 'mxfp4'\\?"),
             ("nvpf4", ValueError, "unknown recipe 'nvpf4': did you mean 'nvfp4'\\? There are fp8_hybrid, torchao_rowwise, "),
             ("fp8_hybrid(accumulate='h100_fp8')", TypeError, r"Options of all recipes follow as in 'nvfp4\.with_\(first=1, last=4\)'"),
             ("nvfp4.with_(4", ValueError, r"options follow a recipe as in 'nvfp4\.with_\(first=1, last=4\)'"),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import qsim
 from qsim import FivePoint, Quantizer
@@ -79,9 +79,27 @@ def test_partners_have_the_same_transform(given: dict[str, object], said: str) -
 
 
 def test_transforms_of_one_product_alone() -> None:
-    FivePoint("nvfp4", "nvfp4", act_bwd=TURNED, weight_bwd="nvfp4", grad="nvfp4", grad_w=TURNED)
-    FivePoint(act=TURNED, weight=TURNED, act_bwd=None, weight_bwd=None)
-    FivePoint(act_bwd=TURNED, weight_bwd=TURNED, grad=TURNED)
+    """The operands of that product are rounded after the transform, which cancels; those of the others without it."""
+    x, w, g = torch.randn(16, 48), torch.randn(32, 48), torch.randn(16, 32)
+    blocks = Quantizer("nvfp4")
+
+    def turned(a: Tensor) -> Tensor:
+        return TURNED(a)
+
+    def check(points: FivePoint, y: Tensor, of_x: Tensor, of_w: Tensor) -> None:
+        leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+        result = functional.linear(*leaves, points=points)
+        for found, expected in zip((result, *torch.autograd.grad(result, leaves, g)), (y, of_x, of_w), strict=True):
+            torch.testing.assert_close(found.detach(), expected, rtol=1e-4, atol=1e-4)
+
+    check(
+        FivePoint("nvfp4", "nvfp4", act_bwd=TURNED, weight_bwd="nvfp4", grad="nvfp4", grad_w=TURNED),
+        blocks(x) @ blocks(w).T,
+        blocks(g) @ blocks(w.T).T,
+        turned(g.T) @ turned(x.T).T,
+    )
+    check(FivePoint(act=TURNED, weight=TURNED, act_bwd=None, weight_bwd=None), turned(x) @ turned(w).T, g @ w, g.T @ x)
+    check(FivePoint(act_bwd=TURNED, weight_bwd=TURNED, grad=TURNED), x @ w.T, turned(g) @ turned(w.T).T, turned(g.T) @ turned(x.T).T)
 
 
 X, W = torch.randn(2, 4, 6, 6), torch.randn(4, 2, 3, 3)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 
 import qsim
 from qsim import scaling
+from qsim.formats import E4M3
 
 X = torch.arange(1, 25).reshape(2, 3, 4).float() ** 3
 
@@ -49,6 +53,27 @@ def test_layers_give_a_scale_per_row_whatever_the_dimension() -> None:
     rows = [qsim.quantize(operand, "e2m1", scale=scaling.PerRow()) for operand in (x, w)]
     torch.testing.assert_close(results[0], torch.nn.functional.linear(*rows))
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize(
+    "make", [scaling.PerTensor, scaling.PerRow, partial(scaling.PerAxis, 0), partial(scaling.PerBlock, 4), partial(scaling.PerTile, 2, 3)]
+)
+def test_granularities_keep_what_they_are_given(make: Callable[..., scaling.Scaling]) -> None:
+    given = make(format="e4m3", rule="ceil", margin=2, outer="tensor")
+    assert (given.format, given.rule, given.margin, given.outer) == (E4M3, "ceil", 2, scaling.PerTensor())
+
+
+def test_scales_along_one_direction_are_directed() -> None:
+    plain = scaling.PerTensor(), scaling.PerTile(16, 16), scaling.Given(2.0), scaling.Delayed()
+    assert not any(scale.is_directed for scale in plain)
+    assert all(scale.is_directed for scale in (scaling.PerRow(), scaling.PerAxis(0), scaling.PerBlock(32), scaling.PerTile(1, 128)))
+
+
+@pytest.mark.parametrize("make", [scaling.PerRow, scaling.PerAxis, partial(scaling.PerBlock, 4)])
+def test_a_dimension_that_is_missing_is_named(make: Callable[[int], scaling.Scaling]) -> None:
+    for dim in (3, -4):
+        with pytest.raises(IndexError, match=rf"Per\w+: there is no dimension {dim} in a tensor of shape \(2, 3, 4\)"):
+            qsim.quantize(X, "e2m1", scale=make(dim))
 
 
 @pytest.mark.parametrize("former", ["Tensor", "Channel", "Blocks", "Tiles"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -190,6 +192,33 @@ def test_comments_specify_the_unit() -> None:
     assert text.count("#ifndef QSIM_E4M3_H") == 1
 
 
+NAMES = ("q-e4m3", "q.e4m3", "q e4m3", "q_e4m3", "Q_e4m3", "q\n#define x", "8bit", "_q", "q__e4m3", "q_", "", "größe", "\udc80")
+
+
+def test_headers_of_any_name_have_guards_of_their_own() -> None:
+    guards = []
+    for name in NAMES:
+        text = emit("c", "e2m1", name=name)
+        (line,) = [line for line in text.splitlines() if line.startswith("#ifndef") and line != "#ifndef QSIM_FUNCTION"]
+        guard = line.removeprefix("#ifndef ")
+        assert re.fullmatch("[A-Z](_?[A-Z0-9])*_H", guard), f"not an identifier, or one that C++ reserves: {guard}"
+        assert text.count(guard) == 3
+        assert f"#define {guard}\n" in text
+        guards.append(guard)
+    assert len(set(guards)) == len(NAMES)
+    assert guards[3] == "Q_E4M3_H"
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
+def test_headers_whose_names_begin_alike_are_included_together(tmp_path: Path) -> None:
+    for name, fmt in (("q-e4m3", "e4m3"), ("q-e2m1", "e2m1")):
+        (tmp_path / f"{name}.h").write_text(emit("c", fmt, name=name))
+    source = tmp_path / "both.c"
+    source.write_text('#include "q-e4m3.h"\n#include "q-e2m1.h"\nint main(void) { return 0 * (int)(qsim_round_e4m3_nearest(0) + '
+                      "qsim_round_e2m1_nearest(0)); }\n")  # fmt: skip
+    emitted.run("gcc", "-Wall", "-Wextra", "-Werror", source, "-o", tmp_path / "both")
+
+
 @pytest.mark.parametrize("language", ["c", "systemverilog", "javascript"])
 @pytest.mark.parametrize("name", ["e2m1", "int8", "uint4", "e4m0", "mxfp4"])
 def test_comments_name_the_code_of_nan_where_the_format_has_none(language: Language, name: str) -> None:
@@ -232,6 +261,13 @@ def test_cost_within_one_and_a_half_times_a_module_written_by_hand() -> None:
     circuit = Circuit("e4m3")
     written = synthesis.fpga(systemverilog.module(routine(circuit)), circuit.name)
     assert written.luts <= 1.5 * synthesis.fpga(by_hand, "round_e4m3").luts
+
+
+def test_cost_counts_the_cells_of_yosys_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"LUT2": 3, "LUT6": 40, "INV": 2, "CARRY4": 5, "FDRE": 7, "FDSE": 1, "$_AND_": 11, "$_MUX_": 2, "$_NOT_": 1, "$_DFF_P_": 9}
+    cells = "".join(f"     {name:<10} {count:>5}\n" for name, count in counts.items())
+    monkeypatch.setattr(synthesis, "_synthesized", lambda *_: (cells, 6))
+    assert cost(Circuit("e4m3")) == (synthesis.Fpga(45, 5, 8, 6), synthesis.Gates(14, 6))
 
 
 def test_cost_without_yosys(monkeypatch: pytest.MonkeyPatch) -> None:

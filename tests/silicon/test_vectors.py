@@ -13,7 +13,8 @@ import torch
 
 import qsim
 from qsim.cli import main
-from qsim.silicon import FORMS, Circuit, check, coverage, read, text, vectors
+from qsim.silicon import FORMS, BlockCircuit, Circuit, check, coverage, read, text, vectors
+from qsim.silicon.golden import results
 from qsim.silicon.inputs import corners, weighted
 from support import emitted, mutations
 
@@ -60,6 +61,14 @@ def test_stochastic_vectors_hold_both_sides_of_each_threshold() -> None:
     assert torch.equal(y[2][moves], y[0][moves])
     assert torch.equal(y[3][moves], y[1][moves])
     assert torch.equal(x[0], x[4])
+    assert set(drawn[0].tolist()) == {0}
+    assert set(drawn[1].tolist()) == {255}
+
+
+@pytest.mark.parametrize(("rounding", "codes"), [("up", [0x01, 0x80]), ("down", [0x00, 0x81]), ("nearest", [0x00, 0x80])])
+def test_elements_whose_quotient_underflows_are_rounded_to_their_own_side(rounding: str, codes: list[int]) -> None:
+    smallest = torch.tensor([[1, 0xFE], [1 << 31 | 1, 0xFE]])  # float32's smallest numbers under the largest scale
+    assert results(BlockCircuit("mxfp8", rounding=rounding), smallest, torch.zeros(2, 0, dtype=torch.int64)).tolist() == codes
 
 
 def test_corners_are_values_midpoints_and_their_neighbours() -> None:
@@ -67,6 +76,7 @@ def test_corners_are_values_midpoints_and_their_neighbours() -> None:
     for value in qsim.format("e4m3").values():
         bits = int(torch.tensor(value).view(torch.int32)) & 0xFFFFFFFF
         assert {bits, bits + 1} <= found or value == 0
+    assert {1, 1 << 31 | 1, 0x007FFFFF, 0x00800000, 0x7F7FFFFF} <= found, "the ends of float32's subnormal and normal numbers"
     assert {0, 1 << 31, 0x7F800000, 0xFF800000, 0x7F800001, 0x7FFFFFFF, 0x43E80000, 0x43E7FFFF, 0x43E80001, 0x3A800000, 0x3A800001} <= found
 
 
@@ -162,6 +172,20 @@ def test_a_testbench_drives_the_clock_of_a_module_with_registers(capsys: pytest.
     assert "logic clk = 0;" in clocked
     assert "circuit (.clk(clk), .x(x), .y(y));" in clocked
     assert "#1; repeat (2) begin clk = 1; #1; clk = 0; #1; end\n" in clocked
+
+
+UNDRIVEN = """
+module qsim_decode_e2m1(input logic [3:0] x, output logic [31:0] y);
+endmodule
+"""
+
+
+def test_an_output_that_nothing_drives_differs_in_every_vector(tmp_path: Path) -> None:
+    golden = vectors(Circuit("e2m1", "decode"))
+    assert "if (y !== " in text(golden, "testbench"), "for an unknown output, `!=` is unknown, which is no difference"
+    said = emitted.simulated(golden, tmp_path, "icarus", module=UNDRIVEN)
+    assert said.endswith("16 of 16 results differ")
+    assert said.count("differs: ") == 10
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "testbench"])

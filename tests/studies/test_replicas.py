@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from qsim.optim import AdamW
+from qsim.studies import replicas
 from qsim.studies.replicas import _LOOKS, INDEPENDENT, SHARED, ReplicasStudy, Run, Settings
 from support import made_up
 
@@ -21,6 +24,20 @@ def test_only_shared_noise_keeps_replicas_equal(noise: str) -> None:
     assert (max(found["apart"]) == 0) == (noise == SHARED)
     assert 0 < found["apart"][-1] / found["moved"][-1] < 0.5 or noise == SHARED
     assert found["average"] == pytest.approx(found["loss"], rel=0.01)
+
+
+def test_independent_replicas_of_all_seeds_have_different_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def optimizer(*given: Any, seed: int) -> AdamW:
+        drawn.append(seed)
+        return AdamW(*given, seed=seed)
+
+    monkeypatch.setattr(replicas.qsim, "optim", SimpleNamespace(AdamW=optimizer))
+    for seed in range(3):
+        run = Run(noise=INDEPENDENT, replicas=3, rate=2.0**-9, batch=6, steps=0, seed=seed)
+        ReplicasStudy().measure(run, torch.device("cpu"))
+    assert len(set(drawn)) == len(drawn) == 9
 
 
 # Differences per rate and replica: at the low rate, at the high rate, of the average, and the growth of distances.

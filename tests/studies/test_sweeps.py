@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 import shlex
@@ -18,9 +19,11 @@ import qsim
 from qsim import FivePoint, studies
 from qsim.cli import main
 from qsim.cli.sweep import _configured
+from qsim.studies.result import Result
 from qsim.studies.statistics import difference
+from qsim.studies.study import Run
 from qsim.studies.sweeps.repeat import configuration, write_configuration
-from qsim.studies.sweeps.results import Settings
+from qsim.studies.sweeps.results import Settings, Sweep
 from qsim.studies.sweeps.sources import Sources
 
 torch.manual_seed(0)
@@ -234,6 +237,16 @@ def test_verdicts(tmp_path: Path) -> None:
     assert result.rate("FP32", 32) == 1e-2
 
 
+@pytest.mark.parametrize(("added", "verdict"), [({8: 1.0, 32: 0.1}, "yes"), ({8: 0.1, 32: 1.0}, "no")])
+def test_a_gap_closes_if_less_is_added_at_the_larger_batch(
+    added: dict[int, float], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = swept(tmp_path, steps=2, seeds=3)
+    losses = {label: (lambda batch, is_own=label == "mxfp4": added[batch] * is_own) for label in result.settings.labels}
+    monkeypatch.setattr(result, "best", lambda label, batch, design="": [2.0 + losses[label](batch) + seed for seed in range(3)])
+    assert result._closes("mxfp4", "steps").verdict == verdict
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -349,6 +362,80 @@ def test_shortcuts_are_sweeps(compare: Any, options: dict[str, Any], labels: lis
     for chosen in points.values():
         if chosen is not None:
             qsim.convert(make(), chosen)
+
+
+def test_a_larger_batch_is_no_answer_where_gradients_underflow(tmp_path: Path) -> None:
+    """Half of E4M1's smallest number is 1/256, and the gradients of a mean over 64 examples are at most 1/64."""
+    given = {"batches": [8, 64], "steps": 2, "seeds": 2, "folder": tmp_path / "none"}
+    refused = (
+        r"compare_batch_sizes: under 'e4m1, stochastic', \d+\.\d\d % of the gradients at grad of layer '\d' underflow: a larger batch of a "
+        r"mean loss makes each smaller, so no factor holds; multiply the loss by \d+ or more, or give them a scale, such as "
+        r"scale='tensor', or a format with more exponent bits, such as Float\(8, 1\)"
+    )
+    with pytest.raises(ValueError, match=refused):
+        studies.compare_batch_sizes(make, DATA, lambda out, y: nn.functional.cross_entropy(out, y) / 4, scale=None, **given)
+    assert not (tmp_path / "none").exists(), "before any work"
+    for chosen in ({}, {"scale": None, "formats": ["e8m1"]}):
+        found = studies.compare_batch_sizes(
+            make, DATA, nn.functional.cross_entropy, **{**given, **chosen, "folder": tmp_path / str(chosen)}
+        )
+        assert {row["underflow"] for row in found.rows()} == {0.0}
+
+
+def test_gradients_that_underflow_at_the_end_decide_nothing_about_batches() -> None:
+    """They become smaller in training, so the first batch does not show all."""
+
+    def closes(underflow: float) -> Any:
+        settings = Settings(("full precision", "narrow"), (8, 64), (1e-2,), 10, 3, 0.01)
+        ways = itertools.product(settings.labels, settings.batches, range(3))
+        results = [
+            Result(
+                Run(label=label, batch=batch, rate=1e-2, steps=10, seed=seed, points=""),
+                {
+                    "test_loss": 1.0 + (label == "narrow") * 8 / batch + 0.001 * seed * (label == "narrow"),
+                    "problem": "",
+                    "underflow": underflow * (label == "narrow") * (batch == 64) * (seed == 1),
+                },
+                1.0,
+                {},
+            )
+            for label, batch, seed in ways
+        ]
+        return Sweep(studies.named("batch-size"), settings, results, "A model").report.claims[-1]
+
+    assert (closes(0.0).agrees, closes(0.78).agrees) == (True, None)
+    assert closes(0.78).measured.endswith("; 78.00 % of the gradients at a point underflow")
+    assert (
+        closes(0.78).rule
+        == "the sign of the interval; undecided if most gradients underflow: a larger batch of a mean loss makes them smaller"
+    )
+
+
+@pytest.mark.parametrize(
+    ("compare", "options"),
+    [
+        (studies.compare_batch_sizes, {"formats": ["e4m1", "e8m0"]}),
+        (studies.compare_formats, {"formats": ["e8m0"]}),
+        (studies.compare_points, {"format": "e8m0"}),
+        (studies.compare_random_bits, {"format": "e8m0"}),
+    ],
+)
+def test_formats_without_negative_numbers_give_no_verdicts(compare: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"{compare.__name__}: 'e8m0' has no negative numbers, which operands and gradients have; use a"):
+        compare(make, DATA, nn.functional.cross_entropy, **options)
+
+
+def test_a_report_names_the_model_the_data_the_optimizer_and_the_loss(tmp_path: Path) -> None:
+    given = {"points": ["mxfp4"], "batches": [8], "steps": 1, "seeds": 2, "make_optimizer": torch.optim.SGD}
+    studies.sweep(make, data, nn.functional.cross_entropy, folder=tmp_path, **given)
+    said = (
+        "A Sequential with 146 parameters, made by `make`, learns 64 examples from `data` and is tested on 32 others, by SGD; the loss is "
+        "`cross_entropy`. 1 updates, 2 seeds, "
+    )
+    assert said in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "made by a function without a name, learns 64 examples and is" in Sources(
+        lambda: make(), DATA, nn.functional.mse_loss
+    ).described(0.1)
 
 
 def test_shortcuts_that_make_points_take_no_others() -> None:

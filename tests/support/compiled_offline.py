@@ -1,8 +1,9 @@
-"""The machine code of the kernels for an H200, on any machine: instructions and registers, by operator and kernel.
+"""The machine code of the kernels for a GPU, on any machine: instructions, registers and shared memory, by operator and kernel.
 
-`PYTHONPATH=kernels:tests python tests/support/compiled_offline.py` prints a table, with which commits can be compared without a GPU: equal
-numbers nearly always mean the same machine code. Words behind it choose the rows that contain one of them. It runs in a process of its own,
-because it takes the place of the driver.
+`PYTHONPATH=kernels:tests python tests/support/compiled_offline.py` prints a table for an H200, with which commits can be compared without
+a GPU: equal numbers nearly always mean the same machine code. `--target 120` compiles for another one of `TARGETS`; other words choose the
+rows that contain one of them. It runs in a process of its own, because it takes the place of the driver. A form whose texts in PTX do not
+get elements where they expect them is an error; see `qsim_kernels.triton.placement`.
 
 Releases of Triton accept different code: `pip install --no-deps --target DIR triton==3.6.0` installs another one next to torch's own, which
 `PYTHONPATH=DIR:kernels:tests python tests/support/compiled_offline.py` then uses.
@@ -10,6 +11,7 @@ Releases of Triton accept different code: `pip install --no-deps --target DIR tr
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -20,7 +22,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -33,16 +35,27 @@ import qsim
 from qsim_kernels.numbers.encoding import spell_encoding
 from qsim_kernels.ops.backend import library
 from qsim_kernels.triton.host.launcher import Launch
+from qsim_kernels.triton.placement import expect_placement, placement_of
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _compile = JITFunction.run
 
 
-class _H200:
-    """The parts of a driver that a compiler needs."""
+class GPU(NamedTuple):
+    """The properties of a GPU that launches depend on, named as in torch."""
+
+    name: str
+    major: int
+    minor: int
+    multi_processor_count: int
+    shared_memory_per_block_optin: int
+    L2_cache_size: int
+    total_memory: int
+
+    # The parts of a driver that a compiler needs.
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", 10 * self.major + self.minor, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -51,11 +64,29 @@ class _H200:
         return 0
 
 
-class _Properties:
-    """The properties of an H200 that launches depend on."""
+#: GPUs by the number in the names of their architectures, with NVIDIA's figures.
+TARGETS = {
+    80: GPU("A100", 8, 0, 108, 166912, 40 << 20, 80 << 30),
+    90: GPU("H200", 9, 0, 132, 232448, 50 << 20, 141 << 30),
+    100: GPU("B200", 10, 0, 148, 232448, 126 << 20, 180 << 30),
+    120: GPU("RTX 5090", 12, 0, 170, 101376, 96 << 20, 32 << 30),
+}
 
-    multi_processor_count, major, minor, L2_cache_size, total_memory = 132, 9, 0, 50 << 20, 141 << 30
-    shared_memory_per_block_optin = 232448
+
+class Form(NamedTuple):
+    """A compiled form of a kernel.
+
+    Attributes:
+        registers: Those of a thread.
+        shared: Bytes of shared memory that a program uses.
+        placed: Texts in PTX that say where they expect elements, and get them there.
+        instructions: Their number, 0 if they were not counted.
+    """
+
+    registers: int
+    shared: int
+    placed: int
+    instructions: int = 0
 
 
 class _OnGPU(TorchDispatchMode):
@@ -69,37 +100,50 @@ class _OnGPU(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def _measured(cubin: bytes) -> tuple[int, int]:
-    """Instructions, and registers of a thread."""
+#: Makes a form of a compiled kernel.
+Measure = Callable[[Any], Form]
+
+
+def resources_of(kernel: Any) -> Form:
+    """The resources of a form, after a check that its texts get elements where they expect them."""
+    expect_placement(kernel, kernel.metadata.name)
+    placed = sum(placement_of(line) is not None for line in kernel.asm["ttgir"].splitlines())
+    registers = re.findall(r"REG:(\d+)", _dumped(kernel, "-res-usage"))[0]
+    return Form(int(registers), kernel.metadata.shared, placed)
+
+
+def with_instructions(kernel: Any) -> Form:
+    """The same with the number of instructions, which takes as long as compiling."""
+    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!NOP)", _dumped(kernel, "-sass"), re.MULTILINE)
+    return resources_of(kernel)._replace(instructions=len(instructions))
+
+
+def _dumped(kernel: Any, option: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+        file.write(kernel.asm["cubin"])
         file.flush()
-        listing, resources = (
-            subprocess.run([_TOOLS / "cuobjdump", option, file.name], capture_output=True, text=True, check=True).stdout
-            for option in ("-sass", "-res-usage")
-        )
-    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!NOP)", listing, re.MULTILINE)
-    return len(instructions), int(re.findall(r"REG:(\d+)", resources)[0])
+        return subprocess.run([_TOOLS / "cuobjdump", option, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def compiled(works: dict[str, Callable[[], object]]) -> dict[str, dict[str, list[tuple[int, int]]]]:
-    """The instructions and registers of the kernels that some works would launch on a GPU, by the works' names and the kernels'."""
-    found: dict[str, dict[str, list[tuple[int, int]]]] = {}
+def compiled(works: dict[str, Callable[[], object]], gpu: GPU, measure: Measure) -> dict[str, dict[str, list[Form]]]:
+    """The forms of the kernels that some works would launch on a GPU, by the works' names and the kernels'."""
+    found: dict[str, dict[str, list[Form]]] = {}
 
     def run(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
         kernel = _compile(self, *arguments, grid=grid, warmup=True, **options)
         if kernel is not None:
-            found[name].setdefault(self.fn.__name__, []).append(_measured(kernel.asm["cubin"]))
+            found[name].setdefault(self.fn.__name__, []).append(measure(kernel))
         return kernel
 
     def launch(self: Launch, *arguments: Any) -> None:
         self.launcher.kernel.run(*arguments, *self.tail(arguments[0].device), grid=(self.programs, 1, 1), **self.launcher.options)
 
-    driver.set_active(_H200())
+    driver.set_active(gpu)
     JITFunction.run, Launch.__call__ = run, launch  # type: ignore[method-assign]
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[misc, assignment]
-    torch.cuda.get_device_properties = lambda *_: _Properties()  # type: ignore[assignment]
-    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.get_device_properties = lambda *_: gpu  # type: ignore[assignment, return-value]
+    torch.cuda.get_device_capability = lambda *_: (gpu.major, gpu.minor)
     for name, work in works.items():
         found[name] = {}
         with _OnGPU():
@@ -285,14 +329,24 @@ def works() -> dict[str, Callable[[], object]]:
     }
 
 
-if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if word != "--json"]
-    results = compiled({name: work for name, work in works().items() if not words or any(word in name for word in words)})
-    if "--json" in sys.argv:
+def _main() -> None:
+    parser = argparse.ArgumentParser(description="Compile kernels for a GPU that is not there.")
+    parser.add_argument("words", nargs="*", help="words that choose rows")
+    parser.add_argument("--target", type=int, choices=TARGETS, default=90)
+    parser.add_argument("--json", action="store_true", help="registers, shared memory and placed texts, without instructions")
+    options = parser.parse_args()
+    chosen = {name: work for name, work in works().items() if not options.words or any(word in name for word in options.words)}
+    results = compiled(chosen, TARGETS[options.target], resources_of if options.json else with_instructions)
+    if options.json:
         print(json.dumps(results))
-    else:
-        for name, kernels in results.items():
-            for kernel, forms in kernels.items():
-                print(f"{name:32} {kernel:26}", *(f"{count:5} instructions, {registers:3} registers" for count, registers in forms))
+        return
+    for name, kernels in results.items():
+        for kernel, forms in kernels.items():
+            texts = (f"{form.instructions:5} instructions, {form.registers:3} registers, {form.shared:6} bytes" for form in forms)
+            print(f"{name:32} {kernel:26}", *texts)
+
+
+if __name__ == "__main__":
+    _main()
     sys.stdout.flush()
     os._exit(0)  # the interpreter's end would ask the driver

@@ -115,3 +115,12 @@ def differing(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is not None and b is not None and same_bits(a, b)
+
+
+def mixed_groups(device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+    """Parameters in bfloat16, one of them distributed and one plain, and the same as plain ones."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    values = [coarse(5, 3, seed=0).to(device, torch.bfloat16), coarse(3, seed=1).to(device, torch.bfloat16)]
+    spread = nn.Parameter(distribute_tensor(values[0], mesh_of(device), [Shard(0)]))
+    return [spread, nn.Parameter(values[1].clone())], [nn.Parameter(x.clone()) for x in values]

@@ -241,15 +241,18 @@ def _of_rows(vectors: Vectors, folder: Path, command: str) -> Tensor:
     return results.view(vectors.y.shape)
 
 
-def simulated(vectors: Vectors, folder: Path, simulator: str, stages: int = 0, registers: int | None = None) -> str:
+def simulated(
+    vectors: Vectors, folder: Path, simulator: str, stages: int = 0, registers: int | None = None, module: str | None = None
+) -> str:
     """Run the testbench of `qsim vectors` in `"icarus"` or `"verilator"`, and return what it prints.
 
-    The module is that of `qsim emit`, by default with as many registers as the testbench expects.
+    The module is that of `qsim emit`, by default with as many registers as the testbench expects, or a given one.
     """
     (folder / "vectors.hex").write_text(text(vectors, "hex"))
     bench = text(vectors, "testbench", f"{folder}/vectors.hex", stages=stages)
     bench = bench.replace(f'"{vectors.circuit.name}.results"', f'"{folder}/results.hex"')
-    module = emit_circuits("systemverilog", [vectors.circuit], stages=stages if registers is None else registers)
+    if module is None:
+        module = emit_circuits("systemverilog", [vectors.circuit], stages=stages if registers is None else registers)
     (folder / "simulated.sv").write_text(module + bench)
     if simulator == "icarus":
         run(tool("iverilog"), "-g2012", "-o", folder / "simulated.vvp", folder / "simulated.sv")

@@ -8,12 +8,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-import qsim
-
 #: A step of 1/4, and multiples of 1/16: they are rounded up with a probability of 0, 1/4, 1/2 or 3/4.
 STEP = Fraction(1, 4)
-STOCHASTIC = qsim.Quantizer(qsim.Fixed(8, 2), "stochastic")
-NEAREST = qsim.Quantizer(qsim.Fixed(8, 2))
 INPUTS, OUTPUTS, SAMPLES = 3, 2, 4
 
 Matrix = list[list[Fraction]]

@@ -24,7 +24,7 @@ FP8 = {
     "delayed": FivePoint(
         Quantizer("e4m3", scale=scaling.Delayed(4)), Quantizer("e4m3", scale=scaling.Delayed(4)), act_bwd=None, weight_bwd=None
     ),
-    "tiles": FivePoint(Block("e4m3", 128, rule="ceil"), Block("e4m3", (64, 32), scale="fp32", rule="fit"), act_bwd=None, weight_bwd=None),
+    "tiles": FivePoint(Block("e4m3", 64, rule="ceil"), Block("e4m3", (64, 32), scale="fp32", rule="fit"), act_bwd=None, weight_bwd=None),
     "blocks": FivePoint(weight=Block("e4m3", 32, scale="fp32", rule="fit"), weight_bwd=None),
     "under a scale": FivePoint(weight=Quantizer("e4m3", scale=scaling.PerRow(format="e4m3", outer=scaling.PerTensor())), weight_bwd=None),
     "blocks under a scale": FivePoint(weight=Block("e4m3", 32, outer=scaling.PerTensor(margin=40)), weight_bwd=None),

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from qsim.studies import Study
+from qsim.studies import Claim, Study
 from qsim.studies.result import Result
 from qsim.studies.study import Run
 
 Settings = TypeVar("Settings")
 
 
+def claims(study: Study[Settings, Run], settings: Settings, values: Callable[[Run], dict[str, float]]) -> Sequence[Claim]:
+    """A study's claims, given the values of its runs."""
+    results = [Result(run, values(run), 1.0, {}) for run in study.runs(settings)]
+    return study.report(settings, results).claims
+
+
 def verdicts(study: Study[Settings, Run], settings: Settings, values: Callable[[Run], dict[str, float]]) -> list[bool | None]:
     """The verdicts of a study's claims, given the values of its runs."""
-    results = [Result(run, values(run), 1.0, {}) for run in study.runs(settings)]
-    return [claim.agrees for claim in study.report(settings, results).claims]
+    return [claim.agrees for claim in claims(study, settings, values)]
 
 
 def but(run: Run, **others: Any) -> Run:

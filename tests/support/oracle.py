@@ -10,8 +10,30 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
-from qsim.formats import Fixed, Float, Format, PowerOfTwo
+#: A description of a format: the library's, of which only the numbers are read that were given to make it, or one of this file's.
+Format = Any
+
+
+class Float(NamedTuple):
+    """A description of a floating-point format that does not come from the library."""
+
+    exponent: int
+    mantissa: int
+    bias: int
+    specials: str = "ieee"
+    subnormals: bool | str = True
+    signed: bool = True
+
+
+FP32 = Float(8, 23, 127)
+
+
+def kind(description: object) -> str:
+    """The name of the kind of a format, a rounding, a scale or an accumulator."""
+    return type(description).__name__
+
 
 DETERMINISTIC = ("nearest", "nearest_away", "nearest_up", "nearest_down", "toward_zero", "up", "down", "odd")
 OVERFLOWS = ("saturate", "saturate_symmetric", "nonfinite")
@@ -26,11 +48,11 @@ def power(exponent: int) -> Fraction:
 @lru_cache(maxsize=2**16)
 def magnitude(fmt: Format, code: int) -> Fraction:
     """The value of a code without its sign; above the top code, the pattern continues."""
-    if isinstance(fmt, Fixed):
+    if kind(fmt) == "Fixed":
         return code * power(-fmt.fraction)
-    if isinstance(fmt, PowerOfTwo):
+    if kind(fmt) == "PowerOfTwo":
         return power(code - fmt.bias)
-    assert isinstance(fmt, Float)
+    assert kind(fmt) == "Float"
     field, fraction = divmod(code, 2**fmt.mantissa)
     if field == 0:
         return fraction * power(1 - fmt.bias - fmt.mantissa)
@@ -39,11 +61,11 @@ def magnitude(fmt: Format, code: int) -> Fraction:
 
 def top(fmt: Format) -> int:
     """The unsigned code of the largest finite value."""
-    if isinstance(fmt, Fixed):
+    if kind(fmt) == "Fixed":
         return 2 ** (fmt.bits - fmt.signed) - 1
-    if isinstance(fmt, PowerOfTwo):
+    if kind(fmt) == "PowerOfTwo":
         return 2**fmt.exponent - 2
-    assert isinstance(fmt, Float)
+    assert kind(fmt) == "Float"
     codes = 2 ** (fmt.exponent + fmt.mantissa)
     reserved = {"ieee": 2**fmt.mantissa, "fn": 1, "fnuz": 0, "p3109": 1 if fmt.signed else 2, "none": 0}[fmt.specials]
     return codes - reserved - 1
@@ -51,36 +73,53 @@ def top(fmt: Format) -> int:
 
 def bottom(fmt: Format) -> int:
     """The unsigned code of the most negative value; 0 if no value is negative."""
-    if isinstance(fmt, PowerOfTwo) or not fmt.signed:
+    if kind(fmt) == "PowerOfTwo" or not fmt.signed:
         return 0
-    return top(fmt) + 1 if isinstance(fmt, Fixed) and not fmt.symmetric else top(fmt)
+    return top(fmt) + 1 if kind(fmt) == "Fixed" and not fmt.symmetric else top(fmt)
 
 
 def gap(fmt: Format) -> int:
     """The number of codes above zero that are left out of the set, because they would be subnormals."""
-    return 2**fmt.mantissa - 1 if isinstance(fmt, Float) and not fmt.has_subnormals else 0
+    return 2**fmt.mantissa - 1 if kind(fmt) == "Float" and fmt.subnormals is not True else 0
 
 
 def flushes(fmt: Format) -> bool:
     """Whether numbers between zero and the smallest value are zeros before they are rounded."""
-    return isinstance(fmt, Float) and fmt.subnormals == "flush"
+    return kind(fmt) == "Float" and fmt.subnormals == "flush"
+
+
+def lowest_exponent(fmt: Format) -> int:
+    """The exponent of the smallest number with a full significand."""
+    return -fmt.bias if kind(fmt) == "PowerOfTwo" else 1 - fmt.bias
+
+
+def largest(fmt: Format) -> Fraction:
+    """The largest finite value."""
+    return magnitude(fmt, top(fmt))
+
+
+@cache
+def positive_values(fmt: Format) -> list[Fraction]:
+    """All positive finite values, in ascending order."""
+    codes = range(0 if kind(fmt) == "PowerOfTwo" else gap(fmt) + 1, top(fmt) + 1)
+    return [magnitude(fmt, code) for code in codes]
 
 
 def has_infinity(fmt: Format) -> bool:
     """Whether the format has a code for infinity."""
-    return isinstance(fmt, Float) and fmt.specials in ("ieee", "p3109")
+    return kind(fmt) == "Float" and fmt.specials in ("ieee", "p3109")
 
 
 def has_nan(fmt: Format) -> bool:
     """Whether the format has a code for NaN: the top exponent of an IEEE format without mantissa only encodes infinity."""
-    if isinstance(fmt, Float):
+    if kind(fmt) == "Float":
         return fmt.specials in ("fn", "fnuz", "p3109") or (fmt.specials == "ieee" and fmt.mantissa > 0)
-    return isinstance(fmt, PowerOfTwo)
+    return kind(fmt) == "PowerOfTwo"
 
 
 def has_negative_zero(fmt: Format) -> bool:
     """Whether zero keeps its sign."""
-    return isinstance(fmt, Float) and fmt.signed and fmt.specials not in ("fnuz", "p3109")
+    return kind(fmt) == "Float" and fmt.signed and fmt.specials not in ("fnuz", "p3109")
 
 
 def neighbours(fmt: Format, value: Fraction) -> tuple[int, int]:
@@ -140,7 +179,7 @@ def round_exact(
     if math.isnan(x):
         return math.nan
     negative = math.copysign(1.0, x) < 0
-    if isinstance(fmt, PowerOfTwo):
+    if kind(fmt) == "PowerOfTwo":
         if x < 0 and overflow == "nonfinite" and not (is_inward(rounding, negative) and math.isfinite(x)):
             return math.nan
         if x < float(magnitude(fmt, 0)):
@@ -180,13 +219,13 @@ def _overflowed(fmt: Format, negative: bool) -> float:
 
 def decode_exact(code: int, fmt: Format) -> float | None:
     """The value of a code, given as a non-negative integer; None for codes of values that the format leaves out."""
-    if isinstance(fmt, Fixed):
+    if kind(fmt) == "Fixed":
         negative = fmt.signed and code >= 2 ** (fmt.bits - 1)
         unsigned = 2**fmt.bits - code if negative else code
         return None if negative and unsigned > bottom(fmt) else _signed(fmt, unsigned, negative)
-    if isinstance(fmt, PowerOfTwo):
+    if kind(fmt) == "PowerOfTwo":
         return math.nan if code > top(fmt) else _signed(fmt, code, False)
-    assert isinstance(fmt, Float)
+    assert kind(fmt) == "Float"
     sign, unsigned = divmod(code, 2 ** (fmt.exponent + fmt.mantissa))
     if fmt.specials in ("fnuz", "p3109") and sign and unsigned == 0:
         return math.nan
@@ -204,9 +243,9 @@ def encode_exact(value: float, fmt: Format) -> int | None:
         return None
     negative = math.copysign(1.0, value) < 0
     unsigned = top(fmt) + 1 if math.isinf(value) else neighbours(fmt, abs(Fraction(value)))[0]
-    if isinstance(fmt, Fixed):
+    if kind(fmt) == "Fixed":
         return (-unsigned if negative else unsigned) % 2**fmt.bits
-    if isinstance(fmt, PowerOfTwo):
+    if kind(fmt) == "PowerOfTwo":
         return unsigned
-    assert isinstance(fmt, Float)
+    assert kind(fmt) == "Float"
     return unsigned + (2 ** (fmt.exponent + fmt.mantissa) if negative else 0)

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from qsim.formats import Fixed, Float, Format, PowerOfTwo
-from support.oracle import bottom, flushes, gap, has_infinity, has_negative_zero, is_inward, top
+from support.oracle import Format, bottom, flushes, gap, has_infinity, has_negative_zero, is_inward, kind, top
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -25,11 +24,11 @@ TABLE = 2**17
 
 def magnitudes(fmt: Format, codes: Integers) -> Floats:
     """The values of unsigned codes, also beyond the top one."""
-    if isinstance(fmt, Fixed):
+    if kind(fmt) == "Fixed":
         return np.ldexp(codes.astype(np.float64), -fmt.fraction)
-    if isinstance(fmt, PowerOfTwo):
+    if kind(fmt) == "PowerOfTwo":
         return np.ldexp(1.0, codes - fmt.bias)
-    assert isinstance(fmt, Float)
+    assert kind(fmt) == "Float"
     field, fraction = np.divmod(codes, 2**fmt.mantissa)
     significand = np.where(field == 0, fraction, fraction + 2**fmt.mantissa).astype(np.float64)
     return np.ldexp(significand, np.maximum(field, 1) - fmt.bias - fmt.mantissa)
@@ -114,7 +113,7 @@ class Bracket:
         outcome = np.where(negative, -outcome, outcome)
         if not has_negative_zero(fmt):
             outcome = outcome + 0.0
-        if isinstance(fmt, PowerOfTwo):
+        if kind(fmt) == "PowerOfTwo":
             least = magnitudes(fmt, np.array(0))
             outcome = np.where(self.x < least, least, outcome)
             if overflow == "nonfinite":
@@ -127,10 +126,10 @@ def encode(values: Floats, fmt: Format) -> Integers:
     finite = np.where(np.isfinite(values), np.abs(values), 0.0)
     unsigned = np.where(np.isinf(values), top(fmt) + 1, Bracket(fmt, finite).low)
     negative = np.signbit(values)
-    if isinstance(fmt, Fixed):
+    if kind(fmt) == "Fixed":
         codes = np.where(negative, -unsigned, unsigned) % 2**fmt.bits
     else:
-        codes = unsigned + np.where(negative & (bottom(fmt) > 0), 2 ** (fmt.bits - 1), 0)
+        codes = unsigned + np.where(negative, 2 ** (fmt.exponent + fmt.mantissa) if bottom(fmt) else 0, 0)
     return np.where(np.isnan(values), -1, codes)
 
 

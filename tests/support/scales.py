@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from qsim.formats import Format
+from support.oracle import Format, largest, positive_values
 
 SMALLEST = Fraction(1, 2**127)
-
-
-def values_of(fmt: Format) -> list[Fraction]:
-    return [Fraction(v) for v in fmt.values() if v > 0]
 
 
 def nearest(x: Fraction, values: list[Fraction]) -> Fraction:
@@ -44,7 +40,7 @@ def to_precision(x: Fraction, mantissa: int) -> Fraction:
 
 def bits_after_the_first(fmt: Format) -> int:
     """Significant bits of a format's most precise value, without the first."""
-    positive = [Fraction(value) for value in fmt.values() if 0 < value < math.inf]
+    positive = positive_values(fmt)
     integers = [int(value / min(positive)) for value in positive]
     return max((n // (n & -n)).bit_length() for n in integers) - 1
 
@@ -53,20 +49,19 @@ def scale_of(block: list[float], element: Format, fmt: Format, rule: str, margin
     """The scale, or None for NaN."""
     if not all(map(math.isfinite, block)):
         return None
-    a, largest = max(abs(Fraction(x)) for x in block), Fraction(element.max)
-    values = values_of(fmt)
+    a, most, values = max(abs(Fraction(x)) for x in block), largest(element), positive_values(fmt)
     least = max(values[0], SMALLEST)
     if not a:
         return least
     if rule == "fit":
-        chosen = nearest(a * Fraction(2) ** margin / largest, values)
+        chosen = nearest(a * Fraction(2) ** margin / most, values)
     elif rule == "ceil":
-        wanted = a * Fraction(2) ** margin / largest
+        wanted = a * Fraction(2) ** margin / most
         chosen = next((v for v in values if v >= wanted), values[-1])
     else:
         a = Fraction(2) ** -floor_log2(1 / a) if rule == "ceil_log2" else a
         a = to_precision(a, bits_after_the_first(element)) if rule == "even" else a
-        chosen = nearest(Fraction(2) ** (floor_log2(a) - floor_log2(largest) + margin), values)
+        chosen = nearest(Fraction(2) ** (floor_log2(a) - floor_log2(most) + margin), values)
     return max(chosen, least)
 
 

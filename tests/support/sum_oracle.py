@@ -10,12 +10,9 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from qsim.accumulators import Accumulator, Aligned, BlockScaled, Promoted, Rounded, TwoStep
-from qsim.formats import FP32, Format
-from qsim.rounding import Stochastic
-from support.oracle import round_exact
+from support.oracle import FP32, Format, has_infinity, kind, largest, lowest_exponent, round_exact
 from support.philox_oracle import random_integers
 
 
@@ -40,16 +37,16 @@ def _drawn(seed: int, stream: int, block: int, bits: int) -> list[int]:
     return random_integers(_SERVED, bits, seed, stream, block * _SERVED)
 
 
-def indices(how: Accumulator, length: int) -> int:
+def indices(how: Any, length: int) -> int:
     """The number of random numbers that a result owns."""
-    if isinstance(how, Promoted):
+    if kind(how) == "Promoted":
         return -(-length // how.every) * indices(how.inner, how.every)
-    if not isinstance(how, Rounded) or not isinstance(how.rounding, Stochastic):
+    if kind(how) != "Rounded" or kind(how.rounding) != "Stochastic":
         return 0
     return -(-_each(how) * -(-length // how.chunk) // 8) * 8
 
 
-def exact_sum(how: Accumulator, a: Sequence[float], b: Sequence[float], lows: tuple[int, int], draw: Draw) -> float:
+def exact_sum(how: Any, a: Sequence[float], b: Sequence[float], lows: tuple[int, int], draw: Draw) -> float:
     """The result of one element.
 
     Args:
@@ -59,34 +56,34 @@ def exact_sum(how: Accumulator, a: Sequence[float], b: Sequence[float], lows: tu
         lows: The exponents that subnormal numbers of the operands count with.
         draw: The source of random bits.
     """
-    if isinstance(how, Promoted):
+    if kind(how) == "Promoted":
         total = 0.0
         for i, k in enumerate(range(0, len(a), how.every)):
             own = draw._replace(first=draw.first + i * indices(how.inner, how.every))
             part = exact_sum(how.inner, a[k : k + how.every], b[k : k + how.every], lows, own)
             total = _added(total, part, FP32, "nearest", "nonfinite")
         return total
-    if isinstance(how, TwoStep):
+    if kind(how) == "TwoStep":
         return _two_step(how, a, b, lows)
-    if isinstance(how, BlockScaled):
+    if kind(how) == "BlockScaled":
         groups = -(-len(a) // how.group)
         return exact_block_scaled_sum(how, a, b, [1.0] * groups, [1.0] * groups, lows)
-    if isinstance(how, Aligned):
+    if kind(how) == "Aligned":
         return _aligned(a, b, how.block, how.fraction, how.out, how.rounding, lows)
-    assert isinstance(how, Rounded)
+    assert kind(how) == "Rounded"
     return _rounded(how, a, b, lows, draw)
 
 
-def _each(how: Rounded) -> int:
+def _each(how: Any) -> int:
     return (how.product is not None) + {"sequential": 1, "pairwise": 2, "kahan": 4}[how.order]
 
 
-def _rounded(how: Rounded, a: Sequence[float], b: Sequence[float], lows: tuple[int, int], draw: Draw) -> float:
-    stochastic, each = isinstance(how.rounding, Stochastic), _each(how)
+def _rounded(how: Any, a: Sequence[float], b: Sequence[float], lows: tuple[int, int], draw: Draw) -> float:
+    stochastic, each = kind(how.rounding) == "Stochastic", _each(how)
     rounding = "stochastic" if stochastic else str(how.rounding)
 
     def onto(x: float, y: float, index: int, fmt: Format = how.format, overflow: str = how.overflow) -> float:
-        if not isinstance(how.rounding, Stochastic):
+        if kind(how.rounding) != "Stochastic":
             return _added(x, y, fmt, rounding, overflow)
         bits = how.rounding.bits or 32
         return _added(x, y, fmt, rounding, overflow, draw.integer(index, bits), bits, how.rounding.correction)
@@ -98,7 +95,7 @@ def _rounded(how: Rounded, a: Sequence[float], b: Sequence[float], lows: tuple[i
         elif how.product is None:
             terms.append(a[k] * b[k])
         else:
-            finite = how.overflow == "saturate" or not how.product.has_inf
+            finite = how.overflow == "saturate" or not has_infinity(how.product)
             overflow = "saturate" if finite else "nonfinite"
             product = a[k] * b[k]
             terms.append(onto(product, math.copysign(0.0, product), j * each, how.product, overflow))
@@ -129,7 +126,7 @@ def _added(x: float, y: float, fmt: Format, rounding: str, overflow: str, R: int
 
 def _aligned(a: Sequence[float], b: Sequence[float], block: int, fraction: int, out: Format, rounding: str, lows: tuple[int, int]) -> float:
     total = 0.0
-    least = math.frexp(out.smallest_normal)[1] - 1
+    least = lowest_exponent(out)
     for k in range(0, len(a), block):
         pairs = list(zip(a[k : k + block], b[k : k + block], strict=True))
         products = [x * y for x, y in pairs]
@@ -140,7 +137,7 @@ def _aligned(a: Sequence[float], b: Sequence[float], block: int, fraction: int, 
         unit = Fraction(2) ** (top - fraction)
         units = sum(math.trunc(Fraction(x) / unit) for x in [*products, total])
         value = units * unit
-        if abs(value) >= Fraction(2) ** (math.frexp(out.max)[1]):
+        if abs(value) >= Fraction(2) ** math.frexp(float(largest(out)))[1]:
             total = math.copysign(math.inf, units)
         else:
             total = round_exact(value, out, rounding, "nonfinite") or 0.0  # type: ignore[arg-type]
@@ -148,7 +145,7 @@ def _aligned(a: Sequence[float], b: Sequence[float], block: int, fraction: int, 
 
 
 def exact_block_scaled_sum(
-    how: BlockScaled, a: Sequence[float], b: Sequence[float], p: Sequence[float], q: Sequence[float], lows: tuple[int, int]
+    how: Any, a: Sequence[float], b: Sequence[float], p: Sequence[float], q: Sequence[float], lows: tuple[int, int]
 ) -> float:
     """The result of one element of operands with scales, one for each group; see `exact_sum`."""
     total = 0.0
@@ -161,7 +158,7 @@ def exact_block_scaled_sum(
             special += [x for x in found if not math.isfinite(x)] if not all(map(math.isfinite, [*scales, *map(sum, pairs)])) else []
             if special or not scales[0] * scales[1]:
                 continue
-            outer = sum(max(_exponent(scale), how.scale.grid.exponent) for scale in scales)
+            outer = sum(max(_exponent(scale), lowest_exponent(how.scale)) for scale in scales)
             factor = Fraction(scales[0]) * Fraction(scales[1])
             products = [(Fraction(x) * Fraction(y), _of_product(x, y, lows)) for x, y in pairs if x * y]
             if how.exact:
@@ -177,7 +174,7 @@ def exact_block_scaled_sum(
     return total
 
 
-def _two_step(how: TwoStep, a: Sequence[float], b: Sequence[float], lows: tuple[int, int]) -> float:
+def _two_step(how: Any, a: Sequence[float], b: Sequence[float], lows: tuple[int, int]) -> float:
     total = 0.0
     for k in range(0, len(a), how.block):
         pairs = list(zip(a[k : k + how.block], b[k : k + how.block], strict=True))
@@ -210,7 +207,7 @@ def _of_product(x: float, y: float, lows: tuple[int, int]) -> int:
 
 
 def exact_scaled_sum(
-    how: Promoted,
+    how: Any,
     a: Sequence[float],
     b: Sequence[float],
     p: Sequence[float],

@@ -178,16 +178,51 @@ def test_memory_is_poisoned() -> None:
     assert (torch.empty(1000, dtype=torch.uint8) == 255).all()
 
 
-ORACLES = ("oracle", "oracle_arrays", "philox_oracle", "sum_oracle", "block_oracle", "written_out_updates")
-#: What describes a format, an accumulator or a scale, without computing anything.
-DESCRIPTIONS = {"qsim.formats", "qsim.accumulators", "qsim.rounding", "qsim.scaling"}
+#: What says what results must be. Formats, points, scales and accumulators are arguments; only what they were made of is read from them.
+ORACLES = (
+    "oracle",
+    "oracle_arrays",
+    "philox_oracle",
+    "random123",
+    "table_oracle",
+    "scales",
+    "block_oracle",
+    "sum_oracle",
+    "product_oracle",
+    "written_out_updates",
+    "exact_gradients",
+    "layout_decoders",
+)
+
+
+def tree_of(name: str) -> ast.Module:
+    return ast.parse((Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", ORACLES)
-def test_oracles_import_only_descriptions_from_the_library(name: str) -> None:
-    tree = ast.parse((Path(__file__).parent / f"{name}.py").read_text())
-    imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert {module for module in imported if module.startswith("qsim")} <= DESCRIPTIONS
-    others = {module.removeprefix("support.") for module in imported if module.startswith("support.")}
-    assert others <= {*ORACLES, "comparing", "scales"}
+def test_oracles_import_nothing_but_each_other(name: str) -> None:
+    imported = set()
+    for node in ast.walk(tree_of(name)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported |= {f"support.{alias.name}" for alias in node.names} if node.module == "support" else {node.module or ""}
+    own = {module for module in imported if module.partition(".")[0] in ("qsim", "qsim_kernels", "support", "importlib")}
+    assert own <= {f"support.{name}" for name in ORACLES}
+
+
+#: What the library computes about formats, and the names by which oracles have descriptions of it.
+COMPUTED = {"max", "min", "smallest", "smallest_normal", "epsilon", "values", "bits", "has_inf", "has_nan", "has_subnormals", "grid"}
+DESCRIPTIONS = ("fmt", "element", "out", "how", "point", "points", "scaling")
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_oracles_read_nothing_that_the_library_computes(name: str) -> None:
+    read = {ast.unparse(node) for node in ast.walk(tree_of(name)) if isinstance(node, ast.Attribute) and node.attr in COMPUTED}
+    # The bits of fixed-point formats and of stochastic roundings are given.
+    given = {"fmt.bits", "how.bits", "how.rounding.bits"}
+    assert not {text for text in read if text.partition(".")[0] in DESCRIPTIONS} - given
+
+
+def test_no_oracle_is_left_out() -> None:
+    assert {path.stem for path in Path(__file__).parent.glob("*oracle*.py")} - {"test_oracle"} <= {*ORACLES}

@@ -1,4 +1,4 @@
-"""Products written out: Algorithms 1 and 2 line by line in float64, for comparison with qsim's."""
+"""Products, points and operands to compare with `product_oracle`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from qsim.nn.product.autograd import planned
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct, Product
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.plans import ProductPlan, plan_for
-from qsim.nn.product.tensors import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD
-from qsim.random import Noise, seeds
 from support.points import in_order
+from support.product_oracle import written_out
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -156,72 +155,6 @@ def gradient(y: Tensor) -> Tensor:
     return torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(y)
 
 
-def rounded(x: Tensor, point: Quantizer | None, seed: Tensor | None, stream: int) -> Tensor:
-    """A tensor as rounded by a point, in float64."""
-    if point is None:
-        return x.detach().double()
-    seed = seed if point.rounding.is_stochastic else None
-    stream = stream if seed is not None else 0
-    return point(x.detach(), seed=Noise(seed, stream), dtype=torch.float64)
-
-
-def passes(x: Tensor, point: Quantizer | None) -> Tensor | float:
-    """The elements at which gradients pass a point."""
-    if point is None or not point.clip_gradient:
-        return 1.0
-    return ((x >= point.format.min) & (x <= point.format.max)).double()
-
-
-class Due(NamedTuple):
-    """The expected result: the exact one, the sum of the magnitudes of its terms, and whether torch computes it without a carrier."""
-
-    exact: Tensor
-    size: Tensor
-    own: bool
-
-
-def written_out(case: ProductCase, points: FivePoint, given: tuple[Tensor, ...], g: Tensor, seed: int, stream: int) -> list[Due]:
-    """Algorithms 1 and 2 line by line in float64: the result and the gradients."""
-    a, w, *bias = given
-    torch.manual_seed(seed)
-    drawn = seeds.drawn(a.device, stream_number=stream) if points.is_stochastic else None
-    act, act_bwd = points.act, points.act_bwd
-    weight, weight_bwd = (act, act_bwd) if case.two_inputs else (points.weight, points.weight_bwd)
-    streams = [ACT ^ SECOND, ACT_BWD ^ SECOND] if case.two_inputs else [WEIGHT, WEIGHT_BWD]
-    w_drawn = drawn if case.two_inputs else seeds.weight_seed(w, stream) if points.weight_is_stochastic else None
-    a_fwd = rounded(a, act, drawn, ACT)
-    w_fwd = rounded(w, weight, w_drawn, streams[0])
-    a_bwd = a_fwd if isinstance(act_bwd, str) else rounded(a, act_bwd, drawn, ACT_BWD)
-    w_bwd = w_fwd if isinstance(weight_bwd, str) else rounded(w, weight_bwd, w_drawn, streams[1])
-    g_a = rounded(g, points.grad, drawn, GRAD)
-    g_w = g_a if points.grad_w is None else rounded(g, points.grad_w, drawn, GRAD_W)
-    b = [x.detach().double() for x in bias]
-    used_a, used_w = (act if act_bwd == "same" else act_bwd), (weight if weight_bwd == "same" else weight_bwd)
-    rest = [d for d in range(g.dim()) if d != (g.dim() - 1 if isinstance(case.product, LinearProduct) else 1)]
-    return [
-        Due(case.own(a_fwd, w_fwd, *b), case.own(a_fwd.abs(), w_fwd.abs(), *(x.abs() for x in b)), act is weight is None),
-        Due(by_torch(case, 0, a, w_bwd, g_a) * passes(a, act), by_torch(case, 0, a, w_bwd.abs(), g_a.abs()), points.grad is used_w is None),
-        Due(
-            by_torch(case, 1, a_bwd, w, g_w) * passes(w, weight),
-            by_torch(case, 1, a_bwd.abs(), w, g_w.abs()),
-            points.grad is used_a is None,
-        ),
-        *[Due(add(g.double(), rest), add(g.double().abs(), rest), False) for _ in b],
-    ]
-
-
-def add(x: Tensor, dims: list[int]) -> Tensor:
-    """The sum over some dimensions: an empty tuple means none, not all."""
-    return x.sum(dims) if dims else x
-
-
-def by_torch(case: ProductCase, which: int, a: Tensor, w: Tensor, g: Tensor) -> Tensor:
-    """The gradient of one operand of torch's own product, in float64."""
-    both = [a.detach().double(), w.detach().double()]
-    both[which].requires_grad_()
-    return torch.autograd.grad(case.own(*both), both[which], g)[0]
-
-
 def bias_is_apart(case: ProductCase, result: Tensor) -> bool:
     """Whether torch rounds to 16 bits before it adds the bias."""
     return isinstance(case.product, ConvolutionProduct) and result.is_cuda and result.element_size() == 2
@@ -232,7 +165,8 @@ def check(case: ProductCase, points: FivePoint, given: tuple[Tensor, ...], g: Te
     torch.manual_seed(5)
     actual = run(case, points, given, g, stream=77)
     g = gradient(actual[0]) if g is None else g
-    expected = written_out(case, points, given, g, 5, 77)
+    dim = -1 if isinstance(case.product, LinearProduct) else 1
+    expected = written_out(case.own, case.two_inputs, points, given, g, dim, 5, 77)
     for name, found, like, due in zip(("y", "a", "w", "bias"), actual, (actual[0], *given), expected, strict=False):
         assert (found.dtype, found.shape) == (like.dtype, due.exact.shape), name
         facts = torch.finfo(found.dtype)

@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qsim.formats import FP32, Float
 from support import philox_oracle
-from support.oracle import goes_up, power
+from support.oracle import FP32, Format, goes_up, has_infinity, largest, power
 from support.philox_oracle import stream
 
 #: Neighbouring elements share blocks of random bits.
@@ -25,7 +24,7 @@ philox = lru_cache(maxsize=1024)(philox_oracle.block)
 WORD = 2**32 - 1
 
 
-def rounded(x: Fraction | float, fmt: Float, random: int | None = None) -> float:
+def rounded(x: Fraction | float, fmt: Format, random: int | None = None) -> float:
     """Round one number: to nearest, or according to 32 random bits.
 
     Overflow becomes an infinity, if the format has one; otherwise a finite number saturates, and an infinite one becomes NaN.
@@ -38,7 +37,7 @@ def rounded(x: Fraction | float, fmt: Float, random: int | None = None) -> float
     if isinstance(x, float):
         if x != 0 and not math.isnan(x) and math.isfinite(x):
             raise TypeError(f"a fraction is wanted, got {x}")
-        return x if x == 0 or (math.isinf(x) and fmt.has_inf) else math.nan
+        return x if x == 0 or (math.isinf(x) and has_infinity(fmt)) else math.nan
     size = abs(x)
     exponent = size.numerator.bit_length() - size.denominator.bit_length()
     exponent -= power(exponent) > size
@@ -48,15 +47,15 @@ def rounded(x: Fraction | float, fmt: Float, random: int | None = None) -> float
         rounding = "nearest" if random is None else "stochastic"
         code += goes_up(rounding, x < 0, code, rest / step, random or 0, 32, False)
     value = float(code * step)
-    if value > fmt.max:
-        value = math.inf if fmt.has_inf else fmt.max
+    if value > largest(fmt):
+        value = math.inf if has_infinity(fmt) else float(largest(fmt))
     return math.copysign(value, x)
 
 
 class FormatArithmetic:
     """Operations on the numbers of a format, each rounded to nearest separately."""
 
-    def __init__(self, fmt: Float) -> None:
+    def __init__(self, fmt: Format) -> None:
         self.fmt = fmt
 
     def round(self, x: float) -> float:
@@ -101,11 +100,11 @@ class Options(NamedTuple):
     """The options of an optimizer, by torch's names, and its roundings. `kind` is "adam" or "sgd"; `dtype` the parameters' dtype."""
 
     kind: str
-    weight: Float
-    dtype: Float
+    weight: Format
+    dtype: Format
     update: str = "nearest"
     arithmetic: str = "float32"
-    state: Float | None = None
+    state: Format | None = None
     state_stochastic: bool = False
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)

@@ -157,6 +157,10 @@ def test_errors_grow_as_theory_says(algorithm: Any, rounding: str) -> None:
         assert relative_error(how, size) == pytest.approx(one * math.sqrt(THEORY[algorithm](size)), rel=0.07), size
 
 
+def test_every_bucket_of_every_step_has_a_seed_of_its_own() -> None:
+    assert len({bucket_seed(seed, step, bucket) for seed in range(3) for step in range(3) for bucket in range(3)}) == 27
+
+
 def test_hops_of_a_ring_draw_independent_noise() -> None:
     """Were the bits of all hops the same, errors would add up in proportion to N."""
     how = AllReduce("ring", wire=qsim.Quantizer(qsim.Int(16), "stochastic"))

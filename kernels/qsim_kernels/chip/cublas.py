@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+
+from qsim_kernels.private import blas_handle as _handle
 
 # Numbers from cublasLt.h and library_types.h.
 _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}
@@ -25,9 +26,6 @@ _REDUCED_IN_FLOAT32 = 3
 _WORKSPACE_BYTES = 32 * 2**20
 #: What the addresses of matrices are multiples of, in bytes.
 ALIGNMENT = 16
-
-# torch.cuda's function checks first that CUDA is initialized; a torch without CUDA lacks this one.
-_handle: Callable[[], int] = getattr(torch._C, "_cuda_getCurrentBlasHandle", None)  # type: ignore[assignment]
 
 _POINTERS = {"MatmulDescDestroy": 1, "MatrixLayoutDestroy": 1, "MatmulPreferenceDestroy": 1, "MatmulPreferenceCreate": 1}
 _SIGNATURES = {name: [c_void_p] * count for name, count in _POINTERS.items()} | {
@@ -124,9 +122,9 @@ class CublasProduct:
 
 @cache
 def is_loaded() -> bool:
-    """Whether torch has loaded the library, and says how to call it."""
+    """Whether torch has loaded the library."""
     try:
-        return bool(_library()) and _handle is not None
+        return bool(_library())
     except OSError:
         return False
 

@@ -6,7 +6,7 @@ multiplied there, which adds a sixth to the time of a large product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -16,11 +16,8 @@ from torch import Tensor
 
 from qsim_kernels.chip import cublas
 from qsim_kernels.chip.cublas import CublasProduct, Stored
+from qsim_kernels.private import current_device as _current_device, current_stream as _current_stream
 from qsim_kernels.torch.persistent import persistent
-
-# torch.cuda's functions check first that CUDA is initialized. A torch without CUDA lacks these.
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
-_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
 
 #: One thread at a time gives cuBLAS the address of a bias and launches the product.
 _turn = Lock()

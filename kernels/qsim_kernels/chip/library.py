@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from qsim_kernels import private
 from qsim_kernels.numbers.grid import Mode
 from qsim_kernels.numbers.sums import CHUNK_SUM, SINGLE_GRID, AlignedSum, PromotedSum, Sum
 from qsim_kernels.torch.persistent import persistent
@@ -56,6 +57,8 @@ class ChipProduct(NamedTuple):
 
     def obstacle(self, rows: int, length: int, columns: int) -> str:
         """The reason why the library has no such product of a shape; empty if it has."""
+        if self.is_fp8 and private.scaled_mm is None:
+            return "this torch has no torch._scaled_mm"
         if self.is_fp8 and (length % _MULTIPLE or columns % _MULTIPLE):
             sizes = f"got {length} and {columns}"
             return f"its FP8 products need multiples of {_MULTIPLE} along the sum and as the number of columns, {sizes}"
@@ -121,7 +124,7 @@ class ProductLibrary:
         """
         if not product.is_fp8:
             return _multiply_in_16_bits if dtype == product.a else partial(_multiply_in_16_bits, out_dtype=dtype)
-        return partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=dtype, use_fast_accum=product.fast)
+        return partial(private.scaled_mm, scale_a=one, scale_b=one, out_dtype=dtype, use_fast_accum=product.fast)
 
 
 def _multiply_in_16_bits(a: Tensor, b: Tensor, /, *, bias: Tensor | None = None, **options: Any) -> Tensor:
@@ -131,13 +134,10 @@ def _multiply_in_16_bits(a: Tensor, b: Tensor, /, *, bias: Tensor | None = None,
         return torch.mm(a, b, **options)
 
 
+@private.constant
 def is_chip(kind: str, index: int | None) -> bool:
     """Whether a device, given by its type and index, is an H100 or H200."""
     return kind == "cuda" and not _obstacle(torch.device(kind) if index is None else torch.device(kind, index))
-
-
-# Under torch.compile the result is a constant.
-is_chip._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=64)

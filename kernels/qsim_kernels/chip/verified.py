@@ -17,6 +17,7 @@ from torch import Tensor
 from qsim_kernels.chip.library import ChipProduct, Multiply, ProductLibrary, one_on, product_of
 from qsim_kernels.chip.trials import spread_indices, trial_operands
 from qsim_kernels.numbers.sums import read_sum
+from qsim_kernels.torch.recent import Recent
 
 #: Emulates a product of two matrices, in float32.
 Emulate = Callable[[Tensor, Tensor], Tensor]
@@ -24,6 +25,8 @@ Emulate = Callable[[Tensor, Tensor], Tensor]
 #: Lengths of the parts of random operands: none, a part of the products that are added at once, all of them, and as many as between two
 #: promotions.
 _UNITS = (None, 4, 16, 128)
+#: The most kinds of products to remember. Others are compared again, which takes four products of each; a model has at most hundreds.
+_KEPT = 1 << 14
 #: Operands must begin at a multiple of so many bytes; otherwise the library may choose another kernel.
 _ALIGNMENT = 16
 
@@ -107,9 +110,9 @@ class VerifiedChip:
     def __init__(self, library: ProductLibrary) -> None:
         self.library = library
         # How the library computes a case, or the reason why it does not.
-        self._known: dict[ChipCase, ChipRoute | str] = {}
+        self._known: Recent[ChipCase, ChipRoute | str] = Recent(_KEPT)
         # The calls for operands that need no copy, by everything that their case follows from.
-        self._calls: dict[Hashable, Multiply] = {}
+        self._calls: Recent[Hashable, Multiply] = Recent(_KEPT)
 
     def at_once(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> Tensor | None:
         """`multiply` for operands of a kind that it has multiplied in place before; `None` for others.
@@ -130,7 +133,7 @@ class VerifiedChip:
             return way
         call = way.call(self.library, one_on(a.device))
         if way.case.settings == () and way.case.is_stored(a, b, bias):
-            self._calls[_kind(a, b, how, dtype, bias)] = call
+            self._calls.put(_kind(a, b, how, dtype, bias), call)
         left, right = way.case.stored(a, b)
         return call(left, right, bias=None if bias is None else _placed(bias.contiguous()))
 
@@ -148,18 +151,20 @@ class VerifiedChip:
         case = self._case(a, b, how, dtype, bias)
         if isinstance(case, str):
             return case
-        if case not in self._known:
+        way = self._known.get(case)
+        if way is None:
             if not case.obstacle and self.library.is_capturing():
                 return f"no product of {case} has been compared with the emulator yet, which a CUDA graph cannot record: run it once before"
-            self._known[case] = case.obstacle or self._compared(case, emulate)
-        return self._known[case]
+            way = case.obstacle or self._compared(case, emulate)
+            self._known.put(case, way)
+        return way
 
     def obstacle(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> str:
         """The reason why the chip does not compute a product; empty if it does, because such a product has been compared."""
         case = self._case(a, b, how, dtype, bias)
         if isinstance(case, str):
             return case
-        way = self._known.get(case, case.obstacle or f"no product of {case} has been compared with the emulator yet")
+        way = self._known.get(case) or case.obstacle or f"no product of {case} has been compared with the emulator yet"
         return way if isinstance(way, str) else ""
 
     def outcomes(self, sums: Iterable[str], rows: int, columns: int, device: torch.device) -> list[bool]:

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
+from qsim_kernels import private
 from qsim_kernels.lowered import fusible, inductor, products, rounding, scaling, sizes
 from qsim_kernels.ops import scaled  # noqa: F401 (defines operators)
 from qsim_kernels.ops.backend import library
 from qsim_kernels.ops.direct import FUNCTIONAL
+from qsim_kernels.private import FakeTensor, FunctionalTensor, FunctionalTensorMode
 
 __all__ = ["inductor", "products", "rounding", "scaling", "sizes"]
 
@@ -27,13 +27,11 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
     """Replace an operator in graphs by the result of a function of its arguments, unless that is None."""
     operator = getattr(torch.ops.qsim, name).default
 
-    def traced(mode: FunctionalTensorMode, func: Any, types: tuple[type, ...], args: Any = (), kwargs: Any = None) -> Any:
-        from torch.fx.experimental.proxy_tensor import get_proxy_mode  # imports sympy
-
+    def traced(mode: Any, func: Any, types: tuple[type, ...], args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in (Tensor, FunctionalTensor) and not issubclass(kind, FakeTensor) for kind in types):
             return NotImplemented
         # Without a graph being traced AOTAutograd only asks for shapes, which the operator's fake implementation knows.
-        if get_proxy_mode() is not None and not torch.compiler.is_exporting():
+        if private.get_proxy_mode() is not None and not torch.compiler.is_exporting():
             if inductor.compiles():
                 inductor.learn_calls(FUNCTIONAL)
             with mode:
@@ -45,6 +43,9 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
     torch.library.register_torch_dispatch(operator, FunctionalTensorMode, traced, lib=library)
 
 
+#: Whether operators see themselves being traced.
+_IS_TRACED = private.has(("FakeTensor", "FunctionalTensor", "FunctionalTensorMode"))
+
 inductor.mark_caches()
 for _module, _names in (
     (fusible, ("again", "of_stream", "with_seeds")),
@@ -52,5 +53,5 @@ for _module, _names in (
     (rounding, ("quantize", "quantize_and_sum")),
     (scaling, ("amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "quantize_both_ways", "rescaled")),
 ):
-    for _name in _names:
+    for _name in _names if _IS_TRACED else ():
         _lower(_name, getattr(_module, _name))

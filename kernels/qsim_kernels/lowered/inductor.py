@@ -1,14 +1,15 @@
 """Inductor, torch's default compiler: whether it compiles a graph, and how it learns to generate the loops and the calls of operators.
 
 torch has no public interface for an operator whose loops fuse with their neighbours, nor for code that calls an operator's implementation
-itself: through the dispatcher a call takes longer than a small kernel. This file and `meanings.inductor` name the private ones that
-are used in its place. Devices and releases of torch that they have not been tested with get plain torch operators, which
+itself: through the dispatcher a call takes longer than a small kernel. This file and `meanings.inductor` use private ones in its
+place. Devices and releases of torch that they have not been tested with get plain torch operators, which
 have the same bits and take longer to compile.
 """
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from operator import getitem
@@ -18,11 +19,11 @@ from typing import Any
 import torch
 import torch.compiler.config
 from torch import Tensor
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils import _pytree as pytree
+
+from qsim_kernels import private
 
 #: Releases of torch that pass `tests/kernels/test_lowered.py` with loops, by the devices where they do.
-TESTED = {"cpu": ("2.11.", "2.13."), "cuda": ("2.11.",)}
+TESTED = {"cpu": ("2.11.", "2.13.", "2.15."), "cuda": ("2.11.",)}
 
 
 def mark_caches() -> None:
@@ -34,21 +35,19 @@ def mark_caches() -> None:
 
 def generates(device: torch.device) -> bool:
     """Whether Inductor compiles the graph that is being traced, for a device and in a release of torch that the loops were tested with."""
-    return _is_tested(device) and compiles()
+    return compiles() and is_tested(device.type)
 
 
 def compiles() -> bool:
     """Whether Inductor compiles the graph that is being traced."""
-    from torch._inductor.virtualized import NullHandler, V  # imports sympy
-
-    return not isinstance(V.get_fake_mode(), NullHandler)
+    if not private.has(("V", "NullHandler")):  # imports sympy
+        return False
+    return not isinstance(private.V.get_fake_mode(), private.NullHandler)
 
 
 def records_graphs() -> bool:
     """Whether Inductor compiles the graph that is being traced, in a mode that asks for CUDA graphs."""
-    from torch._inductor import config  # imports much
-
-    return compiles() and bool(config.triton.cudagraphs)
+    return compiles() and (private.inductor_config is None or bool(private.inductor_config.triton.cudagraphs))
 
 
 #: Operators whose result is the memory that they read.
@@ -81,21 +80,21 @@ def is_attention(x: Tensor) -> bool:
 
 def _source(x: Tensor, passed: Sequence[str]) -> Any:
     """The node of the graph that is being traced from which a tensor comes, by way of some operators; `None` if there is none."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot  # imports sympy
-
-    mode = get_proxy_mode()
+    mode = private.get_proxy_mode() if private.has(("get_proxy_mode", "get_proxy_slot", "from_functional_tensor")) else None
     if mode is None:
         return None
-    fake = torch._from_functional_tensor(x.elem) if isinstance(x, FunctionalTensor) else x
-    found = get_proxy_slot(fake, mode.tracer, None)
+    fake = private.from_functional_tensor(x.elem) if isinstance(x, private.FunctionalTensor) else x
+    found = private.get_proxy_slot(fake, mode.tracer, None)
     node: Any = None if found is None else found.proxy.node
     while node is not None and str(node.target) in passed:
         node = node.args[0]
     return node
 
 
-def _is_tested(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.__version__.startswith(TESTED.get(device.type, ()))
+def is_tested(*devices: str) -> bool:
+    """Whether loops and calls were tested in this release of torch, which has all that they need: on one of some devices, or on any."""
+    releases = tuple(release for device in devices or TESTED for release in TESTED.get(device, ()))
+    return torch.version.hip is None and torch.__version__.startswith(releases) and private.has(private.LOOPS)
 
 
 def writes_loops(x: object) -> bool:
@@ -130,25 +129,33 @@ def learn_to_hold(operator: Any) -> None:
 @cache
 def learn_whole(operator: Any, reduction: Any) -> None:
     """Let Inductor reduce a tensor by a reduction of torch's in a single program, whose kernel can use the result, too."""
-    from torch._inductor import config  # imports much
-    from torch._inductor.lowering import lowerings
 
     def whole(*arguments: Any) -> Any:
-        with config.patch(split_reductions=False):
-            return lowerings[reduction](*arguments)
+        with private.inductor_config.patch(split_reductions=False):
+            return private.lowerings[reduction](*arguments)
 
     _register(operator, whole)
 
 
 @cache
 def learn_calls(names: tuple[str, ...]) -> None:
-    """Let the Python code that Inductor writes call the implementations of some operators directly, and write what they read once."""
-    from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
-    from torch._inductor.lowering import make_fallback
+    """Let the Python code that Inductor writes call the implementations of some operators directly, and write what they read once.
 
+    Where neither this nor loops were tested, a warning says so.
+    """
+    if not is_tested():
+        releases = ", ".join(sorted({release.rstrip(".") for tested in TESTED.values() for release in tested}))
+        warnings.warn(
+            f"compiled code has torch's own operators instead of qsim's loops, which takes longer to compile: these are tested with torch "
+            f"{releases}, and this is {torch.__version__}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return
     for name in names:
-        CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.qsim.{name}.default"] = CustomCodegen(python=partial(_write_call, name))
-        make_fallback(getattr(torch.ops.qsim, name).default, _lay_out)
+        code = private.CustomCodegen(python=partial(_write_call, name))
+        private.CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.qsim.{name}.default"] = code
+        private.make_fallback(getattr(torch.ops.qsim, name).default, _lay_out)
 
 
 def _lay_out(node: Any, *arguments: Any, **named: Any) -> Any:
@@ -156,55 +163,44 @@ def _lay_out(node: Any, *arguments: Any, **named: Any) -> Any:
 
     What it rounds is in memory before. Otherwise Inductor would compute and write it again for each operator that reads a view of it.
     """
-    from torch._inductor.lowering import constrain_to_fx_strides
-
     for rounded in arguments[:1]:
         rounded.realize()
-    return constrain_to_fx_strides(node, *arguments, **named)
+    return private.constrain_to_fx_strides(node, *arguments, **named)
 
 
 def _write_call(name: str, node: Any, write: Callable[[Any], None]) -> None:
     """Write a line that calls an operator: directly, on devices that this was tested with."""
-    from torch._inductor.codegen.wrapper import ExternKernelAllocLine
-    from torch._inductor.virtualized import V
-
-    wrapper, device = V.graph.wrapper_code, node.get_device()
-    if device is not None and _is_tested(device):
+    wrapper, device = private.V.graph.wrapper_code, node.get_device()
+    if device is not None and is_tested(device.type):
         node.python_kernel_name = f"qsim_{device.type}_{name}"
         # Other releases and checkouts load this code from Inductor's cache: it uses public names that all of them have.
         wrapper.add_import_once("from qsim_kernels.ops.backend import library as qsim_library")
         wrapper.add_import_once(f"{node.python_kernel_name} = qsim_library.implementation({name!r}, {device.type.upper()!r})")
-    write(ExternKernelAllocLine(wrapper, node))
+    write(private.ExternKernelAllocLine(wrapper, node))
 
 
 def _register(operator: Any, lowered: Callable[..., Any], *, computed_again: bool = True) -> None:
-    from torch._functorch.partitioners import pointwise_ops  # imports sympy
-    from torch._inductor.lowering import register_lowering
-
     if computed_again:
-        pointwise_ops().append(operator)
-    register_lowering(operator, type_promotion_kind=None)(lowered)
+        private.pointwise_ops().append(operator)
+    private.register_lowering(operator, type_promotion_kind=None)(lowered)
 
 
 def _loops(function: Callable[..., Any], *, held: bool) -> Callable[..., Any]:
     """The function that lowers an operator to a loop, whose body the operator's own function writes."""
-    from torch._inductor.ir import TensorBox  # imports sympy
-    from torch._inductor.lowering import broadcast_tensors, make_pointwise
-
     from qsim_kernels.meanings.inductor import LoopElement
 
     def lowered(*arguments: Any) -> Any:
-        given, spec = pytree.tree_flatten(arguments)
-        places = [place for place, x in enumerate(given) if isinstance(x, TensorBox)]
-        boxes = broadcast_tensors(*(given[place] for place in places))
+        given, spec = private.tree_flatten(arguments)
+        places = [place for place, x in enumerate(given) if isinstance(x, private.TensorBox)]
+        boxes = private.broadcast_tensors(*(given[place] for place in places))
 
         def body(*loaded: Any) -> Any:
             values = list(given)
             for place, box, value in zip(places, boxes, loaded, strict=True):
                 values[place] = LoopElement(value, box.get_dtype(), box.get_device())
-            return function(*pytree.tree_unflatten(values, spec)).value
+            return function(*private.tree_unflatten(values, spec)).value
 
-        result = make_pointwise(body, override_return_dtype=arguments[-1])(*boxes)
+        result = private.make_pointwise(body, override_return_dtype=arguments[-1])(*boxes)
         if held:
             result.realize()
         return result

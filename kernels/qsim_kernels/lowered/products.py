@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from qsim_kernels import private
 from qsim_kernels.chip import factored
 from qsim_kernels.chip.verified import CHIP
 from qsim_kernels.ops.accumulate import AccumulateArguments
@@ -23,7 +23,7 @@ def accumulate(*arguments: Any) -> Tensor | None:
     asked = given.a, given.b, given.how, given.dtype, given.bias
     if given.chip == "never" or not all(map(_is_static, (given.a, given.b))) or _chooses_kernels():
         return None
-    with _disable_current_modes():
+    with private.without_modes():
         way = CHIP.find(*asked, lambda a, b: torch.ops.qsim.accumulate.default(a, b, None, given.how, 0, 0, None, "never"))
     if isinstance(way, str) or way.case.settings != () or not way.case.is_stored(given.a, given.b, given.bias):
         return None
@@ -35,7 +35,7 @@ def matmul_rescaled(a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tenso
     """The operator with one number in place of two, if cuBLAS gets one: a compiler multiplies them in the loop that computes the last."""
     if not a.is_cuda or len(factors) != 2 or not all(map(_is_static, (a, b, *factors))):
         return None
-    with _disable_current_modes():
+    with private.without_modes():
         if factored.product_of(a, b, factors, bias, dtype) is None:
             return None
     first, second = (factor.reshape(()) for factor in factors)
@@ -49,6 +49,5 @@ def _is_static(x: Tensor) -> bool:
 
 def _chooses_kernels() -> bool:
     """Whether Inductor measures kernels of its own for matrix products, which add in other orders."""
-    from torch._inductor import config  # imports much
-
-    return bool(config.max_autotune or config.max_autotune_gemm)
+    config = private.inductor_config  # imports much
+    return config is None or bool(config.max_autotune or config.max_autotune_gemm)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from qsim_kernels import private
+
 #: The fewest elements for which the operators' own kernels are faster than Inductor's: rounding in MXFP8 added 17 ms to a step of GPT-2
 #: medium on an H100, and 38 ms when it was lowered, which also took twice as long to compile.
 _LARGE = 2**20
@@ -23,6 +25,4 @@ def is_small(x: Tensor) -> bool:
 
 def are_known(*conditions: bool) -> bool:
     """Whether conditions on sizes hold, whatever the values of symbols are."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
-
-    return all(map(statically_known_true, conditions))
+    return all(map(private.statically_known_true, conditions))  # imports sympy

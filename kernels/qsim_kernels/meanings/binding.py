@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import itertools
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
+#: Numbers of bound modules, each taken once, also by threads that bind at the same time.
+_NUMBERS = itertools.count()
 #: Operators by the names that replace them.
 _OPERATORS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and_", ast.BitOr: "or_", ast.BitXor: "xor", ast.LShift: "lshift",
@@ -37,7 +40,7 @@ def bound(
         known: Values of parameters: conditions that depend on nothing else are decided when the functions are bound.
     """
     # Compilers look a function's globals up in its module.
-    home = ModuleType(f"{module.__name__}.{len(sys.modules)}")
+    home = ModuleType(f"{module.__name__}.{next(_NUMBERS)}")
     sys.modules[home.__name__] = home
     scope = home.__dict__
     scope |= {name: constant(given) for name, given in vars(module).items() if type(given) is int}

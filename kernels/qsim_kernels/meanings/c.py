@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
@@ -32,9 +33,27 @@ def header(name: str, comment: Sequence[str], routines: Iterable[Routine]) -> st
         comment: Lines that describe it.
         routines: The functions.
     """
-    guard = f"{name.upper()}_H"
+    guard = include_guard(name)
     parts = [_comment(comment), _PROLOGUE.format(guard=guard), *(function(routine) for routine in routines), f"#endif /* {guard} */\n"]
     return "\n".join(parts)
+
+
+#: Names whose upper case is an identifier that no other name has, and that C and C++ do not reserve.
+_PLAIN_NAME = re.compile(r"[a-z](_?[a-z0-9])*")
+
+
+def include_guard(name: str) -> str:
+    """The macro that keeps a header from being included twice: an identifier of its own for every name.
+
+    Example:
+        >>> include_guard("qsim_e4m3"), include_guard("q-e4m3"), include_guard("q.e4m3")
+        ('QSIM_E4M3_H', 'Q_E4M3_5E5A0C79_H', 'Q_E4M3_742A5DF1_H')
+    """
+    if _PLAIN_NAME.fullmatch(name):
+        return f"{name.upper()}_H"
+    words = re.findall("[A-Z0-9]+", name.upper()) or ["QSIM"]
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return "_".join([*(["QSIM"] if words[0][0].isdigit() else []), *words, digest.upper(), "H"])
 
 
 def function(routine: Routine) -> str:

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._inductor.virtualized import ops
 
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
 from qsim_kernels.numbers.carrier import SINGLE, Carrier
+from qsim_kernels.private import inductor_operations as ops
 
 
 def _binary(name: str, result: torch.dtype | None = None) -> Callable[[LoopElement, LoopElement | float], LoopElement]:

@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import types as numba_types
+from numba import types as numba_types
 from numba.extending import intrinsic
 
 from qsim_kernels import arithmetic

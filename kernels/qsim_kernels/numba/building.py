@@ -8,7 +8,9 @@ from typing import Any
 
 import numba
 from llvmlite import binding
-from numba.core import types
+from numba import types
+
+from qsim_kernels.private import NUMBA_OPTIONS
 
 
 def machine_code(module: str, name: str, symbol: str, machine: Any) -> bytes:
@@ -36,8 +38,8 @@ def machine_code(module: str, name: str, symbol: str, machine: Any) -> bytes:
     return machine.emit_object(code)  # type: ignore[no-any-return]
 
 
-#: Compiled code allocates nothing and raises nothing.
-OPTIONS = {"_nrt": False, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+#: Python does not call compiled code.
+OPTIONS = {**NUMBA_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def _entry(symbol: str, function: str, arguments: int) -> str:

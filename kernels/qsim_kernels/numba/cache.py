@@ -77,9 +77,13 @@ def write(path: Path, code: bytes) -> None:
     """Keep machine code for later processes, if the folder can be written; a process killed here leaves no partial file under this name."""
     with suppress(OSError):
         handle, draft = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.replace(draft, path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            os.replace(draft, path)
+        except BaseException:
+            os.unlink(draft)  # a full disk, for example
+            raise
 
 
 #: Seconds to wait for another process: one that was stopped must not stop all others.

@@ -75,7 +75,7 @@ class LoopRounding(NamedTuple):
 
     Attributes:
         loop: Address of the loop that rounds a strip or a row.
-        grid: Address of its `RoundingNumbers`.
+        grid: Address of its `StripNumbers`.
     """
 
     loop: int

@@ -40,13 +40,16 @@ OLDEST = 0, 65
 
 
 def check_numba() -> None:
-    """Raise an `ImportError` where functions cannot be compiled: with an old Numba, and with one that refuses the installed NumPy."""
+    """Raise an `ImportError` where functions cannot be compiled: by an old Numba, one that is told not to, or lacks a private name."""
+    if os.environ.get("NUMBA_DISABLE_JIT", "").strip() not in ("", "0"):
+        raise ImportError("loops need Numba's compiler, and NUMBA_DISABLE_JIT is set")
     installed = version("numba")
     if tuple(map(int, installed.split(".")[:2])) < OLDEST:
         raise ImportError(f"loops need Numba {'.'.join(map(str, OLDEST))} or later, and {installed} is installed")
     kept = folder()
     if kept is None or not any(kept.glob("*.o")):
         importlib.import_module("numba")
+        importlib.import_module("qsim_kernels.numba.loops.bits")  # private names
 
 
 def _after_fork() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from qsim_kernels import private
 from qsim_kernels.numba.jobs import LoneLoop, SharedLoop, changeable, job_address, layout_of
 from qsim_kernels.numba.native import Native
 from qsim_kernels.ops.backend import PROCESS
@@ -60,9 +61,9 @@ def _run_alone() -> Callable[[bytes], None]:
 def _team(process: int) -> Callable[[int, int, int], None]:
     """A function that calls the function at an address, with one argument, in a number of threads at once."""
     parallel: Any = None
-    if process == PROCESS:
+    if process == PROCESS and private.library_file is not None:
         with suppress(OSError, AttributeError):
-            parallel = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+            parallel = ctypes.CDLL(private.library_file).GOMP_parallel
     if parallel is None:
         return partial(_in_threads_of_python, ThreadPoolExecutor(thread_name_prefix="qsim"))
     parallel.argtypes, parallel.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None

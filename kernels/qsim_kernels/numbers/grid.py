@@ -173,7 +173,9 @@ def _word(kind: type[tuple[Any, ...]]) -> list[str]:
 
 def _defaults(kind: type[tuple[Any, ...]]) -> dict[str, Any]:
     """The last fields and what they are by default: not `_field_defaults`, which torch 2.11 cannot trace."""
-    return dict(zip(_names(kind)[::-1], kind.__new__.__defaults__[::-1], strict=False))  # type: ignore[index]
+    defaults: tuple[Any, ...] = kind.__new__.__defaults__ or ()
+    names = _names(kind)
+    return dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
 
 
 @lru_cache(maxsize=4096)

@@ -169,6 +169,21 @@ class Step(NamedTuple):
         return (self.params, *self[2:8])
 
 
+def check_dtypes(columns: Sequence[Sequence[Tensor]]) -> None:
+    """Raise an error for tensors that would be read as numbers of another dtype.
+
+    Args:
+        columns: The lists of a `Step`, up to `products`.
+    """
+    own = [column[0].dtype if column else None for column in columns]
+    param, grad, moment = own[:3]
+    due = (param, grad, moment, moment, moment, param, torch.int64, torch.float32)
+    for name, column, dtype in zip(Step._fields, columns, due, strict=False):
+        for x in column:
+            if x.dtype != dtype:
+                raise TypeError(f"update_: {name} must all be {dtype}, got {x.dtype}")
+
+
 class PlaceNumbers(NamedTuple):
     """The position of a share's elements in a whole tensor: see `qsim.random.places.Place`.
 

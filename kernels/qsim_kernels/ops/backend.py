@@ -8,14 +8,17 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable
-from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from functools import cache, cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
+from qsim_kernels import private
 from qsim_kernels.numbers.grid import Grid, GridRounding, Mode, Rule, read
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -23,6 +26,13 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 #: This process. OpenMP's threads, which torch may start from now on, do not survive in processes forked from it.
 PROCESS = os.getpid()
+
+
+def leave_to_python(function: Any, *, and_callees: bool) -> None:
+    """Let Dynamo not compile a function by itself, nor what it calls then; it still traces the function into code that calls it."""
+    if private.has(private.DYNAMO):
+        skip, rest = private.FrameAction.SKIP, private.FrameAction.SKIP if and_callees else private.FrameAction.DEFAULT
+        private.set_code_exec_strategy(function.__code__, private.FrameExecStrategy(skip, rest))
 
 
 class OperatorLibrary(torch.library.Library):
@@ -38,7 +48,7 @@ class OperatorLibrary(torch.library.Library):
         """Register the implementation of an operator for a dispatch key."""
         self._functions[op_name, dispatch_key] = fn
         # Dynamo must not compile what runs between two compiled pieces of code: numbers are addresses there, and backends are imported.
-        set_code_exec_strategy(getattr(fn, "__func__", fn).__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+        leave_to_python(getattr(fn, "__func__", fn), and_callees=True)
         return super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
     def implementation(self, name: str, backend: str) -> Callable[..., Any]:
@@ -83,10 +93,11 @@ class OnBackend:
     Args:
         name: The backend's module, imported when an operator first runs.
         otherwise: The module to use, with a warning, if a package that the backend needs is installed but cannot be imported.
+        warns_of: GPUs for which this backend takes the place of kernels, with a warning.
     """
 
-    def __init__(self, name: str, otherwise: str | None = None) -> None:
-        self._name, self._otherwise = name, otherwise
+    def __init__(self, name: str, otherwise: str | None = None, warns_of: str | None = None) -> None:
+        self._name, self._otherwise, self._warns_of = name, otherwise, warns_of
 
     @classmethod
     def register(cls, reference: str, compiled: str, triton: str) -> None:
@@ -97,12 +108,7 @@ class OnBackend:
             compiled: The module for CPUs, if Numba is installed.
             triton: The module for CUDA.
         """
-        plain, loops, kernels = (f"qsim_kernels.{module}" for module in (reference, compiled, triton))
-        backends = {"CompositeExplicitAutograd": cls(plain)}
-        if HAS_NUMBA:
-            backends["CPU"] = cls(loops, otherwise=plain)
-        if torch.version.hip is None:
-            backends["CUDA"] = cls(kernels)
+        backends = cls.by_dispatch_key(reference, compiled, triton)
         for name, method in vars(cls).items():
             if not hasattr(method, "operator"):
                 continue
@@ -113,8 +119,19 @@ class OnBackend:
             if vmap is not None:
                 torch.library.register_vmap(f"qsim::{name}", vmap(name), lib=library)
 
+    @classmethod
+    def by_dispatch_key(cls, reference: str, compiled: str, triton: str) -> dict[str, Self]:
+        """The backends by the dispatch keys of their tensors; for the arguments see `register`."""
+        plain, loops, kernels = (f"qsim_kernels.{module}" for module in (reference, compiled, triton))
+        backends = {"CompositeExplicitAutograd": cls(plain), "CUDA": cls(kernels)}
+        if HAS_NUMBA:
+            backends["CPU"] = cls(loops, otherwise=plain)
+        return backends | {key: cls(plain, warns_of=gpus) for key, gpus in gpus_without_kernels().items()}
+
     @cached_property
     def _backend(self) -> Any:
+        if self._warns_of is not None:
+            _warn_of_plain_torch(self._warns_of)
         try:
             return importlib.import_module(self._name)
         except ImportError as error:
@@ -124,6 +141,22 @@ class OnBackend:
                 f"plain torch rounds CPU tensors, several times slower than Numba, because: {error}", RuntimeWarning, stacklevel=2
             )
             return importlib.import_module(self._otherwise)
+
+
+def gpus_without_kernels() -> dict[str, str]:
+    """The GPUs for which there are no kernels, by the dispatch keys of their tensors: AMD's have that of NVIDIA's."""
+    return {"XPU": "Intel's GPUs"} | ({} if torch.version.hip is None else {"CUDA": "AMD's GPUs"})
+
+
+@cache
+def _warn_of_plain_torch(gpus: str) -> None:
+    """Warn, once for all operators, that there are no kernels."""
+    warnings.warn(
+        f"plain torch rounds tensors on {gpus}, for which qsim has no kernels: the same bits, several times slower. "
+        "qsim.diagnostics.backends() says what runs where",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _dispatch_keys, _dispatch_tls_local_include_set, _is_torch_function_mode_enabled
-from torch.autograd import profiler
 from torch.compiler import is_dynamo_compiling
 
+from qsim_kernels import private
 from qsim_kernels.ops import accumulate, quantize, scaled, update  # noqa: F401 (define operators)
 from qsim_kernels.ops.backend import library
+from qsim_kernels.private import dispatch_keys, dispatch_keys_of_thread, is_in_function_mode, is_profiling
 
 #: The operators that can be called directly, except those that change their arguments.
 FUNCTIONAL = tuple(name for name, schema in library.on_backends.items() if "!" not in schema)
@@ -40,6 +40,8 @@ class Operators:
 #: The operators through the dispatcher.
 DISPATCHED = Operators(lambda name: getattr(torch.ops.qsim, name).default)
 
+#: Whether anything that could observe the difference would be seen.
+_SEES_ALL = private.has(private.DIRECT)
 #: What eager code adds to the keys of operands: nothing that acts.
 _EAGER = {"BackendSelect", "ADInplaceOrView"}
 _BACKENDS = ("CPU", "CUDA")
@@ -51,12 +53,12 @@ _of_tensors: dict[int, Operators] = {}
 
 def operators(*tensors: Tensor | None) -> Operators:
     """The operators for some tensors, and for what is computed from them: direct if the difference is not observable."""
-    if is_dynamo_compiling() or profiler._is_profiler_enabled or _is_torch_function_mode_enabled():
+    if not _SEES_ALL or is_dynamo_compiling() or is_profiling() or is_in_function_mode():
         return DISPATCHED
-    thread = _dispatch_tls_local_include_set().raw_repr()
+    thread = dispatch_keys_of_thread().raw_repr()
     is_eager = _of_threads.get(thread)
     if is_eager is None:
-        is_eager = _of_threads[thread] = _names(_dispatch_tls_local_include_set()) <= _EAGER
+        is_eager = _of_threads[thread] = _names(dispatch_keys_of_thread()) <= _EAGER
     if not is_eager:
         return DISPATCHED
     chosen = None
@@ -65,7 +67,7 @@ def operators(*tensors: Tensor | None) -> Operators:
             continue
         if type(x) not in _CLASSES:
             return DISPATCHED
-        keys = _dispatch_keys(x).raw_repr()
+        keys = dispatch_keys(x).raw_repr()
         ops = _of_tensors.get(keys) or _operators_like(x)
         if chosen is not None and ops is not chosen:
             return DISPATCHED
@@ -82,7 +84,7 @@ def operators_of_lists(*lists: Sequence[Tensor]) -> Operators:
 
 def _operators_like(x: Tensor) -> Operators:
     """The operators for tensors with the dispatch keys of this one."""
-    keys = _dispatch_keys(x)
+    keys = dispatch_keys(x)
     names, chosen = _names(keys), DISPATCHED
     for backend in _BACKENDS:
         if backend in names and names <= {backend, f"Autograd{backend}", f"Autocast{backend}", "ADInplaceOrView"}:

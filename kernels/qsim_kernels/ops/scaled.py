@@ -74,6 +74,15 @@ def _counts(tiles: Sequence[int], held: Tensor) -> tuple[int, int, int]:
     return held.shape[0], -(-rows // height), -(-columns // width)
 
 
+def _factors(name: str, x: Tensor | None) -> Tensor | None:
+    """Scales as every implementation reads them: float32, and contiguous."""
+    if x is None:
+        return None
+    if torch.promote_types(x.dtype, torch.float32) != torch.float32:
+        raise TypeError(f"{name} must be float32 or a narrower float, got {x.dtype}")
+    return x.to(torch.float32).contiguous()
+
+
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
@@ -104,12 +113,13 @@ class Implementation(OnBackend):
         return out
 
     @operator(
-        f"(Tensor amaxes, Tensor? under, {_MAKING}) -> Tensor", lambda x, *_: torch.empty_like(x, dtype=torch.float32), vmap=one_by_one
+        f"(Tensor amaxes, Tensor? under, {_MAKING}) -> Tensor", lambda x, *_: x.new_empty(x.shape, dtype=torch.float32), vmap=one_by_one
     )
     def scales(self, amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor:
         """The scales that result from the largest magnitudes, in float32."""
+        amaxes = amaxes.to(_wide(amaxes)).contiguous()
         out = torch.empty_like(amaxes, dtype=torch.float32)
-        self._backend.scales_into(out, amaxes, under, read_scales(making, scale_grid))
+        self._backend.scales_into(out, amaxes, _factors("under", under), read_scales(making, scale_grid))
         return out
 
     @operator(
@@ -123,7 +133,7 @@ class Implementation(OnBackend):
         """The scales of a tensor's tiles, `amaxes` and `scales` in one, in float32."""
         where, turned, counts = _read_tiles(tuple(tiles), tuple(turn), x.shape)
         out = x.new_empty(counts, dtype=torch.float32)
-        self._backend.scales_of_tiles_into(out, x, under, where, turned, finite, read_scales(making, scale_grid))
+        self._backend.scales_of_tiles_into(out, x, _factors("under", under), where, turned, finite, read_scales(making, scale_grid))
         return out
 
     @operator(
@@ -135,8 +145,10 @@ class Implementation(OnBackend):
         self, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], *rounding: Any
     ) -> Tensor:
         """Round a tensor under given scales."""
-        scaled, out, _ = _prepared(x, tiles, turn, *rounding)
-        self._backend.quantize_scaled_into(out, x, scales, under, scaled)
+        scaled, out, counts = _prepared(x, tiles, turn, *rounding)
+        if x.numel() and scales.shape != counts:
+            raise ValueError(f"quantize_scaled: tiles have scales of shape {counts}, got {tuple(scales.shape)}")
+        self._backend.quantize_scaled_into(out, x, _factors("scales", scales), _factors("under", under), scaled)
         return out
 
     @operator(
@@ -151,7 +163,8 @@ class Implementation(OnBackend):
         scaled, out, counts = _prepared(x, tiles, turn, *rounding)
         restores = scaled.elements.restore != Restore.NOTHING
         scales = _nothing(x.device) if restores else x.new_empty(counts, dtype=torch.float32)
-        self._backend.quantize_tiles_into(out, None if restores else scales, x, under, read_scales(making, scale_grid), scaled)
+        made, making_of_scales = None if restores else scales, read_scales(making, scale_grid)
+        self._backend.quantize_tiles_into(out, made, x, _factors("under", under), making_of_scales, scaled)
         return out, scales
 
     @operator(
@@ -192,6 +205,7 @@ class Implementation(OnBackend):
         where = TileSizes.of(others)
         amaxes = x.new_empty(where.counts(x.numel()), dtype=_wide(x))
         making_of_scales = read_scales(making, scale_grid)
+        under = _factors("under", under)
         self._backend.quantize_tiles_and_amaxes_into(out, amaxes, x, under, making_of_scales, scaled, where, Turn(*turn))
         return out, amaxes
 
@@ -201,7 +215,7 @@ class Implementation(OnBackend):
     )
     def hadamard_of_runs(self, x: Tensor, held: Tensor, size: int, turn: Sequence[int]) -> Tensor:
         """The transform of matrices that are runs of a tensor's rows, in float32 or float64; see `torch.runs`."""
-        return self._backend.hadamard_of_runs(x, held, size, Turn(*turn))  # type: ignore[no-any-return]
+        return self._backend.hadamard_of_runs(x, held.contiguous(), size, Turn(*turn))  # type: ignore[no-any-return]
 
     @operator(
         f"(Tensor x, Tensor held, {_TILES}, bool finite) -> Tensor",
@@ -211,7 +225,7 @@ class Implementation(OnBackend):
         """`amaxes` of matrices that are runs of a tensor's rows."""
         where = TileSizes.of(tiles)
         out = x.new_empty(_counts(where, held), dtype=_wide(x))
-        self._backend.amaxes_of_runs_into(out, x, held, where, Turn(*turn) if turn else None, finite)
+        self._backend.amaxes_of_runs_into(out, x, held.contiguous(), where, Turn(*turn) if turn else None, finite)
         return out
 
     @operator(
@@ -231,7 +245,8 @@ class Implementation(OnBackend):
     ) -> Tensor:
         """Round matrices that are runs of a tensor's rows under the scales of their tiles, by which elements are multiplied again."""
         scaled, out, _ = _prepared(x, tiles, turn, *rounding)
-        self._backend.quantize_runs_into(out, x, held, under, read_scales(making, scale_grid), scaled)
+        under, making_of_scales = _factors("under", under), read_scales(making, scale_grid)
+        self._backend.quantize_runs_into(out, x, held.contiguous(), under, making_of_scales, scaled)
         return out
 
     @operator(f"({_IN_BASIS}, float[] choice, {_ROUNDING}) -> Tensor", _fake_like, vmap=one_by_one)
@@ -260,7 +275,7 @@ class Implementation(OnBackend):
         """Round a tensor in the basis of a transform, by a function of the backend, into a tensor that is stored as it is."""
         making, scale_grid, *rounding = numbers
         scaled, _ = _rounding(x, tiles, turn, *rounding)
-        out = torch.empty_like(x, dtype=rounding[-2])
+        out, flips = torch.empty_like(x, dtype=rounding[-2]), None if flips is None else flips.contiguous()
         getattr(self._backend, into)(out, x, flips, read_scales(making, scale_grid), how, scaled)
         return out
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from qsim_kernels.meanings import torch as meaning
 from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, used_bits, variant_of
 from qsim_kernels.numbers.grid import Mode, Rule
+from qsim_kernels.private import is_in_transform
 from qsim_kernels.torch.philox import ElementNoise, random_bits
 from qsim_kernels.torch.tables import rounding_table
 
@@ -40,7 +41,7 @@ _NANS = {
 def one_nan(x: Tensor) -> Tensor:
     """Replace every NaN by the canonical NaN that all roundings return."""
     pattern, nan = _NANS[x.dtype]
-    if torch._C._are_functorch_transforms_active():
+    if is_in_transform():
         # Before torch 2.13 vmap does not support `view(dtype)`.
         return torch.where(x.isnan(), torch.full((), nan, dtype=pattern, device=x.device).view(x.dtype), x)
     return x.view(pattern).masked_fill(x.isnan(), nan).view(x.dtype)

@@ -21,6 +21,7 @@ from qsim_kernels.numbers.updates import (
     SGDAlgorithm,
     Step,
     UpdateTensors,
+    check_dtypes,
     own_grid,
     power,
     update_variant,
@@ -173,6 +174,7 @@ def update(
         rounded: See `rounded`: this function, or a faster one with the same results.
         update_whole: A faster way to update a whole parameter, in place of this module.
     """
+    check_dtypes((step.params, step.grads, *step.changed[1:]))
     if step.found_inf is not None and bool(step.found_inf):
         return
     scale = 1.0 / (1.0 if step.grad_scale is None else float(step.grad_scale))

@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.triton.device.blocks import as_single, narrowed
 from qsim_kernels.triton.device.parts import swizzled
+from qsim_kernels.triton.host.capabilities import compute_capability
 
 
 class Factor(NamedTuple):
@@ -198,7 +199,7 @@ def grouped_into(out: Tensor, a: Tensor, b: Tensor, ends: Tensor, factors: Seque
 
 def _tile(out: Tensor) -> TileShape:
     """The shape of tiles for a device."""
-    return _LARGE if not out.is_cuda or torch.cuda.get_device_capability(out.device)[0] in _ROOMY else _SMALL
+    return _LARGE if not out.is_cuda or compute_capability(out.device)[0] in _ROOMY else _SMALL
 
 
 def _descriptor(x: Tensor, *block: int) -> TensorDescriptor:

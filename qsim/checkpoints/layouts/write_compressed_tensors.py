@@ -44,8 +44,8 @@ class CompressedTensors:
         """Find a layer's place in the layout."""
         weight, act = forward_weight(layer), forward_act(layer, weight_only=weight_only)
         static: dict[str, Tensor] = {}
-        inputs = None if act is None else _inputs(layer, act, input_amax, static)
         args = _weights(weight, matrix(layer).shape[1])
+        inputs = None if act is None else _inputs(layer, act, input_amax, static)
         scheme = {"weights": args, "input_activations": inputs, "output_activations": None, "format": _format(weight, args, inputs)}
         return LayerPlan(layer, weight, original_weight(layer), act, scheme, static)
 
@@ -123,6 +123,9 @@ def _inputs(layer: FivePointModule, point: Quantizer, amax: Tensor | None, stati
         if isinstance(scale, PerSlice):
             return args | {"strategy": "token", "dynamic": True}
         if isinstance(scale, PerBlock) and scale.format != E4M3:
+            columns = matrix(layer).shape[1]
+            if columns % scale.size:
+                raise LayoutError(f"its input, act={short(point)}, has {columns} columns, which blocks of {scale.size} do not divide")
             is_mx = (scale.format, scale.size) == (E8M0, _GROUPS[E8M0])
             grouped = args | {"strategy": "group", "group_size": scale.size, "dynamic": True}
             return grouped | ({"scale_dtype": _SCALE_DTYPES[E8M0]} if is_mx else {})

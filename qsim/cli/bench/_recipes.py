@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import qsim
-from qsim import recipes
+from qsim import private, recipes
 from qsim.cli.bench._counting import allocated, peak
 from qsim.cli.bench._models import LAST, Subject
 from qsim.cli.bench._options import BenchSettings
@@ -61,19 +61,16 @@ def _begun(name: str, subject: Subject, chosen: BenchSettings) -> tuple[Call, Ro
     Returns:
         The step; its graphs and first time; and the memory that the model, its gradients and its optimizer occupy.
     """
-    from torch._dynamo.utils import counters
-    from torch._inductor.utils import fresh_inductor_cache
-
-    counters.clear()
+    private.compiler_counters.clear()
     before = allocated(chosen.device)
     model, batch, _ = subject.make(chosen.device, chosen.dtype)
     if name != NATIVE:
         qsim.convert(model, name, exclude=[LAST])
     step = training_step(model, batch, _compiled(model, chosen.compile))
-    with fresh_inductor_cache():
+    with private.fresh_inductor_cache():
         seconds = duration(step, chosen.clock)
         step()
-    row = {"recipe": name, "graphs": counters["stats"]["unique_graphs"], "first_seconds": seconds}
+    row = {"recipe": name, "graphs": private.compiler_counters["stats"]["unique_graphs"], "first_seconds": seconds}
     return step, row, allocated(chosen.device) - before
 
 

@@ -20,12 +20,11 @@ from qsim.cli.bench._layers import layer_options, points_of
 from qsim.cli.bench._measured import TIMES, Measured, beside_torch
 from qsim.cli.bench._options import BenchOption, BenchSettings, sizes
 from qsim.cli.bench._timing import Call, forward_and_backward
+from qsim.private import grouped_mm
 from qsim.text.records import Values
 from qsim.text.tables import Row
 
 COLUMNS: Values = {"experts × rows × width → inner": "size", "how": "how", **TIMES}
-#: Torch's function, which has no public name before torch 2.10.
-_grouped_mm = getattr(F, "grouped_mm", torch._grouped_mm)
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         """The result for each row, given the ends of the experts' rows."""
-        gate, up = _grouped_mm(x, self.gate_up, offs=ends).chunk(2, -1)
-        found: Tensor = _grouped_mm(F.silu(gate) * up, self.down, offs=ends)
+        gate, up = grouped_mm(x, self.gate_up, offs=ends).chunk(2, -1)
+        found: Tensor = grouped_mm(F.silu(gate) * up, self.down, offs=ends)
         return found
 
 

@@ -13,7 +13,7 @@ from qsim.diagnostics.gradients.borrowed import borrowed
 from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, check_arguments, listed_batches, weights_of
 from qsim.diagnostics.gradients.errors import ALL_WEIGHTS, draws_bits
 from qsim.diagnostics.gradients.points import NAMES, quantizer_of
-from qsim.diagnostics.gradients.range_checks import check_range
+from qsim.diagnostics.gradients.range_checks import check_range, check_underflow
 from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding_variance, sampling, squared_bias
 from qsim.diagnostics.gradients.text import in_percent
 from qsim.formats import Float
@@ -211,6 +211,23 @@ def measured_factors(
         _factor(title, found.row(k), other.row(k), norms.row(k), counts, level) for k, title in enumerate((*weights.owned, ALL_WEIGHTS))
     ]
     return BatchFactors(tuple(factors), _words(points), _words(like), _bound(points, like), level)
+
+
+def refuse_underflow(function: str, model: nn.Module, loss: Loss, batch: Any, points: Points, argument: str) -> None:
+    """Raise an error if gradients underflow in a batch, as `batch_for` does, for other questions that they would decide.
+
+    Args:
+        function: The name of the caller in errors.
+        model: A converted model.
+        loss: A function of the model and a batch that returns the loss.
+        batch: The batch.
+        points: The points of all layers.
+        argument: The name of what the points come from.
+    """
+    weights = weights_of(function, model)
+    with borrowed(model, weights.layers, streams.stream(function, 0)) as state:
+        drawn = Gradients(function, model, loss, [batch], weights, state)
+        check_underflow(function, drawn, weights, _settings(weights, points), argument)
 
 
 def _settings(weights: MeasuredWeights, given: Points) -> list[FivePoint]:

@@ -12,7 +12,8 @@ from qsim.diagnostics.gradients.points import NAMES, quantizer_of
 from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding_variance
 from qsim.diagnostics.hooks import Watch
 from qsim.diagnostics.remedies import loss_scale_up, underflow_share
-from qsim.functional.quantizer import GRADIENTS
+from qsim.formats import Float
+from qsim.functional.quantizer import GRADIENTS, Quantizer
 from qsim.recipes.five_point import FivePoint
 from qsim.text.percentages import percent
 
@@ -40,22 +41,33 @@ def check_range(
     """
     if not _may_underflow(points):
         return
-    _check_underflow(_unscaled(drawn, weights, points), argument)
+    check_underflow("batch_for", drawn, weights, points, argument)
     variance = rounding_variance(found)
     if variance.value > 0 and drawn.is_mean():
         halved = drawn.moments(points, draws, redraw_weights=False, smaller=LARGER).row(-1)
         _check_falling(rounding_variance(halved).over(variance).ratio_estimate(level), argument)
 
 
-def _check_underflow(unscaled: Sequence[tuple[Counts, float | None]], argument: str) -> None:
-    lost = [(counts, factor) for counts, factor in unscaled if underflow_share(counts) >= _UNDERFLOW]
+def check_underflow(function: str, drawn: Gradients, weights: MeasuredWeights, points: Sequence[FivePoint], argument: str) -> None:
+    """Raise an error if half of the gradients at a point without a scale underflow in the first batch.
+
+    Args:
+        function: The name of the caller in errors.
+        drawn: The source of gradients.
+        weights: The weights, with their layers.
+        points: The points of each layer.
+        argument: The name of what the points come from.
+    """
+    lost = [(counts, quantizer) for counts, quantizer in _unscaled(drawn, weights, points) if underflow_share(counts) >= _UNDERFLOW]
     if lost:
-        counts, factor = max(lost, key=lambda own: underflow_share(own[0]))
+        counts, quantizer = max(lost, key=lambda own: underflow_share(own[0]))
         what = f"{percent(underflow_share(counts))} of the gradients at {counts.point} of layer {counts.layer!r} underflow"
+        factor, fmt = loss_scale_up(counts, quantizer), quantizer.format
         scaled = "" if factor is None else f"multiply the loss by {factor:g} or more, or "
+        wider = f", such as {Float(8, fmt.mantissa)}" if isinstance(fmt, Float) and fmt.exponent < 8 else ""
         raise ValueError(
-            f"batch_for: under {argument}, {what}: a larger batch of a mean loss makes each smaller, so no factor holds; "
-            f"{scaled}give them a scale, such as scale='tensor', or a format with more exponent bits"
+            f"{function}: under {argument}, {what}: a larger batch of a mean loss makes each smaller, so no factor holds; "
+            f"{scaled}give them a scale, such as scale='tensor', or a format with more exponent bits{wider}"
         )
 
 
@@ -80,8 +92,8 @@ def _may_underflow(points: Sequence[FivePoint]) -> bool:
     return any(quantizer is not None and quantizer.scale is None for quantizer in given)
 
 
-def _unscaled(drawn: Gradients, weights: MeasuredWeights, points: Sequence[FivePoint]) -> list[tuple[Counts, float | None]]:
-    """The counts of gradient points without scales in the first batch, with the factor for the loss that would help, if any."""
+def _unscaled(drawn: Gradients, weights: MeasuredWeights, points: Sequence[FivePoint]) -> list[tuple[Counts, Quantizer]]:
+    """The counts of gradient points without scales in the first batch, with their quantizers."""
     collector = Collector()
     watch = Watch([(layer, None) for layer in weights.layers], skips_eval=False)
     try:
@@ -94,6 +106,5 @@ def _unscaled(drawn: Gradients, weights: MeasuredWeights, points: Sequence[FiveP
     for counts in sample:
         quantizer = quantizer_of(points[int(counts.layer)], counts.point) if counts.point in GRADIENTS else None
         if quantizer is not None and quantizer.scale is None:
-            counts = replace(counts, layer=weights.names[int(counts.layer)])
-            found.append((counts, loss_scale_up(counts, quantizer)))
+            found.append((replace(counts, layer=weights.names[int(counts.layer)]), quantizer))
     return found

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
 from qsim.diagnostics.traces.trace import Operation
 from qsim.nn.calls.running import as_if_running
@@ -17,7 +16,9 @@ from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
 from qsim.nn.record import ProductRounding, points_of_module, record_of
 from qsim.nn.restoring import Snapshot
+from qsim.private import storage_number
 from qsim.recipes.five_point import FivePoint
+from qsim_kernels.private import tree_leaves, tree_unflatten
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class OperationCall:
     operation: Operation
     compute: Callable[..., Any]
     leaves: Sequence[Any]
-    spec: TreeSpec
+    spec: Any
     places: Mapping[int, int]
     parameters: Mapping[str, Tensor]
     module: nn.Module | None
@@ -210,7 +211,7 @@ def _wide(x: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _storage(x: Tensor) -> int:
-    return x.untyped_storage()._cdata if x.layout == torch.strided else id(x)
+    return storage_number(x) if x.layout == torch.strided else id(x)
 
 
 def _differentiated(

@@ -14,6 +14,7 @@ from qsim.diagnostics.traces.comparing import Comparer
 from qsim.diagnostics.traces.comparison import RunComparison
 from qsim.diagnostics.traces.run import MakesOptimizer, StepLoss, TracedStep, TraceWriter, same_streams, stepped
 from qsim.diagnostics.traces.trace import Trace
+from qsim.formats.base import check_flag
 
 #: A model, a trace, or the file or folder of one.
 Run = nn.Module | Trace | str | os.PathLike[str]
@@ -67,6 +68,7 @@ def compare(
         >>> found.first.title, found.first.cause
         ('weight.grad of 0 (Linear)', 'settings')
     """
+    check_flag("compare", "backward", backward)
     for name, run in (("a", a), ("b", b)):
         if not isinstance(run, (nn.Module, Trace, str, os.PathLike)):
             raise TypeError(f"compare: {name} must be a model, a Trace or the path of one, got {run!r}")

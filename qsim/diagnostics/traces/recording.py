@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from qsim.diagnostics.traces.calls import OperationCall, noted_roundings
 from qsim.diagnostics.traces.trace import Operation
@@ -24,7 +23,9 @@ from qsim.nn.lineage import base_of_view
 from qsim.nn.modules import FivePointModule
 from qsim.nn.registry import PRODUCTS
 from qsim.nn.restoring import Snapshot
+from qsim.private import backward_pass
 from qsim.random import streams
+from qsim_kernels.private import tree_flatten, tree_unflatten
 
 _QUERIES = {"__get__", "__len__", "__iter__", "__format__", "__repr__", "__contains__", "__bool__", "size", "dim", "stride", "numel"}
 _QUERIES |= {"is_floating_point", "is_contiguous", "register_hook", "requires_grad_", "retain_grad", "item", "tolist", "numpy", "data_ptr"}
@@ -219,7 +220,7 @@ class TraceRecorder(TorchFunctionMode):
 
         The node of a view does not; but layers return whole views of what they have computed.
         """
-        base = x._base if x._is_view() else None
+        base = x._base
         computed = base if base is not None and base.grad_fn is not None and base.numel() == x.numel() and x.is_contiguous() else x
         place, shape = computed.output_nr, x.shape
 
@@ -265,7 +266,7 @@ class TraceRecorder(TorchFunctionMode):
 
 def _is_recomputed() -> bool:
     """Whether a backward pass runs, in which activation checkpointing computes something once more."""
-    running_pass: int = torch._C._current_graph_task_id()
+    running_pass: int = backward_pass()
     return running_pass != -1
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim.checkpoints.folders import check_free
+from qsim.checkpoints.folders import check_empty
 from qsim.diagnostics.traces.calls import OperationCall
 from qsim.diagnostics.traces.recording import TraceRecorder, TraceSink, checksum
 from qsim.diagnostics.traces.stores import TensorFolder
 from qsim.diagnostics.traces.trace import Operation, Trace
+from qsim.formats.base import check_flag
 from qsim.functional.bodies import body
 from qsim.nn.coverage.run import check_plain, summands
 from qsim.nn.examples import inputs_of
@@ -74,8 +75,9 @@ def trace(
         >>> torch.allclose(found.tensors["2.bias/updated"], model[2].bias - 0.1 * found.tensors["2.bias/grad"])
         True
     """
+    check_flag("trace", "backward", backward)
     if folder is not None:
-        check_free("trace", Path(folder), overwrite=False)
+        check_empty("trace", Path(folder))
     step = TracedStep("trace", model, batch, loss, optimizer, backward, seed)
     found = Trace({}, [], step.state(), {} if folder is None else TensorFolder(Path(folder)))
     step.run(TraceWriter(found))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, MutableMapping
+from itertools import count
 from pathlib import Path
 
 from torch import Tensor
 
 from qsim.checkpoints.shards import safetensors
-from qsim.text.files import FileError, read_json, reading
+from qsim.text.files import FileError, name_in_folder, read_json, reading, whole_file, write_whole
 
 _INDEX = "trace.json"
 
@@ -17,7 +18,9 @@ _INDEX = "trace.json"
 def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file."""
     plain = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    safetensors("Trace.save").torch.save_file(plain, str(file), dict(metadata))
+    package = safetensors("Trace.save")
+    with whole_file(file) as draft:
+        package.torch.save_file(plain, str(draft), dict(metadata))
 
 
 class TensorFile(MutableMapping[str, Tensor]):
@@ -52,28 +55,38 @@ class TensorFile(MutableMapping[str, Tensor]):
         return len(self._keys)
 
 
+def _numbered(number: int) -> str:
+    """The name of a file in a folder."""
+    return f"{number:06}.safetensors"
+
+
 class TensorFolder(MutableMapping[str, Tensor]):
     """Tensors that are each kept in a file of a folder, so that none stays in memory."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._files = folder, dict[str, str]()
+        self._numbers: Iterator[int] = count()
         self.metadata: Mapping[str, str] = {}
         if (folder / _INDEX).exists():
             given = read_json("Trace.load", folder / _INDEX, {"files": {str: str}, "metadata": {str: str}})
-            self._files, self.metadata = given["files"], given["metadata"]
+            self._files = {name: name_in_folder("Trace.load", folder / _INDEX, file) for name, file in given["files"].items()}
+            self.metadata = given["metadata"]
+            known = set(self._files.values())
+            self._numbers = (number for number in count() if _numbered(number) not in known)
 
     def describe(self, metadata: Mapping[str, str]) -> None:
         """Write the index, with metadata."""
         self.metadata = metadata
-        (self._folder / _INDEX).write_text(json.dumps({"files": self._files, "metadata": dict(metadata)}), encoding="utf-8")
+        write_whole(self._folder / _INDEX, json.dumps({"files": self._files, "metadata": dict(metadata)}))
 
     def __getitem__(self, name: str) -> Tensor:
         return TensorFile(self._folder / self._files[name])[name]
 
     def __setitem__(self, name: str, x: Tensor) -> None:
-        file = self._files.setdefault(name, f"{len(self._files):06}.safetensors")
-        write_tensors(self._folder / file, {name: x}, {})
+        if name not in self._files:
+            self._files[name] = _numbered(next(self._numbers))
+        write_tensors(self._folder / self._files[name], {name: x}, {})
 
     def __delitem__(self, name: str) -> None:
         (self._folder / self._files.pop(name)).unlink()

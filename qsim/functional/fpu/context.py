@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import ContextDecorator
 from typing import Any, TypeVar
@@ -149,6 +150,10 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         if isinstance(function, (Tensor, nn.Module)):
             raise TypeError(
                 f"fpu: this decorates functions, got a {type(function).__name__}; use store(x) to convert numbers to the format"
+            )
+        if any(is_late(function) for is_late in (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)):
+            raise TypeError(
+                f"fpu: {function!r} returns before its code runs, which would not be rounded: enter the context in the function"
             )
         return super().__call__(function)
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qsim.functional.fpu.operators import makes_none, rounded_of
 from qsim.functional.fpu.output import Output
+from qsim.private import dispatch_modes, schema_of
 
 
 class _Thread(threading.local):
@@ -53,7 +54,7 @@ class RoundingMode(TorchDispatchMode):
             self.output.into(x)
         if not rounded.results:
             return result
-        if len(func._schema.returns) == 1:
+        if len(schema_of(func).returns) == 1:
             return self._of(result)
         return type(result)(self._of(x) if i in rounded.results else x for i, x in enumerate(result))
 
@@ -76,5 +77,5 @@ FULL_PRECISION = RoundingMode(None)
 
 def innermost() -> RoundingMode | None:
     """The mode that rounds the current call."""
-    found = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, RoundingMode)]
+    found = [mode for mode in dispatch_modes() if isinstance(mode, RoundingMode)]
     return found[-1] if found else None

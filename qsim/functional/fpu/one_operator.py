@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from qsim.functional.fpu.mode import FULL_PRECISION, innermost
 from qsim.functional.fpu.output import Output
+from qsim.private import forward_level, keeps_graph
+from qsim_kernels.private import is_in_transform, tree_flatten, tree_map, tree_unflatten
 
 
 @dataclass
@@ -58,7 +59,7 @@ def once(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """
     flat, structure = tree_flatten((args, kwargs))
     watched = [i for i, x in enumerate(flat) if isinstance(x, Tensor) and x.requires_grad]
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+    if is_in_transform() or forward_level() >= 0:
         raise NotImplementedError(
             f"fpu: {getattr(function, '__name__', function)} rounds once, which does not work under the transforms of torch.func or in "
             "forward mode; take gradients with backward() or torch.autograd.grad, or write the function in separate operators"
@@ -106,7 +107,7 @@ class _Once(torch.autograd.Function):
                 inner.outputs,
                 inner.inputs,
                 gradients,
-                retain_graph=inner.is_recorded or torch._C._autograd._get_current_graph_task_keep_graph(),
+                retain_graph=inner.is_recorded or keeps_graph(),
                 create_graph=torch.is_grad_enabled(),
                 allow_unused=True,
             )

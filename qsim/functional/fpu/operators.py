@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from qsim.private import schema_of
 
 #: Namespaces of operators that compute nothing, have their own roundings, or run next to the others.
 _NOT_ARITHMETIC = frozenset({"qsim", "prim", "profiler", "c10d", "_c10d_functional", "c10d_functional", "symm_mem", "debugprims"})
@@ -73,9 +74,9 @@ def _argument(place: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 @cache
-def rounded_of(operator: OpOverload) -> RoundedTensors | None:
+def rounded_of(operator: Any) -> RoundedTensors | None:
     """The tensors of an operator to round; `None` if it is left alone."""
-    schema = operator._schema
+    schema = schema_of(operator)
     namespace, _, name = schema.name.partition("::")
     if namespace in _NOT_ARITHMETIC or _copies(operator, name):
         return None
@@ -89,21 +90,21 @@ def rounded_of(operator: OpOverload) -> RoundedTensors | None:
     return RoundedTensors(results, written, running, training) if results or written else None
 
 
-def _copies(operator: OpOverload, name: str) -> bool:
+def _copies(operator: Any, name: str) -> bool:
     """Whether an operator only returns views or copies of existing numbers, whatever its arguments."""
-    if torch.Tag.view_copy in operator.tags or f"{name}.{operator._overloadname}" in _COPIES or name.removesuffix("_") in _COPIES:
+    if torch.Tag.view_copy in operator.tags or str(operator).partition(".")[2] in _COPIES or name.removesuffix("_") in _COPIES:
         return True
-    returns = operator._schema.returns
+    returns = schema_of(operator).returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-def makes_none(operator: OpOverload, args: tuple[Any, ...]) -> bool:
+def makes_none(operator: Any, args: tuple[Any, ...]) -> bool:
     """Whether this call of an operator computes no new numbers: it fills in constants, or counts.
 
     Counters are 0-d tensors to which 1 is added in place, like the steps of optimizers. In a narrow format such a counter would
     stop where steps become wider than 1, in bfloat16 at 256.
     """
-    name = operator._schema.name
+    name = schema_of(operator).name
     if name in ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::put", "aten::put_"):
         return len(args) < 4 or not args[3]  # otherwise it accumulates
     if name not in ("aten::add_", "aten::_foreach_add_") or len(args) < 2:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from qsim import private
 from qsim.nn.calls.running import paused
-
-if TYPE_CHECKING:
-    from torch._dynamo.comptime import ComptimeContext
 
 
 def run_outside_the_mode() -> None:
@@ -19,13 +17,19 @@ def run_outside_the_mode() -> None:
     A model can run in Python in the mode, and call a function that is compiled. The mode would see each operator of its graph again.
     """
     if torch.compiler.is_dynamo_compiling():
-        from torch._dynamo.comptime import comptime  # which imports all of the compiler
+        if private.comptime is None or private.translator_of is None:  # which import all of the compiler
+            _leave_graph()
+        else:
+            private.comptime(_pause_graphs)
 
-        comptime(_pause_graphs)
+
+@private.disable_dynamo  # type: ignore[untyped-decorator]
+def _leave_graph() -> None:
+    """End the graph that is traced, where it cannot be changed."""
 
 
-def _pause_graphs(context: ComptimeContext) -> None:
-    output = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output
+def _pause_graphs(context: Any) -> None:
+    output = private.translator_of(context).output
     if not isinstance(output.compiler_fn, _Paused):
         output.compiler_fn = _Paused(output.compiler_fn)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.nn import functional as F
 
 from qsim.functional.bodies import body
@@ -15,6 +14,8 @@ from qsim.nn.calls.graphs import run_outside_the_mode
 from qsim.nn.calls.running import PausedInLayers, as_if_running, running, without_inner_rounding
 from qsim.nn.lineage import follow
 from qsim.nn.registry import PRODUCTS, add_those_of_others
+from qsim.private import grouped_mm
+from qsim_kernels.ops.backend import leave_to_python
 
 
 def know_others() -> None:
@@ -22,7 +23,8 @@ def know_others() -> None:
 
     Dynamo asks modes about the functions that torch documents as overridable, and grouped products are none.
     """
-    _show_to_dynamo(torch._grouped_mm)
+    if grouped_mm is not None:
+        _show_to_dynamo(grouped_mm)
     add_those_of_others()
 
 
@@ -82,4 +84,4 @@ def _written(out: Tensor, result: Tensor) -> Tensor:
 
 # Where Dynamo leaves code to Python, it compiles the method for one attribute of tensors, and takes that code for all others: let it only
 # trace the method into the code that calls it.
-set_code_exec_strategy(ProductCallsMode.__torch_function__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+leave_to_python(ProductCallsMode.__torch_function__, and_callees=False)

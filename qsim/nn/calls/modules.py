@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import wraps
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from qsim.nn.calls.mode import ProductCallsMode
-from qsim.nn.calls.running import running
+from qsim.nn.calls.running import as_if_running, running
 from qsim.nn.histories import RemembersAmaxes
 
 _mode = ProductCallsMode()
@@ -48,6 +48,10 @@ def in_the_mode(cls: type[nn.Module]) -> Callable[..., Any]:
 
     @wraps(cls.forward)
     def rounded(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        result = run(self, *args, **kwargs)
+        return _in_steps(self, result) if isinstance(result, Generator) else result
+
+    def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # The module that a compiler begins with: blocks are compiled one by one, and the next one needs the same graph.
         is_first = torch.compiler.is_compiling() and not running.is_traced
         running.is_traced = running.is_traced or is_first
@@ -65,6 +69,24 @@ def in_the_mode(cls: type[nn.Module]) -> Callable[..., Any]:
                 running.is_traced, running.derived, running.replacements = False, None, None
 
     return rounded
+
+
+def _in_steps(module: nn.Module, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """The generator that a `forward` returned: its code runs in the mode, and that between its steps does not."""
+    resume, sent = steps.send, None
+    while True:
+        try:
+            with as_if_running([*running.modules, module]), _mode:
+                item = resume(sent)
+        except StopIteration as end:
+            return end.value
+        try:
+            resume, sent = steps.send, (yield item)
+        except GeneratorExit:
+            steps.close()
+            raise
+        except BaseException as error:  # thrown in by its caller
+            resume, sent = steps.throw, error
 
 
 def _unpickled(cls: type[nn.Module]) -> Any:

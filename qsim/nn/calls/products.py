@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qsim.functional.callables import CallablePoint
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import functional
 from qsim.nn.calls.points import of_activations, table_of, weight_of
@@ -28,6 +29,7 @@ from qsim.random.shards import is_distributed
 from qsim.random.sources import varied
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import PerBlock, PerTile, Scaling
+from qsim_kernels.private import is_in_transform
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -145,15 +147,21 @@ def grouped(
     `torch._grouped_mm` also takes the ends of the groups by position. Groups of equal size, a batch of matrices, have none.
 
     Scales and transforms are those of single groups, delayed scales those of all groups together. With an accumulator the host reads the
-    ends of the groups, and under the scales of blocks and tiles it then multiplies these as layers, one after the other.
+    ends of the groups. Under an accumulator with the scales of blocks and tiles, and with points that have to see each group alone, it then
+    multiplies these as layers, one after the other.
 
     Raises:
         TypeError: If an operand is a distributed tensor.
-        ValueError: If an accumulator adds under the scales of blocks, and another point has a delayed scale.
+        ValueError: If groups are multiplied one after the other, and a point has a delayed scale.
     """
-    if mat_a.dim() == mat_b.dim() == 3 and offs is None and bias is None and mat_a.shape[0] == mat_b.shape[0]:
-        return matmul(mat_a, mat_b, out_dtype)
     own = weight_of(mat_b)
+    if mat_a.dim() == mat_b.dim() == 3 and offs is None and bias is None and mat_a.shape[0] == mat_b.shape[0]:
+        if own is None or own.points.is_identity:
+            return matmul(mat_a, mat_b, out_dtype)
+        count, rows = mat_a.shape[:2]
+        ends = torch.arange(1, count + 1, dtype=torch.int32, device=mat_a.device) * rows
+        found = grouped(mat_a.flatten(0, 1), mat_b, ends, out_dtype=out_dtype)
+        return None if found is None else found.unflatten(0, (count, rows))
     if own is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or offs is None:
         return None
     if any(map(is_distributed, (mat_a, mat_b, offs))):
@@ -163,19 +171,27 @@ def grouped(
         )
     if mat_a.shape[1] != mat_b.shape[1] or offs.shape != mat_b.shape[:1] or offs.is_floating_point():
         return None  # torch raises an error
-    by_group = _sums_under_scales(own.points) or torch._C._are_functorch_transforms_active()
-    if by_group and any(isinstance(scale, Recorded) for scale in _scales(own.points)):
+    reason = _reason_for_single_groups(own.points)
+    if reason is not None and any(isinstance(scale, Recorded) for scale in _scales(own.points)):
         raise ValueError(
-            "in grouped products, an accumulator adds under the scales of blocks and tiles group by group, and a delayed scale at another "
-            "point would record every group: give this point another scale, or omit the accumulator"
+            f"in grouped products, {reason[0]} group by group, and a delayed scale at another point would record every group: "
+            f"give this point another scale, or {reason[1]}"
         )
-    found = _group_by_group(mat_a, mat_b, offs, own) if by_group else _all_groups(mat_a, mat_b, offs, own)
+    found = _all_groups(mat_a, mat_b, offs, own) if reason is None else _group_by_group(mat_a, mat_b, offs, own)
     return found if found is None or out_dtype is None else found.to(out_dtype)
 
 
-def _sums_under_scales(points: FivePoint) -> bool:
-    """Whether an accumulator may add under the scales of blocks or tiles."""
-    return points.accumulate is not None and any(isinstance(scale, (PerBlock, PerTile)) for scale in _scales(points))
+def _reason_for_single_groups(points: FivePoint) -> tuple[str, str] | None:
+    """The reason why groups are multiplied one after the other, if there is one, and how to do without."""
+    if points.accumulate is not None and any(isinstance(scale, (PerBlock, PerTile)) for scale in _scales(points)):
+        return "an accumulator adds under the scales of blocks and tiles", "omit the accumulator"
+    if any(isinstance(getattr(points, name), CallablePoint) for name in POINTS):
+        return "a callable or a module rounds", "round by a format or a Quantizer at the other"
+    if isinstance(points.output, Quantizer) and points.output.scale is not None:
+        return "the scale of the result is computed", "omit the scale at output"
+    if is_in_transform():
+        return "transforms of torch.func multiply", "call the model without them"
+    return None
 
 
 def _scales(points: FivePoint) -> list[Scaling | None]:

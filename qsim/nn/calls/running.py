@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
+from torch.overrides import TorchFunctionMode
 
 from qsim.nn.product import observers
+from qsim.private import function_mode, without_function_mode
 
 
 class CallTracer(Protocol):
@@ -53,24 +54,29 @@ class _Running(threading.local):
 running = _Running()
 
 
+#: Whether torch lets code leave a mode.
+_CAN_LEAVE = function_mode is not None and without_function_mode is not None
+
+
 class PausedInLayers(TorchFunctionMode):
     """Base class of modes that layers with points leave while they run: they round by themselves, and modes make every call slower."""
 
 
 def paused(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function without the innermost function mode, if that is of this kind."""
-    if torch.compiler.is_compiling():  # compiled code cannot leave a mode, nor does one slow it down
+    if torch.compiler.is_compiling() or not _CAN_LEAVE:  # compiled code cannot leave a mode, nor does one slow it down
         return without_inner_rounding(call, *args, **kwargs) if running.modules else call(*args, **kwargs)
-    if not isinstance(_get_current_function_mode(), PausedInLayers):
+    if not isinstance(function_mode(), PausedInLayers):
         return call(*args, **kwargs)
-    with _pop_mode_temporarily():
+    with without_function_mode():
         return call(*args, **kwargs)
 
 
 @contextmanager
 def as_if_running(modules: list[nn.Module]) -> Iterator[None]:
     """Run code outside the mode, as if some modules were running: to repeat a call of the past, or one of another model."""
-    paused_mode = _pop_mode_temporarily() if isinstance(_get_current_function_mode(), PausedInLayers) else nullcontext()
+    is_inside = _CAN_LEAVE and isinstance(function_mode(), PausedInLayers)
+    paused_mode = without_function_mode() if is_inside else nullcontext()
     before, running.modules, running.shapes = running.modules, modules, None
     try:
         with paused_mode:

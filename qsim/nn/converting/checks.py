@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.converting.layers import ATTENTION, Layer, target
@@ -16,8 +15,11 @@ from qsim.nn.product.checks import check_groups
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import Lookup
 from qsim.nn.product.plans import plan_for
+from qsim.random.shards import is_distributed
 from qsim.recipes.five_point import FivePoint
+from qsim_kernels.private import FakeTensor
 
+_CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 #: The name of qsim's own attention and experts in transformers.
 OWN = "qsim"
 #: The names of attention and of experts whose products torch computes, so that they can be rounded; others are single kernels.
@@ -48,6 +50,17 @@ def check_layer(layer: Layer, points: FivePoint) -> None:
         if parameter.dtype not in FLOATS:
             dtypes = "float32, bfloat16, float16 and float64"
             raise TypeError(f"convert: {layer.title} has a {name} of {parameter.dtype}, and points round only {dtypes}: exclude it")
+        if _has_own_operators(parameter):
+            kind = f"{type(parameter).__module__}.{type(parameter).__qualname__}"
+            raise TypeError(
+                f"convert: {layer.title} has a {name} of the class {kind}, which computes by operators of its own and has no numbers to "
+                "round: convert the model before another library quantizes its weights, or exclude it"
+            )
+
+
+def _has_own_operators(x: Tensor) -> bool:
+    """Whether a tensor's class decides what operators do, as those of quantized weights do; distributed and fake tensors take qsim's."""
+    return type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not is_distributed(x) and not isinstance(x, FakeTensor)
 
 
 def chosen_kernel(module: nn.Module, kind: str) -> str | None:
@@ -82,7 +95,7 @@ def layer_product(module: nn.Module) -> Product:
     """The operation of a layer: a lookup, a convolution, whose stride and padding do not matter here, or a product of matrices."""
     if isinstance(module, nn.Embedding):
         return Lookup(-1)
-    if isinstance(module, _ConvNd):
+    if isinstance(module, _CONVOLUTIONS):
         ones, zeros = (1,) * len(module.kernel_size), (0,) * len(module.kernel_size)
         return ConvolutionProduct(ones, zeros, ones, zeros, module.groups, module.transposed)
     return LINEAR
@@ -90,7 +103,7 @@ def layer_product(module: nn.Module) -> Product:
 
 def _error_of_plan(module: nn.Module, points: FivePoint, dtype: torch.dtype) -> ValueError | None:
     """The error that the plan of a layer's product raises, if it does."""
-    dims = 2 + len(module.kernel_size) if isinstance(module, _ConvNd) else 2
+    dims = 2 + len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 2
     points = Embedding.own_points(points) if isinstance(module, nn.Embedding) else points
     operand: Tensor = torch.empty((0,) * dims, dtype=dtype, device="cpu")
     try:

@@ -14,7 +14,7 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import Calls
 from qsim.nn.converting.calls import callers
 from qsim.nn.converting.checks import OWN, chosen_kernel
-from qsim.nn.converting.layers import ATTENTION, TARGETS, Layer, layers, target
+from qsim.nn.converting.layers import ATTENTION, LAZY, TARGETS, Layer, layers, target
 from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of_modules
 from qsim.nn.modules import FivePointModule
 from qsim.recipes.five_point import POINTS, FivePoint
@@ -84,13 +84,21 @@ def choose(
     if isinstance(points, Recipe):
         chosen = _keep_ends(chosen, usable, points)
         calling = [(layer, own) for layer, own in calling if not points.last or not isinstance(layer.module, nn.Embedding)]
-    return Choice(chosen, calling, [layer for found in both for layer, own in found if own is None])
+    return Choice(_without_lazy(chosen), calling, [layer for found in both for layer, own in found if own is None])
 
 
 def _reason(layer: Layer, calls: Calls) -> str:
     """Why a layer cannot be chosen; empty if it can."""
     attends = layer.obstacle == ATTENTION and (calls == "all" or (calls == "parameters" and chosen_kernel(layer.module, "attn") == OWN))
-    return "" if attends or (layer.calls and calls != "none") else layer.obstacle
+    return "" if attends or layer.obstacle == LAZY or (layer.calls and calls != "none") else layer.obstacle
+
+
+def _without_lazy(chosen: Chosen) -> Chosen:
+    """The layers without lazy ones that keep their high precision; raise an error for those that would round, but cannot yet."""
+    lazy = [layer.title for layer, own in chosen if layer.obstacle == LAZY and not own.is_identity]
+    if lazy:
+        raise ValueError(f"convert: {'; '.join(lazy)} {LAZY}, or exclude it")
+    return [(layer, own) for layer, own in chosen if layer.obstacle != LAZY]
 
 
 def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> Callable[[Layer], FivePoint | _Kept | None]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from qsim import recipes
 from qsim.formats import Format
+from qsim.formats.base import check_flags
 from qsim.functional.arguments import check_model
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import Calls, check_calls
@@ -31,6 +32,7 @@ from qsim.nn.record import ProductRounding, forget_empty, known, record_of
 from qsim.random.seeds import fresh_seed
 from qsim.random.streams import Drawn, Source
 from qsim.recipes.five_point import FivePoint
+from qsim.recipes.named import SLOW_ON_CPU
 from qsim.recipes.points_of import is_recipe, points_of
 from qsim.recipes.recipe import Recipe
 from qsim.scaling.block_formats import Block
@@ -109,6 +111,7 @@ def convert(
         2  left alone  not chosen
     """
     check_model("convert", model)
+    check_flags("convert", embeddings=embeddings, adapters=adapters, verbose=verbose)
     if isinstance(points, str):
         points = recipes.resolve(points) if is_recipe(points) else points_of(points)
     if isinstance(points, (Quantizer, Format, Block, torch.dtype)):
@@ -116,6 +119,7 @@ def convert(
     if isinstance(points, Mapping) and "points" in points and isinstance(points.get("name"), str):
         points = Recipe.from_dict(points)
     check_calls(calls)
+    _warn_of_slowness(points)
     dry_run = None if layout is None else serving.dry_runner("convert", layout)
     choice = choose(model, points, include, exclude, calls, {EMBEDDING: embeddings, ADAPTER: adapters})
     fitting, before = _fitted(choice.layers), conversion(model) if verbose else None
@@ -164,6 +168,13 @@ def _set_call_points(called: Chosen, calls: Calls, source: Drawn) -> None:
             set_call_points(layer, found, source, of_activations=of_activations)
 
 
+def _warn_of_slowness(points: Any) -> None:
+    """Warn of a recipe that is slow on a CPU, where there is nothing else to run on."""
+    reason = SLOW_ON_CPU.get(points.name) if isinstance(points, Recipe) else None
+    if reason is not None and not torch.accelerator.is_available():
+        warn(f"convert: a training step of a layer in {points.name} takes {reason}, on a CPU, and this machine has no accelerator")
+
+
 def _warn_of_delayed(called: Chosen, calls: Calls) -> None:
     """Warn of attention that stays in high precision: histories belong to weights, and its products have none."""
     delayed = [layer for layer, found in called if found.is_delayed and not isinstance(layer.module, nn.Embedding)]
@@ -190,12 +201,16 @@ def _try(model: nn.Module, example: Any, verbose: bool) -> None:
 def revert(model: Model) -> Model:
     """Remove points from all layers of a model that `convert` changed, in place.
 
+    Raises:
+        TypeError: If `model` is not a module.
+
     Example:
         >>> import torch, qsim
         >>> model = qsim.convert(torch.nn.Linear(2, 2), qsim.FivePoint(act="e4m3"))
         >>> qsim.revert(model)
         Linear(in_features=2, out_features=2, bias=True)
     """
+    check_model("revert", model)
     remove_from_configs(model)
     for module in model.modules():
         leave_calls(module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -118,6 +119,8 @@ def _obstacle(module: nn.Module) -> str | None:
     if isinstance(module, tuple(TARGETS)):
         own = kind(module)
         return f"convert does not know {own.__module__}.{own.__qualname__}"
+    if _is_lazy(module) and not isinstance(module, _NormBase):
+        return LAZY
     matrices = own_matrices(module)
     if matrices:
         return f"has weights of its own: {', '.join(matrices)}"

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import flop_counter
-from torch.utils._pytree import tree_leaves
 
 from qsim.nn.coverage.formulas import added
 from qsim.nn.registry import FORMULAS
 from qsim_kernels.ops.accumulate import multiplied_by
+from qsim_kernels.private import tree_leaves
 
 
 def multiply_adds(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int | None:
@@ -54,7 +54,7 @@ def multiplier(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> st
 
 
 def _name(operator: Any) -> str:
-    return getattr(operator, "_qualified_op_name", "") or str(operator)
+    return str(operator).replace(".", "::", 1)
 
 
 def _out_of_place(operator: Any) -> str:

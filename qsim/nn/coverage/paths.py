@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from qsim.nn.histories import modules_in
 from qsim.nn.record import known
+from qsim.private import backward_pass, node_number, running_node as node_in_backward, sequence_number
 
 
 class Paths:
@@ -43,7 +44,7 @@ class Paths:
     def _enter(self, module: nn.Module, args: object) -> None:
         self.called.add(module)
         if module in self.names:
-            self._running.append((module, _backward_pass()))
+            self._running.append((module, backward_pass()))
 
     def _leave(self, module: nn.Module, args: object, result: object) -> None:
         if self._running and self._running[-1][0] is module:
@@ -57,29 +58,24 @@ class Paths:
     @property
     def is_backward(self) -> bool:
         """Whether autograd computes gradients, and not activations once more."""
-        if _backward_pass() == -1:
+        if backward_pass() == -1:
             return False
-        return self._running[-1][1] != _backward_pass() if self._running else not torch.is_grad_enabled()
+        return self._running[-1][1] != backward_pass() if self._running else not torch.is_grad_enabled()
 
 
 def recorded_node() -> int:
     """The number of the operation that autograd has recorded last; while an operator runs this is its own, if it is recorded."""
-    number: int = torch._C._autograd._get_sequence_nr() - 1
+    number: int = sequence_number() - 1
     return number
 
 
 def running_node() -> int:
     """The number of the operation whose gradients are computed, or -1."""
-    node = torch._C._current_autograd_node()
-    return -1 if node is None else node._sequence_nr()
+    node = node_in_backward()
+    return -1 if node is None else node_number(node)
 
 
 def running_operation() -> str:
     """Autograd's name of the operation whose gradients are computed, such as `LinalgSolveTriangular`; empty in the forward pass."""
-    node = torch._C._current_autograd_node()
+    node = node_in_backward()
     return "" if node is None else node.name().partition("Backward")[0]
-
-
-def _backward_pass() -> int:
-    """The running backward pass, or -1."""
-    return torch._C._current_graph_task_id()

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from qsim.nn.converting.layers import layers, target
 from qsim.nn.converting.table import reason_left
@@ -20,6 +18,7 @@ from qsim.nn.coverage.report import CountedProduct, Coverage
 from qsim.nn.lineage import Origins
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import Site
+from qsim_kernels.private import tree_leaves
 
 #: Namespaces of operators whose products are known.
 _KNOWN = ("aten", "prim", "prims", "qsim", "higher_order")
@@ -48,7 +47,7 @@ class Recorder(TorchDispatchMode, Observer):
         """Run an operator, and record it if it multiplies."""
         given = dict(kwargs or {})
         operator = getattr(func, "overloadpacket", func)
-        if isinstance(func, OpOverload) and torch.is_inference_mode_enabled():  # otherwise torch has decomposed it already
+        if hasattr(func, "overloadpacket") and torch.is_inference_mode_enabled():  # otherwise torch has decomposed it already
             with self:
                 result = func.decompose(*args, **given)
             if result is not NotImplemented:
@@ -64,7 +63,7 @@ class Recorder(TorchDispatchMode, Observer):
                 self._record(operator, multiplied, count // len(announced), by, sites)
         elif _may_multiply(func, args):
             self._opaque[str(operator).replace(".", "::")] = None
-        if isinstance(func, OpOverload):
+        if hasattr(func, "overloadpacket"):
             self._origins.follow(func, args, given, result)
         return result
 

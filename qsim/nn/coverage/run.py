@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
 
+from qsim.formats.base import check_flag
 from qsim.functional.arguments import check_model
 from qsim.nn.coverage.recording import Recorder
 from qsim.nn.coverage.report import Coverage
 from qsim.nn.examples import inputs_of
 from qsim.nn.product import observers
 from qsim.nn.restoring import Snapshot, generators_restored
+from qsim.private import is_compiled
+from qsim_kernels.private import tree_leaves
 
 
 def coverage(model: nn.Module, example: Any, *, backward: bool = True) -> Coverage:
@@ -53,6 +55,7 @@ def coverage(model: nn.Module, example: Any, *, backward: bool = True) -> Covera
         0       backward  mm        8×3, 3×4  1      96             grad=e5m2, act_bwd=e4m3
     """
     check_plain("coverage", model)
+    check_flag("coverage", "backward", backward)
     args, kwargs = inputs_of(example)
     recorder = Recorder(model)
     snapshot = Snapshot(model)
@@ -84,7 +87,7 @@ def check_plain(owner: str, model: nn.Module) -> None:
         raise ValueError(f"{owner}: the model is wrapped in DistributedDataParallel, which would wait for gradients: give model.module")
     for name, module in model.named_modules():
         title = f"its module {name!r}" if name else "the model"
-        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+        if is_compiled(module):
             raise ValueError(f"{owner}: {title} is compiled, and compiled code does not report its products: give the uncompiled model")
         if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
             raise ValueError(f"{owner}: {title} is lazy and has seen no input: call the model once before")

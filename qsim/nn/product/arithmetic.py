@@ -11,6 +11,7 @@ from torch import Tensor
 from qsim.accumulators.chips import Chip
 from qsim.functional.matmul import accumulated
 from qsim.nn.product import float32
+from qsim.private import grouped_mm
 from qsim_kernels.ops.direct import Operators
 from qsim_kernels.torch.sums import ChainScales
 
@@ -109,8 +110,8 @@ def _product_of_groups(a: Tensor, b: Tensor, how: Arithmetic, ends: Tensor) -> T
     given = a, b, ends, how.factors, how.dtype
     if how.sum is not None:
         return torch.ops.qsim.grouped_accumulate.default(*given, how.seed, how.sum, how.stream, how.chip)  # type: ignore[no-any-return]
-    if a.dtype == b.dtype == how.dtype == torch.bfloat16 and not how.factors:
-        return torch._grouped_mm(a, b, offs=ends)
+    if a.dtype == b.dtype == how.dtype == torch.bfloat16 and not how.factors and grouped_mm is not None:
+        return grouped_mm(a, b, offs=ends)  # type: ignore[no-any-return]
     return torch.ops.qsim.grouped_matmul.default(*given, how.exact)  # type: ignore[no-any-return]
 
 

@@ -20,6 +20,7 @@ from qsim_kernels.numbers.encoding import spell_encoding
 from qsim_kernels.numbers.grid import Coding, read, spell
 from qsim_kernels.numbers.sums import read_sum
 from qsim_kernels.ops.direct import Operators
+from qsim_kernels.private import constant
 
 if TYPE_CHECKING:
     from qsim.nn.product.sites import Site
@@ -104,4 +105,4 @@ def _arguments(site: Site) -> tuple[str, int, torch.dtype]:
 
 
 # Under torch.compile strings are constants, and so is the result of a function marked like this.
-_adds_fp8._dynamo_marked_constant = True  # type: ignore[attr-defined]
+constant(_adds_fp8)

@@ -6,11 +6,11 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType
 
 from qsim.functional.applying import refuses_double_backward
 from qsim.nn.product.autocast import without_autocast
 from qsim.nn.product.plans import ProductPlan
+from qsim.private import TransformType, transforms
 from qsim_kernels.ops.direct import DISPATCHED
 
 
@@ -45,7 +45,7 @@ def _check_plan(plan: ProductPlan) -> None:
 
 def _check_levels(plan: ProductPlan) -> None:
     """Raise an error for gradients of gradients, and for scales that vmap does not support: results are multiplied by them."""
-    levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
+    levels = [level.key() for level in transforms() or ()]
     if levels.count(TransformType.Grad) > 1:
         raise RuntimeError("rounding at points cannot be differentiated twice: give one of grad, vjp and jacrev")
     if TransformType.Vmap in levels and any(site.leaves_factor for site in plan.sites):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qsim.functional.matmul import accumulated
 from qsim.nn.product.arithmetic import Arithmetic, multiply
+from qsim_kernels.numbers.sums import noise_indices, read_sum
 from qsim_kernels.ops.direct import DISPATCHED
 
 #: The factors of a product, of shape [rows, columns] or 1 in place of these.
@@ -55,14 +56,17 @@ def _(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torc
 def _grouped_accumulate(
     a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, seed: Tensor | None, how: str, stream: int, chip: str
 ) -> Tensor:
-    """Grouped products with an accumulator, whose random bits are those of an element's index in the whole result.
+    """Grouped products with an accumulator, whose random bits follow those of the group before.
 
     The other arguments are those of `grouped_matmul` and `accumulate`.
     """
     wide = torch.promote_types(dtype, torch.float32) if factors else dtype
+    described, offset = read_sum(how), 0
 
     def write(out: Tensor, one: Tensor, other: Tensor, own: Factors) -> None:
-        found = accumulated(DISPATCHED, one, other, seed, how, stream, int(out.storage_offset()), dtype=wide, chip=chip)
+        nonlocal offset
+        found = accumulated(DISPATCHED, one, other, seed, how, stream, offset, dtype=wide, chip=chip)
+        offset += found.numel() * noise_indices(described, one.shape[-1])
         out.copy_(DISPATCHED.rescaled(found, own, None, dtype) if own else found)
 
     return _group_by_group(a, b, ends, factors, dtype, write)

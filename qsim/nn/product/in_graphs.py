@@ -6,8 +6,6 @@ a model, and as long in each step as several kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +16,12 @@ from qsim.nn.product.autocast import without_autocast
 from qsim.nn.product.autograd import FivePointProduct
 from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import Site
+from qsim.private import compiling, is_compiling_flag
 
 
 def with_function(plan: ProductPlan) -> ProductPlan:
     """A plan with the function that graphs call, if its roundings depend on nothing but its operands and seeds."""
-    if plan.points.wraps or plan.split is not None or not all(map(_is_pure, plan.sites)):
+    if is_compiling_flag is None or plan.points.wraps or plan.split is not None or not all(map(_is_pure, plan.sites)):
         return plan
 
     def product(a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None) -> Tensor:
@@ -37,26 +36,15 @@ def _is_pure(site: Site) -> bool:
     return site.call is None and (site.quantizer is None or site.quantizer.scale is None or not site.quantizer.scale.is_recorded)
 
 
-@contextmanager
-def _compiling() -> Iterator[None]:
-    """Let code know that a compiler traces the operators that it calls."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
-
-
 class _InGraph(FivePointProduct):
     """`FivePointProduct` while its operators are traced."""
 
     @staticmethod
     def forward(*args: Any) -> Tensor:
-        with _compiling():
+        with compiling():
             return FivePointProduct.forward(*args)
 
     @staticmethod
     def backward(*args: Any) -> tuple[Tensor | None, ...]:
-        with _compiling():
+        with compiling():
             return FivePointProduct.backward(*args)

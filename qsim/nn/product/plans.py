@@ -28,6 +28,7 @@ from qsim.recipes.handles import with_handle
 from qsim.recipes.points_of import points_of
 from qsim_kernels.chip.library import is_chip
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
+from qsim_kernels.private import constant
 
 #: Streams of the sums of the three products.
 _METHODS: tuple[Literal["forward", "grad_a", "grad_w"], ...] = ("forward", "grad_a", "grad_w")
@@ -202,7 +203,7 @@ def _attribute_of_plan(handle: str, constant: tuple[Any, ...], *rest: Any) -> st
 
 
 # The same as torch.compiler.assume_constant_result, which would import the compiler with this module.
-_attribute_of_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
+constant(_attribute_of_plan)
 
 
 def _plan(kind: ProductKind) -> ProductPlan:

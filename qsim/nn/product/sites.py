@@ -200,8 +200,6 @@ class Site:
         """The result of a function that sees a directed callable's tensor as matrices whose last dimension the product sums over."""
         if not call.is_directed or self.along is None or not self.multiplies:
             return function(x)
-        if self.groups is not None:
-            raise ValueError(f"{self.name}: {call.name} rounds along the sum of a product, and those of grouped products have any length")
         dim = self.along.summed
         return function(self.as_matrix(x).movedim(dim, -1)).movedim(-1, dim).reshape(x.shape)
 

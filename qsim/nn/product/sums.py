@@ -14,6 +14,7 @@ from qsim.nn.product.sites import Site
 from qsim.recipes.five_point import FivePoint
 from qsim.scaling import PerBlock, PerTile
 from qsim_kernels.ops.accumulate import computed_on_chip
+from qsim_kernels.private import constant
 
 _OWN = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
 
@@ -82,4 +83,4 @@ def _readable(how: Accumulator, product: str, name: str, text: str) -> Format:
 
 
 # Under torch.compile strings stay constants, and so does the result of a function marked like this.
-_sum_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
+constant(_sum_text)

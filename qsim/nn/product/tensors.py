@@ -138,7 +138,8 @@ class ProductKind(NamedTuple):
         forward = self._site(role, name, point, forward_stream)
         # What follows a direction, or a transform, is rounded again in the direction of the other product.
         transforms = forward.transform is not None or self._transform(_ROLES[f"{role}_bwd"][0]) is not None
-        is_reused = after == "same" and not transforms and not _is_directed(point)
+        # What was rounded in autograd, for the sake of its gradient, is what both passes multiply.
+        is_reused = after == "same" and not transforms and (forward.is_outside or not _is_directed(point))
         later, number = (point, forward_stream) if is_reused else (self.points.used[f"{name}_bwd"], backward_stream)
         backward = self._site(f"{role}_bwd", f"{name}_bwd", later, number)
         clips = isinstance(point, Quantizer) and point.clip_gradient
@@ -194,7 +195,7 @@ def _is_ahead_of(one: Site, later: Site) -> bool:
 
 
 def _is_directed(point: Quantizer | CallablePoint | None) -> bool:
-    """Whether scales follow the dimension over which a product sums, and the backward pass is not that of autograd."""
+    """Whether a rounding follows the dimension over which a product sums."""
     if isinstance(point, CallablePoint):
-        return point.is_straight and point.is_directed
+        return point.is_directed
     return isinstance(point, Quantizer) and point.scale is not None and point.scale.is_directed

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 
+import qsim
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, SCALES, STEPS
 from qsim.studies.batch_size.findings import NEAR_ZERO, BatchFindings
-from qsim.studies.learners.examples import PRETRAINED
+from qsim.studies.learners.examples import PRETRAINED, predictions
 from qsim.studies.report import Claim
-from qsim.studies.statistics import Interval, above, below, both, difference, exponential, in_points, mean, within
+from qsim.studies.statistics import Interval, above, below, both, difference, exponential, in_points, mean, shared, within
 
 #: Accuracies that differ by at most this count as equal: about what the choice of a thousand test images changes.
 _SAME = 0.01
+#: Factors of the batch between these are about a doubling: closer to one than to none or to two.
+_DOUBLING = math.sqrt(2), 2 * math.sqrt(2)
 #: A norm whose factor per doubling of the batch is above this does not fall: noise that a batch averages out would be halved.
 _FLAT = 0.9
 
@@ -25,7 +29,10 @@ def claims(found: BatchFindings) -> list[Claim]:
     fails = {scale: found.learnt(scale) for scale in found.settings.scales}
     return [
         *((_gains_share(found, scale) if design == IMAGES else _gains(found, design, scale)) for design, scale in designs),
-        *(found.claim("fails", below(learnt, 0.5), scale=SCALES[scale], learnt=learnt) for scale, learnt in fails.items()),
+        *(
+            found.claim("fails", below(learnt, 0.5), scale=SCALES[scale], learnt=learnt, underflow=_underflow(found, scale))
+            for scale, learnt in fails.items()
+        ),
         *(_batch_for_a_bit(found, coarse, fine) for coarse, fine in pairwise(found.settings.formats)),
         *(_degradation(found, "nearest", design, scale) for design, scale in designs),
         *(_degradation(found, "stochastic", design, scale) for design, scale in designs),
@@ -35,6 +42,14 @@ def claims(found: BatchFindings) -> list[Claim]:
         *([_accumulates(found)] if found.settings.micro_batches > 1 else []),
         *(_outperforms(found, scale) for scale in found.settings.scales),
     ]
+
+
+def _underflow(found: BatchFindings, scale: str) -> str:
+    """Why round-to-nearest must fail, if it must: gradients of logits are below one divided by the number of predictions in a batch."""
+    smallest = qsim.format(found.coarse).smallest
+    if scale != PLAIN or found.most * predictions(found.settings.model) * smallest < 2:
+        return ""
+    return found.text("underflows", smallest=smallest)
 
 
 def _gains(found: BatchFindings, design: str, scale: str) -> Claim:
@@ -78,8 +93,9 @@ def _floor(found: BatchFindings, scale: str) -> Claim:
 
 def _sloped(found: BatchFindings, name: str, design: str, scale: str, slope: Interval, agrees: bool | None, **rule: float) -> Claim:
     """A claim about the factor of the gradient per doubling of the batch, which is undecided unless training has converged."""
-    converges = found.converges(design)
-    doubt = "" if converges else "; in full precision, training has not converged"
+    loss = found.highest_training_loss(design)
+    converges = loss < NEAR_ZERO
+    doubt = "" if converges else found.text("not measured") if math.isnan(loss) else found.text("not converged", loss=loss)
     shown = found.text("gradient", slope=exponential(slope), doubt=doubt)
     least = f"a factor of {exponential(slope).detects:.2f} per doubling{'' if converges else ', if training had converged'}"
     return found.claim(name, agrees if converges else None, how=found.how(design, scale), shown=shown, least=least, **rule)
@@ -98,10 +114,21 @@ def _tables(found: BatchFindings) -> list[Claim]:
         found.claim("table beyond", both(*map(above, beyond.values())), table=table, shown=_shown(beyond), least=_least(beyond)),
     ]
     if found.doubles and len(chosen.formats) > 1:
-        pairs = {f"{few} compared with {fine}": found.doubled(few, fine, scale, design) for few, fine in pairwise(chosen.formats)}
-        agrees = both(*(above(each, -_SAME) for each in pairs.values()))
-        rows.append(found.claim("doubling", agrees, shown=_shown(pairs), same=100 * _SAME, least=_least(pairs)))
+        factors = {(few, fine): found.makes_up(few, fine, scale, design) for few, fine in pairwise(chosen.formats)}
+        least = max(factor.detects for factor in factors.values())
+        shown = "; ".join(f"{few} is as good as {fine} with {_times(factor)}" for (few, fine), factor in factors.items())
+        rows.append(found.claim("doubling", both(*map(_about_twice, factors.values())), shown=shown, full=gains[FULL], least=least))
     return rows
+
+
+def _about_twice(factor: Interval) -> bool | None:
+    """Whether a factor is about 2; None if less may do, because then twice the batch is more than enough, as in full precision."""
+    low, high = _DOUBLING
+    return True if within(factor, low, high) else False if factor.low > high else None
+
+
+def _times(factor: Interval) -> str:
+    return f"{factor:.2f} times the batch" if math.isfinite(factor.value) else "no batch here, because accuracy does not rise with it"
 
 
 def _shown(found: Mapping[str, Interval]) -> str:
@@ -120,5 +147,19 @@ def _accumulates(found: BatchFindings) -> Claim:
 
 
 def _outperforms(found: BatchFindings, scale: str) -> Claim:
-    ahead, underflow = found.ahead(scale), ", where gradients underflow" * (scale == PLAIN)
-    return found.claim("outperforms", above(ahead), ahead=ahead, scale=SCALES[scale], underflow=underflow)
+    leads, underflow = found.leads(scale), ", where gradients underflow" * (scale == PLAIN)
+    intervals = [mean(lead) for lead in leads]
+    with shared(len(leads)):
+        consistent = False if any(below(mean(lead)) for lead in leads) else None
+    verdicts = Counter(map(above, intervals))
+    return found.claim(
+        "outperforms",
+        all(map(above, intervals)) or consistent,
+        scale=SCALES[scale],
+        underflow=underflow,
+        ahead=found.ahead(scale),
+        cells=len(leads),
+        of_stochastic=verdicts[True],
+        of_nearest=verdicts[False],
+        least=max(lead.points.detects for lead in intervals),
+    )

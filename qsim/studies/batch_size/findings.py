@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
+
 import numpy as np
 
 from qsim.studies.batch_size import FULL, IMAGES, PLAIN, SCALES, STEPS, Settings, trained
 from qsim.studies.findings import Findings, Values
 from qsim.studies.learners import nets
 from qsim.studies.learners.examples import unit
-from qsim.studies.statistics import Interval, above, difference, geometric, mean
+from qsim.studies.statistics import Interval, difference, exponential, geometric, mean
 
 #: A training loss below this, in nats, is near zero: close to a stationary point.
 NEAR_ZERO = 0.1
@@ -38,8 +41,8 @@ class BatchFindings(Findings[Settings]):
     def seeds(self, what: str, format: str, rounding: str, batch: int, scale: str, design: str = "", *, micro_batches: int = 1) -> Values:
         """One value for each seed; without a design, of the first."""
         found = self.seeded(**trained(self.settings, format, rounding, batch, scale, design or self.design, micro_batches))
-        # Results of earlier versions, which all have ten classes, lack the accuracy of guessing.
-        lacking = {"guessing": 0.1}.get(what)
+        # Results of earlier versions, which all have ten classes, lack the accuracy of guessing, and the training loss.
+        lacking = {"guessing": 0.1, "training_loss": math.nan}.get(what)
         return np.array([result[what] if lacking is None else result.values.get(what, lacking) for result in found])
 
     def factor(self, coarse: str, fine: str, scale: str) -> Interval:
@@ -55,13 +58,19 @@ class BatchFindings(Findings[Settings]):
         """By how much more accuracy a format, the coarsest if none is named, gains from the largest batch than full precision does."""
         return difference(self.gain(format or self.coarse, rounding, scale, design), self.gain(FULL, rounding, scale, design))
 
-    def doubled(self, coarse: str, fine: str, scale: str, design: str) -> Interval:
-        """The accuracy in the coarser format with twice the batch minus that in the finer one, over the batches that have a double."""
-        twice, once = (
-            np.mean([self.seeds("accuracy", name, "stochastic", factor * batch, scale, design) for batch in self.doubles], 0)
-            for name, factor in ((coarse, 2), (fine, 1))
+    def makes_up(self, coarse: str, fine: str, scale: str, design: str) -> Interval:
+        """The factor by which the batch must grow for the coarser format to be as accurate as the finer one.
+
+        For each seed, it is the distance between two parallel lines through the accuracies against the logarithm of the batch. That of full
+        precision to itself is 1, however much it gains from larger batches. NaN if accuracy does not rise with the batch.
+        """
+        few, many = (
+            np.array([self.seeds("accuracy", name, "stochastic", batch, scale, design) for batch in self.settings.batches])
+            for name in (coarse, fine)
         )
-        return difference(twice, once)
+        per_doubling = np.polyfit(np.log2(self.settings.batches), (few + many) / 2, 1)[0]
+        lost = (many - few).mean(0)
+        return exponential(mean(np.divide(lost, per_doubling, out=np.full_like(lost, math.nan), where=per_doubling > 0)) * math.log(2))
 
     def excess(self, format: str, rounding: str, batch: int, scale: str, design: str) -> Values:
         """The logarithm of the squared norm of the true gradient relative to that in full precision, for each seed."""
@@ -74,19 +83,23 @@ class BatchFindings(Findings[Settings]):
         found = [self.excess(*way) if relative else np.log(self.seeds("squared_gradient", *way)) for way in ways]
         return mean(np.polyfit(np.log2(self.settings.batches), found, 1)[0])
 
-    def converges(self, design: str) -> bool:
-        """Whether the norm shows convergence: in full precision, training loss is near zero, or the norm follows the test loss."""
-        batches = self.settings.batches
+    def highest_training_loss(self, design: str) -> float:
+        """The mean training loss in full precision with the batch where it is highest: near zero, each norm is that of a stationary point.
 
-        def full(what: str) -> list[Values]:
-            return [self.seeds(what, FULL, "nearest", batch, PLAIN, design) for batch in batches]
+        A norm that follows the test loss shows no convergence: both rise where a net that has not learnt with small batches overfits with
+        large ones. NaN if results of an earlier version lack the training loss.
+        """
+        return max(float(self.seeds("training_loss", FULL, "nearest", batch, PLAIN, design).mean()) for batch in self.settings.batches)
 
-        # Results of earlier versions lack the training loss.
-        first = self.seeded(**trained(self.settings, FULL, "nearest", batches[0], PLAIN, design))[0]
-        if "training_loss" in first.values and all(losses.mean() < NEAR_ZERO for losses in full("training_loss")):
-            return True
-        slopes = [np.polyfit(np.log2(batches), np.log(full(what)), 1)[0] for what in ("squared_gradient", "loss")]
-        return {above(mean(slope)) for slope in slopes} in ({True}, {False})
+    def leads(self, scale: str) -> list[Values]:
+        """The accuracy of stochastic rounding minus that of nearest for each seed, in every format, with every batch and design."""
+        chosen = self.settings
+        # Designs share the middle batch size.
+        cells = {(batch, chosen.updates(design, batch)): design for design in reversed(chosen.designs) for batch in chosen.batches}
+        return [
+            np.subtract(*(self.seeds("accuracy", name, rounding, batch, scale, design) for rounding in ("stochastic", "nearest")))
+            for name, ((batch, _), design) in product(chosen.formats, cells.items())
+        ]
 
     def ahead(self, scale: str) -> Interval:
         """The accuracy of stochastic rounding minus that of nearest, in the coarsest format with the largest batch."""

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qsim.private import grouped_mm
 from qsim.studies.learners.gpt import GPT, GPTSize, TransformerBlock
-
-#: Torch's function, which has no public name before torch 2.10.
-_grouped_mm = getattr(F, "grouped_mm", torch._grouped_mm)
 
 
 class Mixture(nn.Module):
@@ -39,8 +37,8 @@ class Mixture(nn.Module):
         counts = (chosen.flatten()[:, None] == torch.arange(len(self.expand), device=x.device)).sum(0)
         ends = counts.cumsum(0).to(torch.int32)
         rows = tokens[order // self.active].bfloat16()
-        hidden = F.gelu(_grouped_mm(rows, self.expand.bfloat16(), offs=ends), approximate="tanh")
-        found = _grouped_mm(hidden, self.contract.bfloat16(), offs=ends).float() * weights.flatten()[order, None]
+        hidden = F.gelu(grouped_mm(rows, self.expand.bfloat16(), offs=ends), approximate="tanh")
+        found = grouped_mm(hidden, self.contract.bfloat16(), offs=ends).float() * weights.flatten()[order, None]
         return torch.zeros_like(tokens, dtype=torch.float32).index_add(0, order // self.active, found).to(x.dtype).view_as(x)
 
 

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import qsim
 from qsim import FivePoint
-from qsim.diagnostics import Monitor
+from qsim.diagnostics import Advice, Monitor
+from qsim.functional.quantizer import GRADIENTS
 from qsim.recipes import Recipe
 from qsim.recipes.points_of import PointsLike
 from qsim.studies.learners.training import full_precision
@@ -116,13 +117,8 @@ def sweep(
     for name, function in (("make_model", make_model), ("loss", loss), ("make_optimizer", make_optimizer)):
         if not callable(function):
             raise TypeError(f"sweep: {name} must be a function, got {type(function).__name__}")
-    for name, values in (("batches", batches), ("rates", rates), ("steps", [steps]), ("seeds", [seeds])):
-        got = values if name in ("batches", "rates") else values[0]
-        if name != "rates" and not all(isinstance(value, int) for value in values):
-            kind = "integers" if name == "batches" else "an integer"
-            raise TypeError(f"sweep: {name} must be {kind}, got {got}")
-        if not values or not all(0 < value < math.inf for value in values):
-            raise ValueError(f"sweep: {name} must be positive, got {got}")
+    for name, values in (("batches", batches), ("rates", rates), ("steps", steps), ("seeds", seeds)):
+        check_positive(name, values)
     if not 0 <= tolerance < math.inf:
         raise ValueError(f"sweep: tolerance must be a share of the loss, 0 or more, got {tolerance}")
     if not designs or not set(designs) <= set(DESIGNS):
@@ -140,7 +136,16 @@ def sweep(
     prepared = plan(study, out=folder, device=device, workers=workers, scheduler=scheduler)
     prepared.carry_out()
     replace(prepared, command=write_configuration(Path(folder), sources, labelled, settings)).write()
-    return Sweep(study, settings, prepared.results())
+    return study.results(settings, prepared.results())
+
+
+def check_positive(name: str, given: Any) -> None:
+    """Raise an error unless a setting of a sweep, a number or a list of numbers, is above zero and, except for rates, integer."""
+    values = given if name in ("batches", "rates") else [given]
+    if name != "rates" and not all(isinstance(value, int) for value in values):
+        raise TypeError(f"sweep: {name} must be {'integers' if name == 'batches' else 'an integer'}, got {given}")
+    if not values or not all(0 < value < math.inf for value in values):
+        raise ValueError(f"sweep: {name} must be positive, got {given}")
 
 
 def _check_points(label: str, model: nn.Module) -> None:
@@ -160,10 +165,12 @@ class SweepStudy(TrialStudy[Settings]):
     """
 
     name, question, source = "sweep", "What does rounding cost this model?", "a model of your own"
+    #: Since the second, a run says which share of its gradients underflows.
+    version = 2
 
     def __init__(self, sources: Sources, points: Mapping[str, Points], settings: Settings) -> None:
         self._sources, self._points, self._given = sources, dict(points), settings
-        self._digest = sources.digest()
+        self._digest, self._described = sources.digest(), sources.described(settings.rates[0])
 
     def settings(self) -> Settings:  # type: ignore[override]
         """The grid."""
@@ -180,7 +187,7 @@ class SweepStudy(TrialStudy[Settings]):
         return float(run.steps * (100 + run.batch) * (1 if self._points[run.label] is None else 2))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
-        """Train the model; return its losses, and the worst problem that a monitor finds in the last step."""
+        """Train the model; return its losses, and what a monitor finds in the last step: the worst problem, and underflow of gradients."""
         train, test, collate = self._sources.datasets()
         torch.manual_seed(run.seed)
         model = self._sources.make_model().to(device)
@@ -188,18 +195,19 @@ class SweepStudy(TrialStudy[Settings]):
             qsim.convert(model, points)
         optimizer = self._sources.make_optimizer(model.parameters(), run.rate)
         batches = _batches(train, collate, run, device)
-        recent, problem = [], ""
+        recent, problems = [], Advice((), None)
         with full_precision(device):
             for step in range(1, run.steps + 1):
                 with Monitor(model) if points is not None and step == run.steps else nullcontext() as monitor:
                     value = _step(model, optimizer, self._sources.loss, next(batches))
-                    problem = "" if monitor is None else _worst(monitor)
+                    problems = problems if monitor is None else _problems(monitor)
                 if step > 0.9 * run.steps:
                     recent.append(value)
             return {
                 "test_loss": self._tested(model, test, collate, device),
                 "training_loss": float(torch.stack(recent).mean()),
-                "problem": problem,
+                "problem": next(map(str, problems), ""),
+                "underflow": max((each.share for each in problems if each.outcome == "underflow" and each.point in GRADIENTS), default=0.0),
             }
 
     @torch.no_grad()
@@ -213,7 +221,11 @@ class SweepStudy(TrialStudy[Settings]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Losses with intervals, and a verdict on each difference from the reference."""
-        return Sweep(self, settings, results).report
+        return self.results(settings, results).report
+
+    def results(self, settings: Settings, results: Sequence[Result[Run]]) -> Sweep:
+        """The results, with what was trained in words."""
+        return Sweep(self, settings, results, self._described)
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, batch: tuple[Any, Any]) -> Tensor:
@@ -224,12 +236,12 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, batch:
     return value.detach()
 
 
-def _worst(monitor: Monitor) -> str:
-    """The worst problem of a step; empty if there is none."""
+def _problems(monitor: Monitor) -> Advice:
+    """The problems of a step, the worst first."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report says it
         monitor.step()
-    return next(map(str, monitor.advice()), "")
+    return monitor.advice()
 
 
 def _batches(data: Dataset[Any], collate: Callable[[list[Any]], Any], run: Run, device: torch.device) -> Iterator[tuple[Any, Any]]:

@@ -14,6 +14,7 @@ from qsim import FivePoint
 from qsim.recipes import Recipe
 from qsim.studies.sweeps.results import Settings
 from qsim.studies.sweeps.sources import Sources
+from qsim.text.files import write_whole
 
 #: The name of the configuration in a sweep's folder.
 CONFIG = "sweep.json"
@@ -46,7 +47,7 @@ def write_configuration(folder: Path, sources: Sources, points: Mapping[str, Any
         again = f"run `{shlex.join([Path(sys.executable).name, *sys.argv])}` again" if program is not None else "call it again"
         return f"called as `qsim.studies.sweep` from Python; {again}: no command repeats it, because {error}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_whole(folder / CONFIG, json.dumps(config, indent=2) + "\n")
     return f"`{shlex.join(['qsim', 'study', 'sweep', '--config', str(folder / CONFIG), '--out', str(folder)])}`"
 
 

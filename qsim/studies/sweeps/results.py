@@ -14,6 +14,7 @@ from qsim.studies.report import Claim, Picture, Report, listed
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, mean
 from qsim.studies.study import Run, Study
+from qsim.text.percentages import percent
 from qsim.text.tables import Table
 
 #: What all batch sizes have in common: the number of updates, or the number of examples.
@@ -58,8 +59,8 @@ class Sweep:
         ('Sweep', 2, ('mxfp8',))
     """
 
-    def __init__(self, study: Study[Any, Run], settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self._study, self.settings, self._results = study, settings, results
+    def __init__(self, study: Study[Any, Run], settings: Settings, results: Sequence[Result[Run]], sources: str) -> None:
+        self._study, self.settings, self._results, self._sources = study, settings, results, sources
         self._of = {(r.run.label, r.run.batch, r.run.steps, r.run.rate, r.run.seed): r for r in results}
         self.reference, self._first = settings.labels[0], settings.designs[0]
         self.report = self._report()
@@ -76,8 +77,8 @@ class Sweep:
         ]
 
     def frame(self) -> Any:
-        """The runs as a pandas frame, which needs pandas."""
-        import pandas  # type: ignore[import-untyped]
+        """The runs as a pandas frame."""
+        import pandas
 
         return pandas.DataFrame(self.rows())
 
@@ -110,9 +111,9 @@ class Sweep:
         middle = grid.batches[len(grid.batches) // 2]
         examples = f"With equal examples, {grid.steps} updates are those of batches of {middle}. " if EXAMPLES in grid.designs else ""
         text = (
-            f"{grid.steps} updates, {grid.seeds} seeds, {rates}. {examples}A seed sets the initial weights and the batches, which are the "
-            f"same for all points, so differences from {self.reference} are computed seed by seed. Losses are those of the rounding model "
-            f"on the test data. Intervals are {confidence_text()}, over seeds."
+            f"{self._sources}. {grid.steps} updates, {grid.seeds} seeds, {rates}. {examples}A seed sets the initial weights and the "
+            f"batches, which are the same for all points, so differences from {self.reference} are computed seed by seed. Losses are those "
+            f"of the rounding model on the test data. Intervals are {confidence_text()}, over seeds."
         )
         if several:
             text += " The rate was chosen on the same seeds as are compared, which favours all points alike."
@@ -177,15 +178,22 @@ class Sweep:
         least, most = self.settings.batches[0], self.settings.batches[-1]
         pairs = [(self.best(label, batch, design), self.best(self.reference, batch, design)) for batch in (least, most)]
         closed = difference(*([a - b for a, b in zip(*pair, strict=True)] for pair in pairs))
+        lost = max(self._underflow(label, batch, design) for batch in (least, most))
+        doubt = f"; {percent(lost)} of the gradients at a point underflow" if lost else ""
         return Claim(
             self._where(f"batches {least} to {most}", design),
             f"a larger batch closes the gap of {label}",
-            f"{closed:+.4g}",
-            above(closed),
+            f"{closed:+.4g}{doubt}",
+            None if lost else above(closed),
             test=f"what it adds to the loss at batch {least}, minus the same at batch {most}",
-            rule="the sign of the interval",
+            rule="the sign of the interval; undecided if most gradients underflow: a larger batch of a mean loss makes them smaller",
             power=f"{closed.detects:.2g}",
         )
+
+    def _underflow(self, label: str, batch: int, design: str) -> float:
+        """The largest share of gradients that underflow at a point in the last step, of any seed, if it ruins the run."""
+        steps, rate = self.settings.updates(design, batch), self.rate(label, batch, design)
+        return max(float(self._of[label, batch, steps, rate, seed]["underflow"]) for seed in range(self.settings.seeds))
 
     def _meaning(self) -> str:
         batch = self.settings.batches[-1]

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
-from qsim import FivePoint, Quantizer, Stochastic, scaling
+from qsim import FivePoint, Quantizer, Stochastic, convert, format as resolve_format, scaling
+from qsim.diagnostics.gradients.batches import refuse_underflow
 from qsim.recipes import resolve
 from qsim.studies.formats import everywhere
 from qsim.studies.points import POINTS, only
-from qsim.studies.sweeps import FULL, sweep
+from qsim.studies.sweeps import FULL, check_positive, sweep
 from qsim.studies.sweeps.results import DESIGNS, Sweep
-from qsim.studies.sweeps.sources import Loss
+from qsim.studies.sweeps.sources import Loss, Sources
 
 #: What every shortcut takes first: a function that makes a model, data and a loss, as `sweep` does.
 MakeModel = Callable[[], nn.Module]
@@ -25,6 +27,14 @@ def _check(function: str, source: str, options: Mapping[str, Any]) -> None:
         raise TypeError(f"{function} makes the points itself, from {source}; qsim.studies.sweep takes points= of your own")
 
 
+def _check_signs(function: str, *formats: str) -> None:
+    """Raise an error for formats that round negative numbers to NaN or to zero."""
+    for name in formats:
+        found = resolve_format(name)
+        if found.min >= 0:
+            raise ValueError(f"{function}: {name!r} has no negative numbers, which operands and gradients have; use a format with a sign")
+
+
 def compare_batch_sizes(
     make_model: MakeModel,
     data: Any,
@@ -34,9 +44,13 @@ def compare_batch_sizes(
     batches: Sequence[int] = (16, 64, 256),
     roundings: Sequence[str] = ("stochastic", "nearest"),
     designs: Sequence[str] = tuple(DESIGNS),
+    scale: Any = "tensor",
     **options: Any,
 ) -> Sweep:
     """Test whether a larger batch compensates for fewer bits in the backward pass, with equal steps and with equal examples.
+
+    A larger batch of a mean loss makes each gradient smaller. Gradients that underflow would decide the answer, so they are scaled, and
+    if half of them underflow nevertheless, with the largest batch and the initial weights, there is an error instead of an answer.
 
     Args:
         make_model: See `sweep`.
@@ -46,7 +60,11 @@ def compare_batch_sizes(
         batches: The numbers of examples per update.
         roundings: The roundings of both.
         designs: See `sweep`.
+        scale: The scale of both; None if the loss is scaled, or the formats have enough exponent bits.
         **options: Others of `sweep`.
+
+    Raises:
+        ValueError: If gradients underflow with the largest batch, or a format lacks negative numbers.
 
     Example:
         >>> import tempfile, torch
@@ -60,8 +78,17 @@ def compare_batch_sizes(
         (('full precision', 'e4m1, stochastic'), ('steps', 'examples'))
     """
     _check("compare_batch_sizes", "formats and roundings", options)
-    ways = {f"{name}, {how}": Quantizer(name, how) for name in formats for how in roundings}
+    _check_signs("compare_batch_sizes", *formats)
+    ways = {f"{name}, {how}": Quantizer(name, how, scale=scale) for name in formats for how in roundings}
     points = {label: FivePoint(act_bwd=rounded, grad=rounded) for label, rounded in ways.items()}
+    check_positive("batches", batches)
+    sources = Sources(make_model, data, loss)
+    sources.check_model()
+    batch = sources.first_batch(max(batches))
+    with torch.random.fork_rng(devices=[]):
+        for label, own in points.items():
+            model = convert(make_model(), own)
+            refuse_underflow("compare_batch_sizes", model, lambda net, pair: loss(net(pair[0]), pair[1]), batch, own, repr(label))
     return sweep(make_model, data, loss, points={FULL: None, **points}, batches=batches, designs=designs, **options)
 
 
@@ -90,6 +117,7 @@ def compare_formats(
         ('full precision', 'e4m3')
     """
     _check("compare_formats", "formats", options)
+    _check_signs("compare_formats", *formats)
     points = {name: everywhere(name, rounding) for name in formats}
     return sweep(make_model, data, loss, points={FULL: None, **points}, **options)
 
@@ -117,6 +145,7 @@ def compare_points(make_model: MakeModel, data: Any, loss: Loss, *, format: str,
         ('full precision', 'act', 'weight', 'act_bwd', 'weight_bwd', 'grad')
     """
     _check("compare_points", "format and rounding", options)
+    _check_signs("compare_points", format)
     points = {name: only(name, format, rounding) for name in POINTS}
     return sweep(make_model, data, loss, points={FULL: None, **points}, **options)
 
@@ -174,6 +203,7 @@ def compare_random_bits(
         ('32 bits', '1 bit', 'full precision')
     """
     _check("compare_random_bits", "bits and format", options)
+    _check_signs("compare_random_bits", format)
 
     def points(count: int) -> FivePoint:
         rounded = Quantizer(format, Stochastic(count), scale=scaling.PerTensor())

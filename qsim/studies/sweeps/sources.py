@@ -32,7 +32,7 @@ class Sources:
     make_model: Callable[[], nn.Module]
     data: Any
     loss: Loss
-    make_optimizer: MakeOptimizer
+    make_optimizer: MakeOptimizer = torch.optim.AdamW
     data_key: str | None = None
 
     def datasets(self) -> tuple[Dataset[Any], Dataset[Any], Callable[[list[Any]], Any]]:
@@ -59,6 +59,29 @@ class Sources:
         raise TypeError(
             "sweep: data must be four tensors (inputs, targets, test inputs, test targets), or two datasets or loaders (training, test), "
             f"or a function that returns them; got {type(data).__name__}"
+        )
+
+    def first_batch(self, count: int) -> tuple[Any, Any]:
+        """The first examples for training."""
+        train, _, collate = self.datasets()
+        if isinstance(train, TensorDataset):
+            x, y = train[:count]
+        else:
+            x, y = collate([train[index] for index in range(min(count, len(train)))])  # type: ignore[arg-type]
+        return x, y
+
+    def described(self, rate: float) -> str:
+        """The model, the data, the optimizer and the loss in words."""
+        train, test, _ = self.datasets()
+        with torch.random.fork_rng(devices=[]):
+            model = self.make_model()
+            optimizer = self.make_optimizer(model.parameters(), rate)
+        size = sum(parameter.numel() for parameter in model.parameters())
+        learns, tests = (f"{len(part):,}" if isinstance(part, Sized) else "an unknown number of" for part in (train, test))
+        source = f" from {_named(self.data)}" if callable(self.data) else ""
+        return (
+            f"A {type(model).__name__} with {size:,} parameters, made by {_named(self.make_model)}, learns {learns} examples{source} "
+            f"and is tested on {tests} others, by {type(optimizer).__name__}; the loss is {_named(self.loss)}"
         )
 
     def check_model(self) -> None:
@@ -90,6 +113,12 @@ class Sources:
             kind, data = ("data()", self.data()) if callable(self.data) else ("data", self.data)
             found.update(_identified(data, kind, "pass data_key=…, a name that changes with the data").encode())
         return found.hexdigest()[:16]
+
+
+def _named(function: Any) -> str:
+    """A function by its name, if it has one."""
+    name = getattr(function, "__qualname__", "<lambda>")
+    return "a function without a name" if name.endswith("<lambda>") else f"`{name}`"
 
 
 def _identified(part: Any, name: str, remedy: str) -> str:

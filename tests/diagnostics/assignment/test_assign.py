@@ -14,8 +14,9 @@ from torch.nn import functional as F
 import qsim
 from qsim import FivePoint, Quantizer
 from qsim.diagnostics import Assignment, Sensitivities, assign
-from qsim.diagnostics.assignment.costs import charge
+from qsim.diagnostics.assignment.costs import LayerSize, charge
 from qsim.nn.modules import FivePointModule
+from qsim.nn.product.along import along
 from support.emitted import tool
 
 Batch = tuple[Tensor, Tensor]
@@ -187,6 +188,8 @@ def test_time_follows_the_wider_operand(monkeypatch: pytest.MonkeyPatch) -> None
     found = assign(model, batches, loss, budget=0.5, candidates=CANDIDATES, cost="time", probes=1)
     assert [own.spent for own in found.uniform] == [0.25, 0.5, 1.0]
     assert found.spent <= 0.5
+    size = LayerSize({"act": (4, 8), "weight": (6, 8), "grad": (4, 6)}, along("...mk,nk->mn"), 192, 32)
+    assert charge("time", FivePoint("e2m1", "bf16", "e4m3"), size) == (192 * (1 + 1 + 0.5), 576)
     costs = {4: 10.0, 8: 40.0, 16: 100.0}
     monkeypatch.setitem(charge.__globals__, "luts_of", lambda a, b, sums: costs[max(a.bits, b.bits)])  # Yosys takes a minute for a pair
     found = assign(model, batches, loss, budget=40.0, candidates=CANDIDATES, cost="luts", probes=1)

@@ -15,7 +15,9 @@ from support.bounds import check_means
 
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 
-BACKWARD = qsim.FivePoint(act_bwd=exact.STOCHASTIC, grad=exact.STOCHASTIC)
+#: Onto the steps of `exact`.
+STOCHASTIC, NEAREST = (qsim.Quantizer(qsim.Fixed(8, 2), rounding) for rounding in ("stochastic", "nearest"))
+BACKWARD = qsim.FivePoint(act_bwd=STOCHASTIC, grad=STOCHASTIC)
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_the_same_points_need_the_same_batch(model: nn.Linear, generator: torch.
     batches = exact.batches(4, generator)
     alike = batch_for(model, exact.linear_loss, batches, None, None)
     assert (alike.factor.value, alike.factor.low, alike.factor.high) == (1.0, 1.0, 1.0)
-    nearest = qsim.FivePoint(act_bwd=exact.NEAREST)
+    nearest = qsim.FivePoint(act_bwd=NEAREST)
     same = batch_for(model, exact.linear_loss, batches, nearest, nearest)
     assert same.factor.value == 1.0
 
@@ -75,7 +77,7 @@ def test_a_bit_costs_at_most_four_times_the_batch(generator: torch.Generator) ->
 
 
 def test_rounding_of_weights_counts_as_bias_not_as_variance(model: nn.Linear, generator: torch.Generator) -> None:
-    points = qsim.FivePoint(weight=exact.STOCHASTIC, weight_bwd=None)
+    points = qsim.FivePoint(weight=STOCHASTIC, weight_bwd=None)
     batches = exact.batches(64, generator)
     found = batch_for(model, exact.square_loss, batches, points)
     of_all = found[-1]

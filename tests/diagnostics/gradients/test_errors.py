@@ -16,7 +16,9 @@ from support.bounds import check_means
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 
 COUNT, SEEDS = 6, 21
-BACKWARD = qsim.FivePoint(act_bwd=exact.STOCHASTIC, grad=exact.STOCHASTIC)
+#: Onto the steps of `exact`.
+STOCHASTIC, NEAREST = (qsim.Quantizer(qsim.Fixed(8, 2), rounding) for rounding in ("stochastic", "nearest"))
+BACKWARD = qsim.FivePoint(act_bwd=STOCHASTIC, grad=STOCHASTIC)
 
 
 def layer(points: qsim.FivePoint, generator: torch.Generator) -> nn.Linear:
@@ -51,7 +53,7 @@ def test_the_way_back_has_the_variance_of_lemma_3_and_no_bias(point: str, of_x: 
 
 def test_weights_rounded_stochastically_are_drawn_again(generator: torch.Generator) -> None:
     batches = exact.batches(COUNT, generator)
-    model = layer(qsim.FivePoint(weight=exact.STOCHASTIC, weight_bwd=None), generator)
+    model = layer(qsim.FivePoint(weight=STOCHASTIC, weight_bwd=None), generator)
     inputs = [exact.product(exact.fractions(x), exact.fractions(x)) for x, _ in batches]
     weight = exact.fractions(model.weight)
     # The gradient is Ŵ XᵀX: an error of one element of Ŵ affects a row of it, times a row of XᵀX.
@@ -64,9 +66,9 @@ def test_weights_rounded_stochastically_are_drawn_again(generator: torch.Generat
 
 def test_weights_rounded_to_nearest_leave_a_bias_and_no_variance(generator: torch.Generator) -> None:
     batches = exact.batches(COUNT, generator)
-    model = layer(qsim.FivePoint(weight=exact.NEAREST, weight_bwd=None), generator)
+    model = layer(qsim.FivePoint(weight=NEAREST, weight_bwd=None), generator)
     weight = exact.fractions(model.weight)
-    rounded = exact.fractions(exact.NEAREST(model.weight.detach()))
+    rounded = exact.fractions(NEAREST(model.weight.detach()))
     inputs = [exact.product(exact.fractions(x), exact.fractions(x)) for x, _ in batches]
     means = [exact.product(exact.transposed(rounded), own) for own in inputs]
     offs = [exact.minus(mean, exact.product(exact.transposed(weight), own)) for mean, own in zip(means, inputs, strict=True)]

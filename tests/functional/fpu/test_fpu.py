@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -196,3 +197,18 @@ def test_numbers_that_are_written_draw_noise_for_each_element() -> None:
     with qsim.fpu("bf16", keep=["setitem"]):
         x[0] = 0.1
     assert x[0] == torch.tensor(0.1)
+
+
+def test_functions_that_return_before_their_code_runs_are_refused() -> None:
+    """A generator's code runs when its caller iterates, outside of the context."""
+    with pytest.raises(TypeError, match=r"^fpu: <function .* returns before its code runs, .*: enter the context in the function$"):
+
+        @qsim.fpu("bf16")
+        def steps() -> Any:
+            yield torch.ones(1) * 0.1
+
+    @qsim.fpu("bf16")
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return x * 0.1
+
+    assert plain(torch.ones(1)).item() == 0.10009765625

@@ -386,6 +386,7 @@ def test_store_and_repr() -> None:
     assert unit.store(model) is model
     assert same_bits(model[0].weight, qsim.quantize(before, Float(6, 5)))
     assert model[0].weight.requires_grad
+    assert same_bits(qsim.fpu(Float(6, 5), "stochastic").store(before.clone()), model[0].weight)
     assert repr(unit) == "fpu(Float(6, 5), rounding=NEAREST, keep=['layer_norm', 'softmax'], overflow='saturate')"
     assert qsim.fpu(None).store(before) is before
     with pytest.raises(TypeError, match="store takes a tensor or a module, got list"):

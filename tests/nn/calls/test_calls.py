@@ -347,3 +347,46 @@ def test_weights_computed_by_a_product_of_parameters_are_weights(calls: Literal[
     product = qsim.quantize(model.first, "e4m3") @ qsim.quantize(model.second, "e2m1")
     expected = functional.linear(x, model.weight + product, points=points)
     assert torch.equal(qsim.convert(model, points, calls=calls)(x), expected)
+
+
+class Steps(nn.Module):
+    """Multiplies while its caller iterates, with what its caller sends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Any:
+        try:
+            while True:
+                sent = yield x @ self.w
+                x = x if sent is None else sent
+        except KeyError:
+            return (2 * x) @ self.w
+
+
+def test_generators_round_when_their_code_runs() -> None:
+    torch.manual_seed(0)
+    x, other, outside = torch.randn(3, 4), torch.randn(3, 4), torch.randn(4, 4)
+    model = qsim.convert(Steps(), NEAREST)
+    expected = functional.linear(x, model.w.mT, None, NEAREST)
+    steps = model(x)
+    assert torch.equal(next(steps), expected)
+    assert torch.equal(x @ model.w, x @ model.w.detach()), "code between the steps is that of the caller"
+    assert not torch.equal(x @ model.w, expected)
+    assert torch.equal(steps.send(other), functional.linear(other, model.w.mT, None, NEAREST))
+    with pytest.raises(StopIteration) as end:
+        steps.throw(KeyError())
+    assert torch.equal(end.value.value, functional.linear(2 * other, model.w.mT, None, NEAREST))
+    closed = model(x)
+    next(closed)
+    closed.close()
+    assert list(closed) == []
+    with pytest.raises(ValueError, match="does not fit a weight"):  # what its code raises arrives
+        next(model(outside[:, :3]))
+    assert torch.equal(model.w @ outside, model.w.detach() @ outside)
+
+
+def test_revert_takes_a_model() -> None:
+    with pytest.raises(TypeError, match=r"^revert: .*Module"):
+        qsim.revert(None)  # type: ignore[type-var]

@@ -51,3 +51,14 @@ def test_results_are_torchs_where_nothing_rounds_and_all_products_round(name: st
         qsim.revert(module)
     x = sequence if name in LAYERS else sequence[0]
     assert qsim.coverage(qsim.convert(module, NEAREST), x).share == 1
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dropout_is_between_layers_only(make: Any) -> None:
+    torch.manual_seed(0)
+    module = qsim.convert(make(4, 64, 2, dropout=0.5), NEAREST)
+    x = torch.randn(5, 3, 4)
+    found = module(x)[0]
+    assert (found != 0).all(), "the outputs of the last layer are not dropped"
+    assert not torch.equal(found, module(x)[0])
+    assert torch.equal(module.eval()(x)[0], module(x)[0])

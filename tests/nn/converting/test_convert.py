@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -409,3 +411,26 @@ def test_a_model_that_only_multiplies_by_its_embedding_is_converted_in_silence(r
 def test_a_model_in_which_nothing_can_round_causes_a_warning() -> None:
     with pytest.warns(UserWarning, match="convert: the model has no layer that could round"):
         qsim.convert(nn.Sequential(nn.BatchNorm1d(2), nn.ReLU()), NEAREST)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("deepseek_v3", "about fifty times as long as a native one, because every sum is emulated number by number"),
+        ("quartet2", "about six times as long as a native one, because each block is rounded to both of two scales"),
+    ],
+)
+def test_a_recipe_that_is_slow_on_a_cpu_warns_where_there_is_nothing_else(name: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def converted(points: Any) -> None:
+        qsim.convert(nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128)), points)
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    said = f"convert: a training step of a layer in {name} takes {reason}, on a CPU, and this machine has no accelerator"
+    for points in (name, qsim.recipes.resolve(name)):
+        with pytest.warns(UserWarning, match=re.escape(said)):
+            converted(points)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        converted("mxfp4")
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        converted(name)

@@ -227,16 +227,78 @@ def test_classes_derived_from_layers_with_points_get_others() -> None:
 # Layers that would not work, or would bypass their points.
 
 
-def test_lazy_layers_are_left_alone_until_they_have_seen_an_input() -> None:
-    model, x = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(3), nn.LazyBatchNorm1d()), torch.randn(2, 4)
-    qsim.convert(model, NEAREST)
+def test_lazy_layers_are_refused_until_they_have_seen_an_input() -> None:
+    def make() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(3), nn.LazyBatchNorm1d())
+
+    model, x = make(), torch.randn(2, 4)
+    for options in ({}, {"include": "1"}, {"points": {"*": NEAREST}}, {"points": "fp8_hybrid"}):
+        given: dict[str, Any] = {"points": NEAREST, **options}
+        with pytest.raises(ValueError, match=r"^convert: 1 is lazy and has seen no input: call the model once before, or exclude it$"):
+            qsim.convert(model, **given)
+    assert type(model[0]) is nn.Linear, "refused before anything changes"
+    qsim.convert(model, NEAREST, exclude="1")
     assert left(model) == {"1": "is lazy and has seen no input: call the model once before"}
-    with pytest.raises(ValueError, match="include pattern '1' matches no layer that can round; 1: is lazy and has seen no input"):
-        qsim.convert(model, NEAREST, include="1")
     model(x)
     qsim.convert(model, NEAREST)
     assert type(model[1]) is qsim.nn.Linear
     assert same_bits(model[1](x), rounded(model[1], x))
+    last = qsim.convert(make(), qsim.recipes.fp8_hybrid().with_(last=1))
+    assert [name for name, *_ in qsim.nn.conversion(last).changed] == ["0"], "the recipe keeps the lazy layer in high precision anyway"
+
+
+def test_lazy_modules_of_other_classes_are_refused() -> None:
+    class Own(nn.modules.lazy.LazyModuleMixin, nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.UninitializedParameter()
+
+        def initialize_parameters(self, x: Tensor) -> None:
+            self.matrix.materialize((x.shape[-1], 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.matrix
+
+    with pytest.raises(ValueError, match="convert: 1 is lazy and has seen no input"):
+        qsim.convert(nn.Sequential(nn.Linear(4, 4), Own()), NEAREST)
+
+
+class Quantized(Tensor):
+    """A weight as other libraries keep it: codes and a scale, and operators of its own."""
+
+    codes: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor, scale: float) -> Quantized:
+        return Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)  # type: ignore[attr-defined,no-any-return]
+
+    def __init__(self, codes: Tensor, scale: float) -> None:
+        self.codes, self.scale = codes, scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(f"{func} of quantized weights")
+
+
+def test_weights_with_operators_of_their_own_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = nn.Parameter(Quantized(torch.ones(2, 2, dtype=torch.int8), 0.5), requires_grad=False)
+    said = r"convert: 1 has a weight of the class .*\.Quantized, which computes by operators of its own .* or exclude it$"
+    with pytest.raises(TypeError, match=said):
+        qsim.convert(model, NEAREST)
+    assert type(model[0]) is nn.Linear
+    qsim.convert(model, NEAREST, exclude="1")
+    assert left(model) == {"1": "not chosen"}
+
+
+def test_weights_that_torchao_quantized_are_refused() -> None:
+    torchao: Any = pytest.importorskip("torchao")
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    torchao.quantization.quantize_(model, torchao.quantization.Int8WeightOnlyConfig())
+    with pytest.raises(TypeError, match=r"convert: 0 has a weight of the class torchao\..*: convert the model before another library"):
+        qsim.convert(model, "mxfp8")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.complex64])

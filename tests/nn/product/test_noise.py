@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qsim import FivePoint
+from qsim import FivePoint, Quantizer
+from qsim.nn import functional
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct
 from qsim.random import seeds
 from support.comparing import same_bits
@@ -79,3 +80,14 @@ def test_a_weights_seed_changes_when_the_weight_does_and_only_then(device: torch
         assert seed != weight_seed(w)
     torch.manual_seed(torch.initial_seed() + 1)
     assert weight_seed(w) != seed
+
+
+def test_a_bias_and_a_result_draw_bits_of_their_own() -> None:
+    half, zeros = torch.full((1000,), 0.5), torch.zeros(1, 4)
+    found = []
+    for name in ("bias", "output"):
+        points = FivePoint(**{name: Quantizer("int8", "stochastic")})
+        torch.manual_seed(3)
+        found.append(functional.linear(zeros, torch.zeros(1000, 4), half, points))
+    assert {x.unique().numel() for x in found} == {2}
+    assert not torch.equal(*found)

@@ -122,7 +122,8 @@ def _fully_sharded(
         for i in range(len(net)):
             net[i] = checkpoint_wrapper(net[i])
             reference[i] = checkpoint_wrapper(reference[i])
-    policy = MixedPrecisionPolicy(param_dtype=dtype)
+    # By default, FSDP2 sums gradients in their own dtype before torch 2.15, and in that of the parameter from then on.
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
     for module in net.modules():
         if "every layer" in order and isinstance(module, nn.Linear):
             fully_shard(module, mesh=mesh, mp_policy=policy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, distributed
@@ -12,6 +14,7 @@ from qsim.accumulators import Rounded
 from qsim.random import seeds
 from support.comparing import same_bits
 from support.distributed_models import NEAREST, NOISY, REUSED, alike, coarse, mesh_of, noisy, place, whole
+from support.draws import Place, Recorder, Use, recorded
 from support.points import in_order
 from support.ranks import NEEDS_GLOO, Ranks, ranks_of
 
@@ -102,6 +105,29 @@ def test_sums_that_several_processes_compute_draw_the_same_bits(two: Ranks) -> N
     (first, _, _), (second, _, _) = two(_linear, points, ("0", "all"), x, w, g)
     assert alike(first, second)
     assert not same_bits(*first[0]), "and others draw their own"
+
+
+def _draws(device: torch.device, places: tuple[str, str], points: FivePoint) -> dict[Place, Use]:
+    """The draws of a process in a step of a layer of distributed tensors."""
+    from torch.distributed.tensor import distribute_tensor
+
+    torch.manual_seed(0)
+    x, w, g = torch.randn(6, 8), torch.randn(10, 8), torch.randn(6, 10)
+    shards = [distribute_tensor(t, mesh_of(device), [place(how)]).requires_grad_() for t, how in zip((x, w), places, strict=True)]
+    with recorded() as draws:
+        y: Any = qsim.nn.functional.linear(*shards, points=points, stream=3)
+        y.full_tensor().backward(g.to(device))
+    draws.check()
+    return draws.uses
+
+
+@pytest.mark.parametrize("places", [("1", "1"), ("0", "all"), ("all", "0")], ids="-".join)
+def test_numbers_of_two_processes_share_no_bits(two: Ranks, places: tuple[str, str]) -> None:
+    """Shards of a result, or summands of it, whose numbers differ."""
+    both = Recorder()
+    for uses in two(_draws, places, FivePoint(grad=noisy("e4m3"), accumulate=Rounded("e5m2", rounding="stochastic"))):
+        both.add(uses)
+    both.check()
 
 
 # Formats with scales that columns of a weight do not share, share with each other or share with rows, and one without scales.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import qsim
-from qsim.formats import Dynamic
+from qsim.formats import Dynamic, Table
 from qsim.optim import Quantized, block_states
 from qsim.scaling import PerBlock, PerRow
 
@@ -39,6 +41,10 @@ def in_blocks(x: np.ndarray, table: np.ndarray, size: int) -> np.ndarray:  # typ
     scale = np.maximum(np.abs(flat).max(1, keepdims=True), 1e-38)
     nearest = table[np.abs((flat / scale)[..., None] - table).argmin(-1)] * scale
     return nearest.ravel()[: x.size].reshape(x.shape)  # type: ignore[no-any-return]
+
+
+def test_second_moments_have_no_sign() -> None:
+    assert [block_states(bits)["exp_avg_sq"].format for bits in (8, 4)] == [Dynamic(8, signed=False), Table([i / 16 for i in range(1, 17)])]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -77,10 +83,20 @@ def test_any_format_with_blocks_and_the_same_noise_again() -> None:
     assert not torch.equal(states(1), states(2))
 
 
+class HalfStates(torch.optim.Optimizer):
+    """An optimizer that keeps a state in bfloat16, whatever the parameter's dtype."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["exp_avg"] = torch.zeros_like(p, dtype=torch.bfloat16)
+
+
 def test_errors() -> None:
-    w = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-    optimizer = Quantized(torch.optim.Adam([w]), state=block_states(8))
-    w.grad = torch.ones_like(w)
+    w = nn.Parameter(torch.ones(4))
+    optimizer = Quantized(HalfStates([w]), state=block_states(8))
     with pytest.raises(TypeError, match=r"states with scales must be float32 or float64, got torch.bfloat16"):
         optimizer.step()
     rows = qsim.Quantizer("e4m3", scale=PerRow())

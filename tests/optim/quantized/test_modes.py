@@ -252,3 +252,6 @@ def test_checkpoints_of_evaluation_that_would_be_lost() -> None:
         _, other = made(ScheduleFree, **setting)
         with refused(ValueError, "saved in evaluation mode", "call train() before saving", "accumulator="):
             other.load_state_dict(saved)
+    saved["state"][0]["quantized_unrounded"] = torch.ones(2)
+    with refused(ValueError, "Quantized: the unrounded weight of parameter 0 must be a tensor of shape"):
+        optimizer.load_state_dict(saved)

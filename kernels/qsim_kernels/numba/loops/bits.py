@@ -13,17 +13,19 @@ from typing import Any, get_type_hints
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types as numba_types
+from numba import types as numba_types
 from numba.extending import intrinsic
+
+from qsim_kernels.private import NUMBA_OPTIONS, cgutils
 
 types: Any = numba_types
 _numpy: Any = np
 i16, i32, i64, u32, u64 = _numpy.int16, _numpy.int32, _numpy.int64, _numpy.uint32, _numpy.uint64
 f32, f64 = _numpy.float32, _numpy.float64
 #: The options of functions that loops are made of; see `building.OPTIONS`.
-part = numba.njit(_nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+part = numba.njit(**NUMBA_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 #: The same for functions that are copied into their callers before types are known.
-inlined = numba.njit(inline="always", _nrt=False, error_model="numpy")
+inlined = numba.njit(inline="always", **NUMBA_OPTIONS)
 
 
 def _memory(kind: Any) -> tuple[Any, Any]:

@@ -16,14 +16,13 @@ from qsim_kernels.numba.loops.bits import (
     i32,
     ints,
     last_of,
-    longs,
     numbers,
     part,
     room_for_ints,
     room_for_words,
     u32,
 )
-from qsim_kernels.numba.loops.roundings import single_at
+from qsim_kernels.numba.loops.roundings import single_at, strip_at
 from qsim_kernels.numba.loops.strips import WORDS, first_bits, with_all_bits
 from qsim_kernels.numbers.buckets import HEADER, UNFIT
 from qsim_kernels.numbers.carrier import SINGLE, Variant, read_variant
@@ -74,7 +73,7 @@ def _bisected(steps: int, is_drawn: bool) -> Any:
 
     @part
     def bisected(near, far, inverse, x, count, grid_at):
-        memory = ints(longs(grid_at)[14])
+        memory = ints(strip_at(grid_at).buckets)
         width, buckets, size = memory[0], memory[1], memory[2]
         firsts, nears = HEADER + buckets, HEADER + buckets + size
         fars, inverses, middle = nears + size, nears + 2 * size, HEADER + (buckets >> 1)

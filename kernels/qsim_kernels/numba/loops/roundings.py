@@ -11,12 +11,14 @@ from typing import Any
 from qsim_kernels.arithmetic.philox import LATE, SHARED
 from qsim_kernels.meanings import numba as meaning
 from qsim_kernels.meanings.numba import philox
+from qsim_kernels.numba.jobs import StripNumbers
 from qsim_kernels.numba.loops.bits import inlined, part, record_at, types, u32, u64
 from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers, RoundingNumbers, UsedBits, Variant
 from qsim_kernels.numbers.grid import Mode, Overflow
 
-#: Functions that read a `RoundingNumbers` in float32's and in float64's bits.
+#: Functions that read a `RoundingNumbers` in float32's and in float64's bits, and one that reads the `StripNumbers` of float32's.
 single_at = record_at(RoundingNumbers, {GridNumbers: types.int32, UsedBits: types.uint32})
+strip_at = record_at(StripNumbers, {GridNumbers: types.int32, UsedBits: types.uint32})
 double_at = record_at(RoundingNumbers, {GridNumbers: types.int64, UsedBits: types.uint64})
 
 #: `round_bits` and `random_bits` for a carrier's bits and a variant; they do not read their parameter `variant`.

@@ -7,7 +7,7 @@ Every loop takes the same arguments:
     out_at: Address of the results, which do not overlap the values.
     x_at: Address of the values.
     count: Number of elements.
-    grid_at: Address of a `RoundingNumbers`, and whether 16 random bits are enough.
+    grid_at: Address of a `StripNumbers`.
     seed: 64 bits.
     stream: Which of the seed's streams of random bits to use.
     first: Logical index of the first element.
@@ -28,13 +28,12 @@ from qsim_kernels.numba.loops.bits import (
     i32,
     inlined,
     ints,
-    longs,
     part,
     room_for_words,
     u32,
     u64,
 )
-from qsim_kernels.numba.loops.roundings import draw, draw_first, functions, single_at
+from qsim_kernels.numba.loops.roundings import draw, draw_first, functions, single_at, strip_at
 from qsim_kernels.numbers.carrier import SINGLE, Variant, read_variant
 from qsim_kernels.numbers.grid import Mode, Overflow
 
@@ -134,14 +133,14 @@ def _stochastic(variant: Variant) -> Any:
     exactly = with_all_bits(variant)
 
     def loop(out_at, x_at, count, grid_at, seed, stream, first):
-        (grid, used), out, x = single_at(grid_at), ints(out_at), ints(x_at)
-        early, is_enough = room_for_words(WORDS), longs(grid_at)[13] != 0
+        strip, out, x = strip_at(grid_at), ints(out_at), ints(x_at)
+        (grid, used), early = strip.rounding, room_for_words(WORDS)
         drawn = first_bits(early, count, seed, stream, first)
         differing = i32(0)
         for i in range(count):
             bits = u32(u32(drawn[i]) << u32(16))
             least = round_bits(x[i], random_bits(bits, used), grid, 0)
-            if not is_enough:
+            if not strip.is_short:
                 most = round_bits(x[i], random_bits(u32(bits | u32(0xFFFF)), used), grid, 0)
                 differing = i32(differing | i32(least ^ most))
             out[i] = least

@@ -15,7 +15,7 @@ import triton.language as tl
 from qsim_kernels.arithmetic.sums import LEAST_OF_PRODUCTS
 from qsim_kernels.meanings.triton import round_bits, sums
 from qsim_kernels.numbers.carrier import GridNumbers
-from qsim_kernels.triton.accumulate.planes import behind, first_terms, others_at, values_at, zeros_of
+from qsim_kernels.triton.accumulate.planes import behind, first_terms, others_at, tile_start, values_at, zeros_of
 from qsim_kernels.triton.device.blocks import with_one_nan
 from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add, power_with_signs, to_single_toward_zero, upper_bits
 from qsim_kernels.triton.device.records import kernel
@@ -168,9 +168,9 @@ def terms_behind(terms, steps, adder: tl.constexpr):
 @triton.jit
 def store_sums(out, total, rows, columns, tile: tl.constexpr):
     """Write the tile of a program on results whose sizes are multiples of a tile's; every NaN becomes the canonical one."""
-    column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
-    first = (tl.program_id(2).to(tl.int64) * rows + tl.program_id(0) * tile.rows) * columns
-    at = out + first + tl.arange(0, tile.rows)[:, None] * columns + column[None, :]
+    row, column = tile_start(rows, tile)
+    first = (tl.program_id(2).to(tl.int64) * rows + row) * columns
+    at = out + first + tl.arange(0, tile.rows)[:, None] * columns + (column + tl.arange(0, tile.columns))[None, :]
     tl.store(at, with_one_nan(total))
 
 

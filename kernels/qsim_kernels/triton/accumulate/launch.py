@@ -33,12 +33,15 @@ from qsim_kernels.triton.accumulate.exact_groups import exact_groups_kernel
 from qsim_kernels.triton.accumulate.planes import Planes, PlaneScales, planes
 from qsim_kernels.triton.accumulate.rounded_sums import rounded_kernel
 from qsim_kernels.triton.accumulate.two_step import two_step_kernel
-from qsim_kernels.triton.host.arguments import has_dpx, seed_of
+from qsim_kernels.triton.host.arguments import seed_of
+from qsim_kernels.triton.host.capabilities import compute_capability, supports_packed_16_bit
 
 #: Dtypes whose values a matrix unit of an H100 takes as bfloat16, or as float16.
 _AS_BFLOAT16 = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _AS_FLOAT16 = (torch.float16, *_AS_BFLOAT16[1:])
 _CHUNK_UNIT = (9, 0)
+#: The major compute capabilities of chips whose matrix unit is tcgen05's.
+_TCGEN05 = (10, 11)
 #: Matrices of one launch: CUDA's limit for the last dimension of a grid.
 _MOST_BATCHES = 65535
 #: The longest sum that stays in float32's range where all operands' exponents are at most `planes.NARROW`.
@@ -92,7 +95,7 @@ class ProductLaunch(NamedTuple):
             room = self.out.new_empty((batches, a.rows, b.rows))
         options = {} if INTERPRETED else {"num_warps": tile.warps}
         for variant in adders:
-            kernel[-(-rows // tile.rows), -(-columns // tile.columns), batches](*before, room, *behind, *variant, tile, **options)
+            kernel[-(-rows // tile.rows) * -(-columns // tile.columns), 1, batches](*before, room, *behind, *variant, tile, **options)
         if room is not self.out:
             self.out.copy_(room[:, :rows, :columns])
 
@@ -172,7 +175,9 @@ def _launch_aligned(product: ProductLaunch, adder: AlignedSum, p: PlaneScales | 
     single, promoted = variants.sums_in_single(adder) and product.length <= _LONGEST and p is None, isinstance(product.adder, PromotedSum)
     tile, dtype = product.tile or ResultTile(8, 128, 1), torch.float32 if single else torch.float64
     a, b, is_wide = _aligned_planes(product, adder, tile, dtype, p, q)
-    known = [variants.aligned(adder, x, 2 if single else 1, promoted, has_dpx()) for x in ((True, False) if single else (False,))]
+    known = [
+        variants.aligned(adder, x, 2 if single else 1, promoted, supports_packed_16_bit()) for x in ((True, False) if single else (False,))
+    ]
     sizes, before = (a.rows, b.rows, a.length, -(-product.length // adder.block)), (a.values, b.values, a.exponents, b.exponents)
     adders, grid = [(unit,) for unit, _ in known], known[0][1]
     product.run(aligned_kernel, tile, a, b, before, is_wide, *sizes, product.every(adder.block), *grid, adders=adders)
@@ -201,7 +206,7 @@ def _aligned_planes(
 
 
 def _launch_groups(product: ProductLaunch, adder: BlockScaledSum) -> None:
-    tile, variant = product.tile or ResultTile(64, 64, 4), variants.groups(adder)
+    tile, variant = product.tile or _tile_of_groups(product.a.device), variants.groups(adder)
     a = planes(product.a, torch.float32, tile.rows, adder.group, padded_block=variant.size)
     b = planes(product.b.mT, torch.float32, tile.columns, adder.group, padded_block=variant.size)
     groups, low = -(-product.length // adder.group), adder.low_scale
@@ -214,6 +219,16 @@ def _launch_groups(product: ProductLaunch, adder: BlockScaledSum) -> None:
     product.run(exact_groups_kernel, tile, a, b, (a.values, b.values, p.values, q.values), a.rows, b.rows, groups, low, adders=[(variant,)])
 
 
+def _tile_of_groups(device: torch.device) -> ResultTile:
+    """The tile of a product of groups.
+
+    Up to version 3.7, Triton gives float64 products of 64 rows to the matrix unit of a B200, which has no float64, and fails to compile
+    ("TritonGPUAccelerateMatmul"). That unit takes no tile of 32 rows.
+    """
+    has_tcgen05 = not INTERPRETED and compute_capability(device)[0] in _TCGEN05
+    return ResultTile(32, 64, 4) if has_tcgen05 else ResultTile(64, 64, 4)
+
+
 def _launch_rounded(product: ProductLaunch, adder: RoundedSum) -> None:
     """Launch the kernel of sums of products, or of chunks, which it emulates."""
     variant, grid, product_grid = variants.rounded(adder, is_stochastic(adder), isinstance(product.adder, PromotedSum))
@@ -224,7 +239,7 @@ def _launch_rounded(product: ProductLaunch, adder: RoundedSum) -> None:
     else:
         tile, block = product.tile or ResultTile(8, 64, 1), adder.chunk_sum.block
         a, b, _ = _aligned_planes(product, adder.chunk_sum, tile, torch.float64)
-        unit, _ = variants.aligned(adder.chunk_sum, False, 1, False, has_dpx())
+        unit, _ = variants.aligned(adder.chunk_sum, False, 1, False, supports_packed_16_bit())
     before, counts = (
         (a.values, b.values, a.exponents, b.exponents),
         (-(-product.length // block), adder.chunk // block, product.every(block)),
@@ -257,7 +272,7 @@ def _tile_on_unit(chunk: int, wide: bool) -> ResultTile:
 
 def _unit_dtype(a: Tensor, b: Tensor, adder: RoundedSum) -> torch.dtype | None:
     """The dtype in which this GPU's own matrix unit computes the sums of chunks; None if it does not."""
-    if INTERPRETED or torch.cuda.get_device_capability(a.device) != _CHUNK_UNIT:
+    if INTERPRETED or compute_capability(a.device) != _CHUNK_UNIT:
         return None
     for held, taken, low in ((torch.bfloat16, _AS_BFLOAT16, -126), (torch.float16, _AS_FLOAT16, -14)):
         if adder.low_a == adder.low_b == low and a.dtype in taken and b.dtype in taken:

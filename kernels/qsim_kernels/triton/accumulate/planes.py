@@ -79,11 +79,21 @@ class Terms(NamedTuple):
 
 
 @triton.jit
+def tile_start(rows, tile: tl.constexpr):
+    """The first row and the first column of a program's tile.
+
+    Tiles below each other follow each other, all in the first dimension of a launch: CUDA limits the others to 65,535.
+    """
+    down = tl.cdiv(rows, tile.rows).to(tl.int32)
+    return tl.program_id(0) % down * tile.rows, tl.program_id(0) // down * tile.columns
+
+
+@triton.jit
 def first_terms(a, b, others_a, others_b, rows_a, rows_b, length, others, tile: tl.constexpr):
     """The `Terms` of a program's tile, given the number of values and of others along the sum of a batch."""
     batch = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(0) * tile.rows + tl.arange(0, tile.rows)
-    column = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
+    first_row, first_column = tile_start(rows_a, tile)
+    row, column = first_row + tl.arange(0, tile.rows), first_column + tl.arange(0, tile.columns)
     left = OperandLines(a + batch * length * rows_a, others_a + batch * others * rows_a, row, rows_a)
     return Terms(left, OperandLines(b + batch * length * rows_b, others_b + batch * others * rows_b, column, rows_b))
 

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from qsim_kernels.numbers.carrier import RoundingNumbers
 from qsim_kernels.triton.accumulate.aligned import aligned_sum, store_sums, terms_behind, zeros
-from qsim_kernels.triton.accumulate.planes import behind, first_terms, values_at, zeros_of
+from qsim_kernels.triton.accumulate.planes import behind, first_terms, tile_start, values_at, zeros_of
 from qsim_kernels.triton.accumulate.rounded_steps import add_term, round_step
 from qsim_kernels.triton.device.directed import multiply_add_to_odd
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, words
@@ -118,8 +118,8 @@ def sum_of_products(terms, count, blocks, grid, product_grid, adder: tl.constexp
 @triton.jit
 def first_blocks(rows, columns, random, tile: tl.constexpr):
     """The number of the first Philox block of each element of a tile: strides and the offset are multiples of 8."""
-    row = tl.program_id(0).to(tl.int64) * tile.rows + tl.arange(0, tile.rows)
-    column = tl.program_id(1).to(tl.int64) * tile.columns + tl.arange(0, tile.columns)
+    first_row, first_column = tile_start(rows, tile)
+    row, column = first_row.to(tl.int64) + tl.arange(0, tile.rows), first_column.to(tl.int64) + tl.arange(0, tile.columns)
     element = tl.program_id(2).to(tl.int64) * rows * columns + row[:, None] * columns + column[None, :]
     return random.offset // 8 + element * (random.stride // 8)
 

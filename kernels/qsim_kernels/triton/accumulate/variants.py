@@ -19,6 +19,7 @@ from qsim_kernels.triton.accumulate.exact_groups import LEAST_SIZE, GroupsVarian
 from qsim_kernels.triton.accumulate.rounded_steps import RoundedVariant, StepRounding
 from qsim_kernels.triton.accumulate.two_step import TwoStepVariant
 from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host.capabilities import supports_packed_16_bit
 
 #: Bits of float32 to which a sum must be rounded at most, and the smallest step, so that two more bits are left for rounding to odd.
 _MOST_MANTISSA, _LEAST_STEP = 21, 2.0**-147
@@ -51,7 +52,7 @@ def aligned(adder: AlignedSum, single: bool, launches: int, promoted: bool, dpx:
 
 def two_step(adder: TwoStepSum, wide: bool) -> TwoStepVariant:
     """A sum in two steps."""
-    return TwoStepVariant(_even(adder.block), adder.fraction, adder.second, adder.apart, wide, unroll=4, dpx=arguments.has_dpx())
+    return TwoStepVariant(_even(adder.block), adder.fraction, adder.second, adder.apart, wide, unroll=4, dpx=supports_packed_16_bit())
 
 
 def groups(adder: BlockScaledSum) -> GroupsVariant:

@@ -19,6 +19,7 @@ from qsim_kernels.triton.device.pairs import (
     split,
     text,
 )
+from qsim_kernels.triton.placement import Placement
 
 _RESULTS = 2
 _OWN = {"top": "r", "nan": "r", "unit": "r", "factor": "r", "narrower": "r"}
@@ -49,8 +50,9 @@ def _narrow(i: int, of: Registers) -> list[str]:
 
 
 _of, _constraints = registers(_RESULTS, _OPERANDS)
-NARROW: tl.constexpr = tl.constexpr(text(Ends(_clamped, pair_as_powers, _narrow, _repaired), _of))
-IN_BYTES: tl.constexpr = tl.constexpr(text(Ends(_clamped, pair_as_powers, _in_bytes, _repaired), _of))
+_IN_THREADS = Placement(thread=2 * PAIRS)
+NARROW: tl.constexpr = tl.constexpr(_IN_THREADS.mark(text(Ends(_clamped, pair_as_powers, _narrow, _repaired), _of)))
+IN_BYTES: tl.constexpr = tl.constexpr(_IN_THREADS.mark(text(Ends(_clamped, pair_as_powers, _in_bytes, _repaired), _of)))
 CONSTRAINTS: tl.constexpr = tl.constexpr(_constraints)
 
 

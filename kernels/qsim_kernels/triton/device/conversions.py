@@ -12,7 +12,7 @@ import triton.language as tl
 
 from qsim_kernels.numbers.encoding import Encoding
 from qsim_kernels.numbers.grid import Coding, Grid, Mode
-from qsim_kernels.triton.host.arguments import has_dpx
+from qsim_kernels.triton.host.capabilities import supports_packed_16_bit
 
 _E4M3 = Grid(3, -6, 2.0**-9, 448.0, -448.0, True, True, False), Coding(8, False, 127, -1)
 _E5M2 = Grid(2, -14, 2.0**-16, 57344.0, -57344.0, True, True, True), Coding(8, False, 127, 124)
@@ -24,7 +24,7 @@ def conversion_of(encoding: Encoding, source: torch.dtype) -> str | None:
     """The PTX that converts four values, or `None` if the GPU has no conversion to these codes."""
     grid, rule, coding = encoding
     name = {_E4M3: "e4m3x2", _E5M2: "e5m2x2"}.get((grid, coding))
-    if source != torch.bfloat16 or name is None or rule.mode != Mode.NEAREST or not has_dpx():
+    if source != torch.bfloat16 or name is None or rule.mode != Mode.NEAREST or not supports_packed_16_bit():
         return None
     if not rule.saturates and name != "e4m3x2":
         return None

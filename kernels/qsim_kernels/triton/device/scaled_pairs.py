@@ -26,6 +26,7 @@ from qsim_kernels.triton.device.pairs import (
     text,
 )
 from qsim_kernels.triton.device.tile_scales import CEIL
+from qsim_kernels.triton.placement import Placement
 
 
 class ScaledForm(NamedTuple):
@@ -49,7 +50,7 @@ class ScaledForm(NamedTuple):
             PAIRS, {name: (kind, PAIRS) for name, kind in ({"x": "r"} | COMMON | inverses | _factors(self)).items()}
         )
         quotients = (_clamped_pair, pair_as_powers) if self.divides_pairs else (_quotient, _powers)
-        return text(Ends(*quotients, self._written), named), constraints
+        return Placement(thread=PAIRS).mark(text(Ends(*quotients, self._written), named)), constraints
 
     def _written(self, i: int, of: Registers) -> list[str]:
         if self.divides_pairs:
@@ -78,7 +79,8 @@ class TurnedForm(NamedTuple):
         others = {name: (kind, 1) for name, kind in (COMMON | {"top": "r"} | _factors(self)).items()}
         named, constraints = registers(PAIRS, {"x": ("f", 2 * PAIRS)} | others)
         named |= {name: named[name] * PAIRS for name in others}
-        return text(Ends(_given, _powers, self._written), named, in_quads if self.in_quads else in_one_block), constraints
+        drawn, placement = (in_quads, Placement(lanes=PAIRS)) if self.in_quads else (in_one_block, Placement())
+        return placement.mark(text(Ends(_given, _powers, self._written), named, drawn)), constraints
 
     def _written(self, i: int, of: Registers) -> list[str]:
         x = of["x"][2 * i : 2 * i + 2]

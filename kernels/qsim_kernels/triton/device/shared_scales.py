@@ -9,6 +9,9 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.triton.device.tile_scales import tile_scales
+from qsim_kernels.triton.placement import Placement
+
+_COPIES = Placement(copies=2)
 
 _PARITY = """.reg .pred odd;
     .reg .b32 lane, other;
@@ -16,13 +19,13 @@ _PARITY = """.reg .pred odd;
     and.b32 lane, lane, 1;
     setp.ne.u32 odd, lane, 0;"""
 #: PTX for the first of two numbers in even lanes of a warp, and for the second in odd ones.
-ONE_OF_TWO: tl.constexpr = tl.constexpr(f"{{ {_PARITY} selp.b32 $0, $2, $1, odd; }}")
+ONE_OF_TWO: tl.constexpr = tl.constexpr(_COPIES.mark(f"{{ {_PARITY} selp.b32 $0, $2, $1, odd; }}"))
 #: PTX for both numbers of a lane and its neighbour, that of the even lane first.
 BOTH: tl.constexpr = tl.constexpr(
-    f"""{{ {_PARITY}
+    _COPIES.mark(f"""{{ {_PARITY}
     shfl.sync.bfly.b32 other, $2, 1, 31, 0xFFFFFFFF;
     selp.b32 $0, other, $2, odd;
-    selp.b32 $1, $2, other, odd; }}"""
+    selp.b32 $1, $2, other, odd; }}""")
 )
 
 
@@ -38,7 +41,8 @@ def of_both_lanes(x, SHAPE: tl.constexpr):
 def scales_by_lanes(amaxes, under, making, MAKING: tl.constexpr, SCALE_ROUNDING: tl.constexpr):
     """`tile_scales` of tiles that two neighbouring lanes share: each lane computes half of the scales, and they exchange them.
 
-    A thread must hold tiles of both halves of a region. The compiler takes both lanes to have the same numbers, which it does not check.
+    A thread must hold tiles of both halves of a region. The compiler takes both lanes to have the same numbers; `placement` checks
+    that it then leaves them where they are.
     """
     SHAPE: tl.constexpr = amaxes.shape
     first, second = tl.split(tl.permute(tl.reshape(amaxes, (2, amaxes.numel // 2)), (1, 0)))

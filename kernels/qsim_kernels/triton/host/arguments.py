@@ -6,7 +6,6 @@ import math
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED
@@ -15,15 +14,10 @@ from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_mat
 from qsim_kernels.numbers.encoding import coding_bits, largest_code
 from qsim_kernels.numbers.grid import Coding, Grid, GridRounding, Mode, Overflow, Rule
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
+from qsim_kernels.triton.host.capabilities import supports_packed_16_bit
 from qsim_kernels.triton.host.launcher import TableAddress
 
 _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
-
-
-@lru_cache(maxsize=1)
-def has_dpx() -> bool:
-    """Whether every GPU adds and compares 16-bit pairs: a prepared launch serves all of them."""
-    return not INTERPRETED and all(torch.cuda.get_device_capability(i) >= (9, 0) for i in range(torch.cuda.device_count()))
 
 
 def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
@@ -109,7 +103,7 @@ def _has_values_in_pairs(variant: KernelVariant, bits: GridBits, *, may_overflow
     # Values of at most 7 significant bits, normal ones among them, far from float32's own limits.
     fits = bits.shift > 16 and bits.top >= bits.low << 23 and bits.least >= 64 << 23 and bits.top < 192 << 23
     rounds = variant.draws_late or (variant.mode == Mode.NEAREST and variant.fast and not variant.only_powers)
-    return has_dpx() and rounds and (variant.saturates or may_overflow) and fits and bits.top == bits.bottom
+    return supports_packed_16_bit() and rounds and (variant.saturates or may_overflow) and fits and bits.top == bits.bottom
 
 
 def has_column_pairs(variant: KernelVariant, grid: Grid) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -12,13 +12,12 @@ from torch import Tensor
 
 from qsim_kernels.numbers.carrier import SINGLE, GridBits
 from qsim_kernels.numbers.grid import Rule
+from qsim_kernels.private import current_device as _current_device, current_stream as _current_stream, launch_of
 from qsim_kernels.torch.tables import kernel_table, rounding_table
+from qsim_kernels.triton.placement import expect_placement
 
 _RUNTIME = triton.knobs.runtime
 _INTERPRETED = bool(_RUNTIME.interpret)
-# torch.cuda's functions check first that CUDA is initialized. A torch without CUDA lacks these.
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
-_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
 
 
 class TableAddress(NamedTuple):
@@ -48,8 +47,12 @@ class Launcher:
         self.options = {} if _INTERPRETED else options
         #: Whether there are addresses of tables among the last arguments.
         self.has_tables = any(isinstance(number, TableAddress) for number in tail)
-        #: The compiled forms of the kernel, by the device and the alignment of two pointers.
-        self.compiled: dict[tuple[int, int, int], Any] = {}
+        #: The compiled forms of the kernel, by the device and what they depend on of each tensor; see `Launch`.
+        self.compiled: dict[tuple[Any, ...], Any] = {}
+
+    def compile(self, *arguments: Any) -> None:
+        """Compile the kernel if necessary, without launching it, and check where Triton places elements; see `placement`."""
+        expect_placement(self.kernel.warmup(*arguments, grid=(1, 1, 1), **self.options), self.kernel.fn.__name__)
 
     def run(self, programs: int, *arguments: Any) -> Any:
         """Launch by way of Triton, which compiles the kernel if necessary and calls the hooks of profilers."""
@@ -59,9 +62,9 @@ class Launcher:
 class Launch:
     """A prepared launch: everything that does not change between calls on tensors of the same shapes, strides and dtypes.
 
-    Triton finds the compiled form of a kernel by inspecting every argument, which takes longer than launching it. Here the form depends
-    only on the device and on the alignment of two pointers, and the driver launches it directly. So whatever else it depends on must be the
-    same in all launches: see `launcher`.
+    Triton finds the compiled form of a kernel by inspecting every argument, which takes longer than launching it. Here the form depends on
+    the device, and on the dtype and the alignment of each tensor, and the driver launches it directly. So numbers are never specialized:
+    see `launcher`. Tensors other than `x` and `out`, whose strides a launch is prepared for, must be contiguous, or stored as `x` is.
 
     Args:
         launcher: The kernel.
@@ -91,14 +94,18 @@ class Launch:
             return
         source, target, device = x.data_ptr(), out.data_ptr(), x.get_device()
         tail = self.tail(x.device)
-        known = self._compiled.get((device, source % 16, target % 16))
+        of_others = [None if other is None else _form_of(other, x) for other in others if other.__class__ is not int]
+        form = device, x.dtype, source % 16, out.dtype, target % 16, *of_others
+        known = self._compiled.get(form)
         is_watched = _RUNTIME.launch_enter_hook.calls or _RUNTIME.launch_exit_hook.calls
         if _INTERPRETED:
             self.launcher.run(self.programs, x, out, *others, *tail)
         elif known is None or is_watched:
             with torch.cuda.device(device):
+                if known is None:
+                    self.launcher.compile(x, out, *others, *tail)
                 compiled = self.launcher.run(self.programs, x, out, *others, *tail)
-            self._compiled[device, source % 16, target % 16] = _entry(compiled)
+            self._compiled[form] = _entry(compiled)
         elif device != _current_device():
             with torch.cuda.device(device):
                 self(x, out, *others)
@@ -113,7 +120,7 @@ def launcher(kernel: Any, form: tuple[Any, ...], *tail: Any, share: int = 1, **o
 
     Args:
         kernel: The kernel.
-        form: What else its compiled forms depend on: the dtypes of tensors, which optional ones are given, and the alignment of others.
+        form: What else its compiled forms depend on.
         *tail: Its last arguments: numbers that are never specialized, then compile-time constants.
         share: Elements that a program takes.
         **options: Compiler options: `num_warps`, `maxnreg`.
@@ -121,9 +128,19 @@ def launcher(kernel: Any, form: tuple[Any, ...], *tail: Any, share: int = 1, **o
     return Launcher(kernel, tail, share, options)
 
 
-def _entry(compiled: Any) -> tuple[Callable[..., None], int, tuple[Any, ...]]:
+def _form_of(argument: Tensor, x: Tensor) -> Hashable:
+    """What the compiled form of a kernel depends on of a tensor other than `x` and `out`."""
+    if not argument.is_contiguous() and argument.stride() != x.stride():
+        raise ValueError(f"a kernel takes tensors that are contiguous, got shape {tuple(argument.shape)} with strides {argument.stride()}")
+    return argument.dtype, argument.data_ptr() % 16
+
+
+def _entry(compiled: Any) -> tuple[Callable[..., None], int, tuple[Any, ...]] | None:
     """The function that launches a compiled kernel, the kernel's handle, and the arguments between this and the kernel's own."""
-    run, function, hooks = compiled.run, compiled.function, (compiled.packed_metadata, None, None, None)
+    launch = launch_of(compiled)
+    if launch is None:
+        return None
+    run, function, hooks = *launch[:2], (launch[2], None, None, None)
     if triton.__version__.startswith("3.6.") and run.global_scratch_size == run.profile_scratch_size == 0:
         # Triton's Python function would only look for the memory that kernels of ours do not need.
         return run.launch, function, (run.launch_cooperative_grid, run.launch_pdl, None, None, *hooks)

@@ -91,7 +91,7 @@ def quantize_and_encode_into(
     (seed, stream, _), (_, code_stream, _) = noise, code_noise
     pointer, number = seed_of(seed, x)
     order = max(_order(rounding.rule, True), _order(encoding.rule, True))
-    form = (rounding, encoding, (x.dtype, out.dtype, codes.dtype), pointer is None, codes.data_ptr() % 16)
+    form = (rounding, encoding, (x.dtype, out.dtype, codes.dtype), pointer is None)
     launch = prepared(_both, form, order, x.shape, x.stride(), out.stride(), codes.stride())
     if launch is None:
         others = (rounding, noise, encoding, code_noise)
@@ -179,7 +179,6 @@ def _both(
     codes: Encoding,
     dtypes: tuple[torch.dtype, ...],
     unseeded: bool,
-    misaligned: int,
     tile: TransposedTile | None,
 ) -> Launcher:
     source, target, _ = dtypes
@@ -192,8 +191,7 @@ def _both(
     constants = (variant, code_rounding, code_variant, one_grid, Blocks(2048, 1, run_length(source, target), True), tile)
     # Two grids need so many registers that fewer threads fit.
     scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
-    form = (dtypes, unseeded, misaligned)
-    return launcher(quantize_and_encode_kernel, form, *numbers, *code_numbers, *constants, share=2048, **scarce)
+    return launcher(quantize_and_encode_kernel, (dtypes, unseeded), *numbers, *code_numbers, *constants, share=2048, **scarce)
 
 
 def encoding_of(encoding: Encoding, source: torch.dtype, may_draw_later: bool) -> tuple[tuple[KernelVariant, CodeVariant], tuple[int, ...]]:

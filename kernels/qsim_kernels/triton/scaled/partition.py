@@ -305,7 +305,7 @@ def cut_transposed(read: Reading, types: Types, aligned: bool, rows: int) -> Cut
     count, tiles, turn, _ = read
     run = max(_RUN, 1 << turn.levels)
     wide = max(run, tiles.width)
-    if tiles.height > 1 or tiles.across or turn.down or tiles.columns % wide or wide > _WIDEST:
+    if tiles.height > 1 or tiles.across or turn.down or tiles.columns % wide or wide > _WIDEST or tiles.width & (tiles.width - 1):
         return None
     cut = cut_into(count, types, aligned, (rows, tiles.columns), (32, wide), (1, tiles.width), wide // run)
     return cut._replace(shape=cut.shape._replace(even=rows % 16 == 0, run=run, transposed=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -11,17 +10,16 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.numbers.scales import ScaleNumbers, Scales
+from qsim_kernels.private import current_stream as _current_stream
 from qsim_kernels.torch.persistent import persistent
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.pairs import larger_pair
 from qsim_kernels.triton.device.parts import block_part, load_part
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.tile_scales import making_of, scale_numbers, tile_scales
-from qsim_kernels.triton.host.arguments import has_dpx
+from qsim_kernels.triton.host.capabilities import supports_packed_16_bit
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
-# A torch without CUDA lacks this.
-_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
 #: The zeros of `state_for`, by device and stream.
 _states: dict[tuple[int, int], Tensor] = {}
 
@@ -122,6 +120,6 @@ def _prepared(shape: torch.Size, source: torch.dtype, making: Scales, finite: bo
     # All programs of a tensor count up one number, which takes longer than reading if there are many.
     steps, block, warps = (8, _SMALL // 8, 32) if single else (32 if count > _LARGE else 8, 1024, 4)
     variants, numbers = making_of(making, False)
-    in_pairs = source == torch.bfloat16 and has_dpx()
+    in_pairs = source == torch.bfloat16 and supports_packed_16_bit()
     run = launcher(whole_scale_kernel, (source, single), *numbers, *variants, finite, steps, block, in_pairs, num_warps=warps)
     return Launch(run, -(-count // (steps * block)), (count,))

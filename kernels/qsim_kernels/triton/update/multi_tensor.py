@@ -1,23 +1,25 @@
 """Many tensors in one launch: a device table of their addresses, and an assignment of tensor parts to programs.
 
-Both are cached while they are in use: the table depends on addresses, which tend to be the same for gradients in every step.
+Both are cached: the table depends on addresses, which tend to be the same for gradients in every step.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from itertools import chain
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from qsim_kernels.numbers.updates import UpdateTensors
+from qsim_kernels.numbers.updates import UpdateTensors, check_dtypes
+from qsim_kernels.torch.recent import Recent
 
 #: Columns of the table of tensors: addresses, then numbers.
 COLUMNS: tl.constexpr = tl.constexpr(16)
@@ -72,16 +74,34 @@ class AddressTable(NamedTuple):
     smooth: tuple[bool, ...]
 
 
-_tables: OrderedDict[Hashable, AddressTable] = OrderedDict()
-# Tensors captured in a CUDA graph must stay alive as long as it may be replayed, which cannot be detected.
-_captured: list[tuple[Any, ...]] = []
+_tables: Recent[Hashable, AddressTable] = Recent(_KEPT)
+
+
+class Captured:
+    """Tensors that CUDA graphs read in each replay, kept alive while the parameters are that the graphs update."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: list[tuple[StorageWeakRef, tuple[Any, ...]]] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, parameter: Tensor, tensors: tuple[Any, ...]) -> None:
+        """Keep tensors as long as a parameter's memory; drop those of memory that is gone."""
+        with self._lock:
+            self._kept = [(owner, kept) for owner, kept in self._kept if not owner.expired()]
+            self._kept.append((StorageWeakRef(parameter.untyped_storage()), tensors))
+
+
+_captured = Captured()
 
 
 def table_of(columns: Sequence[Sequence[Tensor]], counts: tuple[int, ...], streams: Sequence[int], places: Sequence[int]) -> AddressTable:
     """The table of tensors in the given columns: parameters, gradients and so on, each column equally long or empty.
 
     Args:
-        columns: Contiguous tensors.
+        columns: Contiguous tensors, each column of one dtype.
         counts: Number of elements of each parameter.
         streams: See `updates.Step`.
         places: See `updates.Step`.
@@ -94,15 +114,12 @@ def table_of(columns: Sequence[Sequence[Tensor]], counts: tuple[int, ...], strea
     key = (device, stream, addresses, counts, tuple(streams), tuple(places))
     table = None if capturing else _tables.get(key)
     if table is None:
+        check_dtypes(columns)
         table = _write(addresses, counts, streams, places, device)
         if capturing:
-            _captured.append(table)
+            _captured.keep(columns[0][0], table)
         else:
-            _tables[key] = table
-            if len(_tables) > _KEPT:
-                _tables.popitem(last=False)
-    else:
-        _tables.move_to_end(key)
+            _tables.put(key, table)
     return table
 
 
@@ -123,13 +140,14 @@ def _write(
     return AddressTable(host, host.to(device, non_blocking=True), factors, keys, tuple(smooth.tolist()))
 
 
-def work_of(counts: tuple[int, ...], smooth: tuple[bool, ...], block: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def work_of(params: Sequence[Tensor], counts: tuple[int, ...], smooth: tuple[bool, ...], block: int) -> tuple[Tensor, Tensor]:
     """The tensor and the block number for each program: for full blocks of smooth tensors, and for all other blocks."""
+    device = params[0].device
     if not _is_capturing(device):
         return _kept_work(counts, smooth, block, device)
     hosts = [_pinned(pairs) for pairs in _work(counts, smooth, block)]
     full, rest = (host.to(device, non_blocking=True) for host in hosts)
-    _captured.append((*hosts, full, rest))
+    _captured.keep(params[0], (*hosts, full, rest))
     return full, rest
 
 

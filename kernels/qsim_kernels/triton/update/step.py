@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton.language as tl
@@ -27,22 +26,22 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     """Update parameters by one step; see `torch.updates.update`."""
-    given = step[:6]
+    given = (*step[:6], step.products)
     smooth = tuple(column if all(map(Tensor.is_contiguous, column)) else [x.contiguous() for x in column] for column in given)
     params, device = step.params, step.params[0].device
     counts = tuple(map(Tensor.numel, params))
-    table = table_of((*smooth, step.steps, step.products), counts, step.streams, step.places)
+    table = table_of((*smooth[:6], step.steps, smooth[6]), counts, step.streams, step.places)
     pointer = step.lr if step.lr.device == device else None
     # Kernels would round numbers that are passed to them as such.
     rate = 0 if pointer is not None else double_bits(float(step.lr))
-    absent = (step.found_inf is None, step.grad_scale is None, None if pointer is None else pointer.dtype)
+    absent = step.found_inf is None, step.grad_scale is None, pointer is None
     types = (params[0].dtype, step.grads[0].dtype, step.first[0].dtype if step.first else None)
     prepare, *updates = _launchers(algorithm, roundings, types, bool(step.compensations), absent)
     programs = -(-len(params) // _LANES)
     Launch(prepare, programs)(
         table.device, table.factors, table.keys, len(params), pointer, rate, step.grad_scale, step.found_inf, step.seed
     )
-    for work, move in zip(work_of(counts, table.smooth, _STEPS * _BLOCK, device), updates, strict=True):
+    for work, move in zip(work_of(params, counts, table.smooth, _STEPS * _BLOCK), updates, strict=True):
         Launch(move, len(work))(table.device, work, table.factors, table.keys, step.found_inf)
     for column, flattened in zip(given, smooth, strict=True):
         if column is not step.grads and column is not flattened:
@@ -57,7 +56,7 @@ def _launchers(
     roundings: Roundings,
     types: tuple[torch.dtype, torch.dtype, torch.dtype | None],
     kahan: bool,
-    absent: tuple[Any, ...],
+    absent: tuple[bool, bool, bool],
 ) -> tuple[Launcher, Launcher, Launcher]:
     """The launchers for the numbers of a step, for full blocks of tensors that allow wide accesses, and for everything else.
 
@@ -66,7 +65,7 @@ def _launchers(
         roundings: Its roundings.
         types: The dtypes of parameters, gradients and moments; None for no moments.
         kahan: Whether there are compensations.
-        absent: Whether there is no `found_inf` and no `grad_scale`, and the dtype of a learning rate on the device.
+        absent: Whether there is no `found_inf`, no `grad_scale`, and no learning rate on the device.
     """
     param, grad, moment = types
     state = param if moment is None else moment
