@@ -89,7 +89,7 @@ class Converter(HfQuantizer):  # type: ignore[misc]
     def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
         description = self.quantization_config.description
         file = Path(getattr(model, "name_or_path", ""), "config.json")
-        with reading("from_pretrained", f"quantization_config, given or in {file},"):
+        with reading("from_pretrained", f"quantization_config given or in {file}"):
             check_description(description)
         convert_as_described(model, _renamed(description, model))
 

@@ -157,7 +157,7 @@ LOOPS = (*(name for name, own in NAMES.items() if own.lost == _LOOPS), "tree_fla
 DIRECT = tuple(name for name, own in NAMES.items() if own.lost == _DIRECT)
 #: What the lowering of operators in graphs needs together.
 GRAPHS = tuple(name for name, own in NAMES.items() if own.lost == _GRAPHS)
-#: What Dynamo is told by.
+#: The functions that configure Dynamo.
 DYNAMO = tuple(name for name, own in NAMES.items() if own.lost == _DYNAMO)
 #: Options of Numba's compiler for code that allocates and raises nothing. Without `_nrt` it holds calls that only Numba provides.
 NUMBA_OPTIONS = {"_nrt": False, "error_model": "numpy"}

@@ -73,8 +73,9 @@ def check_free(action: str, folder: Path, *, overwrite: bool) -> None:
         check_empty(action, folder, "; overwrite=True replaces a checkpoint")
     present = _contents(action, folder)
     # In this order: a file that another process moves meanwhile is in the second description if it is no longer in the first.
-    own = {*_files_of(folder / _COMMITTED), *_files_of(folder)} if present else set()
-    others = [path.name for path in present if path.name != _COMMITTED and (path.name not in own or _is_real_folder(path))]
+    own = {_COMMITTED, *_files_of(folder / _COMMITTED), *_files_of(folder)} if present else set()
+    # All are files or links, except for the folder of what is not moved yet.
+    others = [path.name for path in present if path.name not in own or _is_real_folder(path) != (path.name == _COMMITTED)]
     if others:
         named = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         raise FileExistsError(f"{action}: {folder} holds what qsim did not write there, which stays: {named}; give another folder")
@@ -89,7 +90,7 @@ def check_empty(action: str, folder: Path, remedy: str = "") -> None:
 def complete(folder: Path) -> None:
     """Move files to their places that a process, perhaps interrupted, has written completely, and delete those that they replace."""
     committed = folder / _COMMITTED
-    if not committed.is_dir():
+    if not _is_real_folder(committed):  # a link could lead to another checkpoint, whose files would be moved here
         return
     with _locked(committed / DESCRIPTION) as is_there:
         if is_there:
@@ -164,7 +165,7 @@ def _sweep(place: Path) -> None:
 
 
 def _contents(action: str, folder: Path) -> list[Path]:
-    """What is in a folder, sorted, without drafts; nothing if there is no folder."""
+    """The contents of a folder, sorted, without drafts; nothing if there is no folder."""
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{action}: {folder} is a file, and a folder is written")
     return sorted(path for path in folder.iterdir() if not _is_draft(path)) if folder.is_dir() else []

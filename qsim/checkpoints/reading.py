@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.checkpoints.experts import part_of, taken_apart
-from qsim.checkpoints.folders import DESCRIPTION, complete
+from qsim.checkpoints.folders import DESCRIPTION, complete, resolved
 from qsim.checkpoints.layouts import read_compressed_tensors, read_torchao
 from qsim.checkpoints.layouts.stored import StoredLayer
 from qsim.checkpoints.shards import Shards
@@ -58,7 +58,7 @@ def points(folder: str | os.PathLike[str]) -> dict[str, FivePoint]:
         >>> qsim.checkpoints.points(folder)["0"] == qsim.recipes.mxfp8().points
         True
     """
-    place = Path(folder)
+    place = resolved("points", folder)
     complete(place)
     config = _quantization_config(place)
     if config.get("quant_method") not in _READERS:

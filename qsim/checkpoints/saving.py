@@ -124,7 +124,7 @@ def load(model: Model, folder: str | os.PathLike[str], *, convert: bool = True) 
     """
     check_model("load", model)
     check_flag("load", "convert", convert)
-    place = Path(folder)
+    place = resolved("load", folder)
     complete(place)
     if is_exported(place):
         load_exported(model, place, convert=convert)

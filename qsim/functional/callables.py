@@ -106,7 +106,7 @@ class CallablePoint:
     def rounded(self, name: str, x: Tensor, **noise: Any) -> Tensor:
         """Round a tensor, with whatever gradient autograd records; raise an error if the result is no tensor.
 
-        An empty tensor, such as that of an expert without tokens, is returned unchanged: of nothing, a function may have no maximum.
+        An empty tensor, such as that of an expert without tokens, is returned unchanged: the function may take a maximum.
 
         Args:
             name: The point's name.

@@ -70,7 +70,7 @@ register_pytree_node(
 
 
 def _formats(element: Format, scaling: Scaling) -> str:
-    """What the values of codes depend on, and the shapes of codes and scales do not show."""
+    """The facts on which values of codes depend, and that the shapes of codes and scales do not show."""
     sizes = (scaling.size,) if isinstance(scaling, PerBlock) else (scaling.height, scaling.width) if isinstance(scaling, PerTile) else ()
     block = " × ".join(str(size) for size in sizes if size > 1)
     return f"{name_of(element)} under {name_of(scaling.format)}" + (f" per {block}" if block else "")

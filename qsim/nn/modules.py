@@ -157,7 +157,7 @@ class _ConvolutionModule(FivePointModule):
 
 
 def _paddings(module: Any) -> list[int]:
-    """What is added at both ends of each dimension, from the last one on, as `torch.nn.functional.pad` takes it."""
+    """The padding at both ends of each dimension, from the last one on, as `torch.nn.functional.pad` takes it."""
     total = [dilation * (size - 1) for dilation, size in zip(module.dilation, module.kernel_size, strict=True)]
     ends = {"same": [(size // 2, size - size // 2) for size in total], "valid": [(0, 0)] * len(total)}
     chosen = ends[module.padding] if isinstance(module.padding, str) else [(size, size) for size in module.padding]

@@ -50,8 +50,8 @@ NAMED: dict[str, Callable[..., Recipe]] = {
 }
 #: Recipes that take many times as long as native training on a CPU, and why.
 SLOW_ON_CPU = {
-    "deepseek_v3": "about fifty times as long as a native one, because every sum is emulated number by number",
-    "quartet2": "about six times as long as a native one, because each block is rounded to both of two scales",
+    "deepseek_v3": "tens of times as long as a native one, because every sum is emulated number by number",
+    "quartet2": "several times as long as a native one, because each block is rounded to both of two scales",
 }
 #: Possible meanings of names that give only a width.
 _FAMILIES = {"fp8": "fp8_hybrid", "fp4": "mxfp4", "fp6": "mxfp6", "mx": "mxfp8"}

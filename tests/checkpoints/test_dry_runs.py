@@ -186,9 +186,25 @@ def test_groups_that_do_not_divide_an_input_are_refused_before_servers_do(tmp_pa
 
 
 def test_adapters_are_merged_before_an_export(tmp_path: Path) -> None:
+    """PEFT's classes wrap layers, whose weights then have names that no server knows."""
     adapted = type("Adapted", (nn.Linear,), {"__module__": "peft.tuners.lora.layer"})
     model = qsim.convert(nn.Sequential(nn.Linear(32, 32)), "mxfp8")
     model.append(adapted(32, 32))
     for dry_run in (True, False):
         with pytest.raises(TypeError, match=r"of PEFT \(peft.tuners.lora.layer.Adapted\).*: call model.merge_and_unload\(\) first"):
             qsim.export(model, tmp_path / "out", dry_run=dry_run)
+
+
+def test_models_of_peft_are_exported_once_merged(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["0"], init_lora_weights=False)
+    plain = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    model = qsim.convert(peft.get_peft_model(plain, config), "mxfp8")
+    for dry_run in (True, False):
+        with pytest.raises(TypeError, match=r"^export: the model has adapters of PEFT .*: call model.merge_and_unload\(\) first"):
+            qsim.export(model, tmp_path / "out", dry_run=dry_run)
+    merged = model.merge_and_unload()
+    assert [name for name, *_ in qsim.export(merged, tmp_path / "out").layers] == ["0", "1"]
+    loaded = qsim.load(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), tmp_path / "out")
+    x = torch.randn(4, 32)
+    assert torch.equal(loaded(x), merged(x))

@@ -100,12 +100,6 @@ def test_blocks_along_another_dimension_are_written_along_that_of_the_product(tm
     assert torch.equal(decoded(tmp_path / "out", "1"), forward_weight(model[1]))
 
 
-def test_a_margin_of_rows_is_in_the_scales(tmp_path: Path) -> None:
-    model = exported.model_of({"margin": FivePoint(weight=Quantizer("int8", scale=scaling.PerRow(margin=1)), weight_bwd=None)})
-    qsim.export(model, tmp_path / "out", weight_only=True)
-    assert torch.equal(decoded(tmp_path / "out", "1"), forward_weight(model[1]))
-
-
 def arguments(points: FivePoint, folder: Path, **options: Any) -> dict[str, Any]:
     """The only group of a checkpoint in the layout of compressed-tensors."""
     qsim.export(exported.model_of({"": points}), folder, overwrite=True, **options)

@@ -330,9 +330,12 @@ def test_servers_merge_the_projections_of_latent_attention(tmp_path: Path) -> No
     assert first == second != other
 
 
-def test_a_recipe_in_a_quantization_config_is_no_description() -> None:
-    from qsim.hugging_face import DescribedConversion
-
-    message = r"quantization_config has recipe, and for quant_method='qsim' .* call qsim.convert\(model, recipe\)"
-    with pytest.raises(ValueError, match=message):
-        DescribedConversion(quant_method="qsim", recipe="mxfp8")
+def test_a_recipe_in_a_quantization_config_is_no_description(tmp_path: Path) -> None:
+    """Errors do not blame the folder's `config.json` alone, which has no `quantization_config`."""
+    qsim.revert(converted()).save_pretrained(tmp_path)
+    for given, error, message in (
+        ({"recipe": "mxfp8"}, ValueError, r"^quantization_config has recipe, .* call qsim.convert\(model, recipe\)"),
+        ({}, qsim.FileError, r"^from_pretrained: quantization_config given or in \S*config.json is malformed: .* lacks 'version'"),
+    ):
+        with pytest.raises(error, match=message):
+            AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config={"quant_method": "qsim", **given})

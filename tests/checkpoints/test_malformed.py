@@ -56,7 +56,7 @@ def folder(kind: str) -> Path:
     return place
 
 
-_WORDED = r"(load|points|FivePoint\.from_json|studies|data): "
+_WORDED = r"(load|points|Trace\.load|FivePoint\.from_json|studies|data): "
 
 
 class Outcomes:
@@ -271,6 +271,14 @@ def test_a_lost_last_newline_loses_no_result(tmp_path: Path) -> None:
     assert [result.run.seed for result in store.results().values()] == [1, 2]
 
 
+def test_results_are_not_written_through_links_next_to_them(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    (tmp_path / "results.tmp").symlink_to(tmp_path / "thesis.tex")
+    Store(tmp_path, Coins()).add(studies.Result(Toss(2), {"heads": 0}, 1.0, MACHINE))
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    assert [result.run.seed for result in Store(tmp_path, Coins()).results().values()] == [2]
+
+
 @pytest.mark.parametrize(
     ("part", "message"),
     [("values", "line 1 is malformed: its values lack 'heads'"), ("machine", r"line 1 is malformed: it\['machine'\] lacks 'device'")],
@@ -310,6 +318,23 @@ def test_images(kind: str, outcomes: Outcomes, tmp_path: Path) -> None:
     run()
 
 
+def test_indexes_of_traces(outcomes: Outcomes, tmp_path: Path) -> None:
+    qsim.diagnostics.trace(nn.Linear(2, 2), torch.ones(1, 2), folder=tmp_path / "trace")
+    content = (tmp_path / "trace" / "trace.json").read_bytes()
+    index = json.loads(content)
+
+    @FUZZ
+    @given(st.data())
+    def run(data: st.DataObject) -> None:
+        path = data.draw(st.sampled_from(list(places(index))))
+        changed = json.dumps(replaced(index, path, data.draw(VALUES), data.draw(st.booleans()))).encode()
+        for file in (changed, damaged(data, content)):
+            (tmp_path / "trace" / "trace.json").write_bytes(file)
+            outcomes.read(lambda: qsim.diagnostics.Trace.load(tmp_path / "trace"))
+
+    run()
+
+
 def test_points_as_text(outcomes: Outcomes) -> None:
     text = qsim.recipes.mxfp4().points.to_json()
 
@@ -333,10 +358,20 @@ def test_deep_nesting(text: str, tmp_path: Path) -> None:
         qsim.load(model(), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../outside.safetensors", "/etc/passwd", "..", "a/b.safetensors", "..\\outside.safetensors", "C:outside", "x" * 5000, "\ud800", ""],
-)
+_OUTSIDE = [
+    "../outside.safetensors",
+    "/etc/passwd",
+    "..",
+    "a/b.safetensors",
+    "..\\outside.safetensors",
+    "C:outside",
+    "x" * 5000,
+    "\ud800",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", _OUTSIDE)
 def test_an_index_names_files_of_its_own_folder(name: str, tmp_path: Path) -> None:
     place = tmp_path / "saved"
     shutil.copytree(folder("saved"), place)

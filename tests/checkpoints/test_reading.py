@@ -80,7 +80,7 @@ def test_static_scales_and_descriptions_by_others(tmp_path: Path) -> None:
     assert found["1"] == FivePoint(Quantizer("e4m3", scale=scale), Quantizer("e4m3", scale="tensor"), weight_bwd="same", act_bwd=None)
     assert found["2"] == in_order(*[Quantizer("e4m3", scale=scaling.PerRow())] * 2)
     assert found["3"] == FivePoint(
-        Quantizer("e4m3", scale=scaling.PerBlock(128)), Quantizer("e4m3", scale=scaling.PerTile(64, 32)), act_bwd=None, weight_bwd=None
+        Quantizer("e4m3", scale=scaling.PerBlock(64)), Quantizer("e4m3", scale=scaling.PerTile(64, 32)), act_bwd=None, weight_bwd=None
     )
     # Groups of other programs name layers by expressions.
     path = tmp_path / "config.json"

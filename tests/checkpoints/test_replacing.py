@@ -1,4 +1,4 @@
-"""What is in a folder when a checkpoint is written to it: files of users stay, and a former checkpoint is replaced whole or not at all."""
+"""Files in a folder to which a checkpoint is written: those of users stay, and a former checkpoint is replaced whole or not at all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def value_in(folder: Path) -> float:
 
 
 @pytest.mark.parametrize("write", [qsim.save, qsim.export], ids=["save", "export"])
-@pytest.mark.parametrize("former", [True, False], ids=["beside a checkpoint", "alone"])
+@pytest.mark.parametrize("former", [True, False], ids=["with a checkpoint", "alone"])
 def test_files_of_users_stay(write, former: bool, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     if former:
         write(filled(1.0), tmp_path)
@@ -99,10 +99,22 @@ def test_the_current_folder_and_links_are_written_in_place(tmp_path: Path, monke
         assert value_in(Path()) == value_in(link) == number
 
 
+def test_a_link_in_a_folder_moves_no_files_of_another(tmp_path: Path) -> None:
+    for number, name in enumerate(("mine", "theirs"), 1):
+        qsim.save(filled(number), tmp_path / name)
+    (tmp_path / "theirs" / ".qsim-committed").symlink_to(tmp_path / "mine", target_is_directory=True)
+    assert (value_in(tmp_path / "theirs"), value_in(tmp_path / "mine")) == (2.0, 1.0)
+    with pytest.raises(FileExistsError, match=r"which stays: \.qsim-committed; give another folder"):
+        qsim.save(filled(3.0), tmp_path / "theirs", overwrite=True)
+    assert value_in(tmp_path / "mine") == 1.0
+
+
 def test_what_is_no_path_is_an_error() -> None:
-    for action in (qsim.save, qsim.export):
+    for action in (qsim.save, qsim.export, qsim.load):
         with pytest.raises(TypeError, match=rf"^{action.__name__}: folder must be a path, got None"):
             action(filled(1.0), None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^points: folder must be a path, got None"):
+        qsim.checkpoints.points(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -259,9 +260,9 @@ def test_scaled_codes_beyond_their_format() -> None:
     scaling = qsim.scaling.PerBlock(2, format=qsim.Float(3, 2, specials="fn"), rule="ceil")
     given = qsim.encode(torch.ones(4), "e2m1", scale=scaling)
     with refused(ValueError, "decode: codes of Float(2, 1) must be in 0…15, as it has 4 bits, got 16"):
-        qsim.decode(given._replace(codes=torch.full_like(given.codes, 16)), "e2m1", scale=scaling)
+        qsim.decode(replace(given, codes=torch.full_like(given.codes, 16)), "e2m1", scale=scaling)
     with refused(ValueError, "decode: scales of Float(3, 2, specials='fn') must be in 0…63, as it has 6 bits, got 255"):
-        qsim.decode(given._replace(scales=torch.full_like(given.scales, 255)), "e2m1", scale=scaling)
+        qsim.decode(replace(given, scales=torch.full_like(given.scales, 255)), "e2m1", scale=scaling)
 
 
 def test_codes_are_not_read_where_there_are_none() -> None:

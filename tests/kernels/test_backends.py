@@ -125,9 +125,9 @@ def test_compilers_get_no_ptx_for_amds_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     from qsim_kernels.lowered import inductor
 
     monkeypatch.setattr(torch, "__version__", "2.11.0")
-    assert inductor._is_tested(torch.device("cuda"))
+    assert inductor.is_tested("cuda")
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert not inductor._is_tested(torch.device("cuda"))
+    assert not inductor.is_tested("cuda")
 
 
 def test_a_gpu_is_named_if_there_is_one() -> None:

@@ -1,4 +1,4 @@
-"""What threads share is bounded and safe: tables of addresses, captured tensors, chips' products, and names of bound modules."""
+"""Caches that threads share are bounded and safe: tables of addresses, captured tensors, chips' products, and names of bound modules."""
 
 from __future__ import annotations
 

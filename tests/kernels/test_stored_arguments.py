@@ -162,7 +162,7 @@ def cases(arguments: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
 def outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Tensor] | str:
     """The results and all arguments after a call, as the CPU has them, or the kind of its error."""
     device = DEVICE if "triton" in function.__self__._name else torch.device("cpu")  # type: ignore[attr-defined]
-    # `Tensor.clone` keeps strides only of what is dense, and alignment of nothing.
+    # `Tensor.clone` keeps the strides of dense tensors only, and no alignment.
     given = tuple(copied(argument, lambda x: alike_on(x, device)) for argument in arguments)
     try:
         results = function(*given)

@@ -23,6 +23,7 @@ pyplot = pytest.importorskip("matplotlib.pyplot")
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
+    pyplot.close("all")  # figures of other tests
     yield
     pyplot.close("all")
 

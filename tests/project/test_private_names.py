@@ -43,6 +43,7 @@ ALLOWED = {
     "_foreach_div_": "the same",
     "_foreach_sub": "the same",
     "_make": "Python's named tuples",
+    "_replace": "Python's named tuples",
     "_asdict": "Python's named tuples",
     "_getframe": "Python's `sys`",
     "_exit": "Python's `os`",
@@ -172,7 +173,7 @@ def test_other_names_are_errors() -> None:
 
 
 def run(names: list[str], *options: str) -> Iterator[dict[str, str]]:
-    """What happens without each of some names, and first with all of them."""
+    """Report what happens without each of some names, and first with all of them."""
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "kernels")))}
     command = [sys.executable, str(ROOT / "tests/support/without_names.py"), *options, "", *names]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **settings})

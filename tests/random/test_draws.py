@@ -73,7 +73,7 @@ class Experts(nn.Module):
 
 
 class Attention(nn.Module):
-    """What calls attention as the models of Hugging Face do."""
+    """A module that calls attention as the models of Hugging Face do."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return attention(self, query, key, value, None)[0]

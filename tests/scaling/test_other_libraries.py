@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import gfloat
@@ -109,5 +110,5 @@ def test_torchs_float4_holds_packed_codes() -> None:
     assert pairs.shape == (1, 2)
     assert torch.equal(pairs.view(torch.uint8) & 15, torch.tensor([[1, 5]], dtype=torch.uint8))
     assert torch.equal(
-        qsim.decode(encoded._replace(codes=pairs.view(torch.uint8)), "mxfp4", packed=True), torch.tensor([[0.5, -6.0, 3.0, 0.0]])
+        qsim.decode(replace(encoded, codes=pairs.view(torch.uint8)), "mxfp4", packed=True), torch.tensor([[0.5, -6.0, 3.0, 0.0]])
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,7 +140,7 @@ def test_infinities_where_they_are_asked_for(name: str) -> None:
 
 def test_the_code_of_an_infinity_stays_one() -> None:
     codes = qsim.encode(torch.tensor([1.0, 2.0]), "e5m2", scale=Given(1.0))
-    infinite = codes._replace(codes=torch.tensor([0x7C, 0xFC], dtype=torch.uint8))
+    infinite = replace(codes, codes=torch.tensor([0x7C, 0xFC], dtype=torch.uint8))
     assert qsim.decode(infinite, "e5m2", scale=Given(1.0), dtype=torch.float16).tolist() == [math.inf, -math.inf]
 
 

@@ -8,6 +8,7 @@ differs from `x / s` by two roundings to float32.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -221,7 +222,7 @@ def test_default_bits_lose_nothing(name: str) -> None:
     x = torch.randn(128, 256) * torch.linspace(-60, 60, 128).exp2()[:, None]
     encoded = qsim.encode(x, block, rounding="stochastic", seed=11)
     ones = torch.full_like(encoded.codes, int(qsim.encode(torch.tensor(1.0), block.element)))
-    scales = qsim.decode(encoded._replace(codes=ones), block)
+    scales = qsim.decode(replace(encoded, codes=ones), block)
     y = numbers(x / scales)
     assert abs(y).max() <= block.element.max
     bracket = Bracket(block.element, y)

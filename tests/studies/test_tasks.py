@@ -102,11 +102,11 @@ def test_tables_with_their_control() -> None:
 
     found = tables(doubling)
     assert [claim.source for claim in found] == ["Table 1", "Table 1, with a control", "Section 1"]
-    assert [claim.agrees for claim in found] == [True] * 3
+    assert [claim.agrees for claim in found] == [True, True, None], "the curves meet at less than a doubling"
     # Full precision gains more; and twice the batch is not enough for a bit that is worth twenty points.
     assert [claim.agrees for claim in tables(lambda run: doubling(run) + 0.2 * (run.format == FULL) * (run.batch == 16))] == [
-        True, False, True,
+        True, False, None,
     ]  # fmt: skip
     assert [claim.agrees for claim in tables(lambda run: 0.5 + 0.2 * (run.format == "e4m1") - run.batch / 100)] == [
-        False, None, False,
+        False, None, None,
     ]  # fmt: skip

@@ -30,7 +30,7 @@ Place = tuple[int, int, int]
 
 
 class Use(NamedTuple):
-    """What a random integer was drawn for: the operator, the number, and the grid and the rule by which it was rounded."""
+    """The use of a random integer: the operator, the number, and the grid and the rule by which it was rounded."""
 
     operator: str
     number: float

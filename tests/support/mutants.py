@@ -62,7 +62,7 @@ class Fault(NamedTuple):
         """The text of the file with the fault; an error if the table does not fit the file."""
         text = (root / self.file).read_text()
         if text.count(self.before) != 1:
-            raise ValueError(f"{self.file}: {self.before!r} stands there {text.count(self.before)} times, and must once: {self.meaning}")
+            raise ValueError(f"{self.file}: {self.before!r} occurs {text.count(self.before)} times, and must occur once: {self.meaning}")
         return text.replace(self.before, self.after)
 
 

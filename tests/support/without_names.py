@@ -87,7 +87,7 @@ def _looked_up(name: str) -> None:
 
 
 def report(name: str, compiles: bool) -> dict[str, Any]:
-    """What happens without a name."""
+    """Report what happens without a name."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         error = ""

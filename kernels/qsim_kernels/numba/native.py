@@ -40,7 +40,7 @@ OLDEST = 0, 65
 
 
 def check_numba() -> None:
-    """Raise an `ImportError` where functions cannot be compiled: by an old Numba, one that is told not to, or lacks a private name."""
+    """Raise an `ImportError` where functions cannot be compiled: an old Numba, one without its compiler or a private name."""
     if os.environ.get("NUMBA_DISABLE_JIT", "").strip() not in ("", "0"):
         raise ImportError("loops need Numba's compiler, and NUMBA_DISABLE_JIT is set")
     installed = version("numba")

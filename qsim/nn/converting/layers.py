@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -15,6 +14,11 @@ from qsim.nn.calls.settings import own_matrices
 from qsim.nn.converting.classes import kind
 from qsim.nn.registry import LAYERS
 
+#: Layers that multiply by no matrix, although their parameters may be missing as long as they have seen no input.
+_LAZY_NORMS = (
+    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
+    *(nn.LazyInstanceNorm1d, nn.LazyInstanceNorm2d, nn.LazyInstanceNorm3d),
+)
 #: Torch's layers, with their classes with points.
 TARGETS: dict[type[nn.Module], type[modules.FivePointModule]] = {
     layer: (vars(modules) | {"MultiheadAttention": MultiheadAttention})[layer.__name__] for layer in LAYERS
@@ -119,7 +123,7 @@ def _obstacle(module: nn.Module) -> str | None:
     if isinstance(module, tuple(TARGETS)):
         own = kind(module)
         return f"convert does not know {own.__module__}.{own.__qualname__}"
-    if _is_lazy(module) and not isinstance(module, _NormBase):
+    if _is_lazy(module) and not isinstance(module, _LAZY_NORMS):
         return LAZY
     matrices = own_matrices(module)
     if matrices:

@@ -17,7 +17,6 @@ from qsim.nn.product import observers, outside
 from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.functorch import transformed_product
 from qsim.nn.product.plans import ProductPlan
-from qsim.private import disable_dynamo
 from qsim.random import seeds
 from qsim.random.shards import is_distributed
 from qsim.random.sources import Stream, is_exporting
@@ -112,15 +111,8 @@ def product_with_seeds(
         return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, plan, ends, raw)
     if plan.in_graph is not None and ends is None and not is_exporting():
         return changeable(plan.in_graph(a, w, bias, seed, weight_seed))
-    if not TRACES_PLANS and torch.compiler.is_dynamo_compiling():
-        return _leave_graph(a, w, bias, seed, weight_seed, plan, ends, raw)  # type: ignore[no-any-return]
     with without_autocast(w.device):
         return changeable(applied(FivePointProduct, plan.ops)(a, w, bias, seed, weight_seed, ends, *raw, plan, torch.is_grad_enabled()))
-
-
-#: Before torch 2.11, Dynamo makes a plan again to give it to an autograd function, and calls constructors with fields they do not take.
-TRACES_PLANS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
-_leave_graph = disable_dynamo(product_with_seeds)
 
 
 class FivePointProduct(torch.autograd.Function):

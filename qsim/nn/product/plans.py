@@ -52,10 +52,10 @@ class ProductPlan:
     """The plan of a product, given the dtypes of its operands.
 
     Attributes:
+        ops: The operators of the forward pass.
         points: The points at which it rounds.
         product: The operation.
         two_inputs: Whether the second operand is an input, rounded like the first, instead of a weight.
-        ops: The operators of the forward pass.
         first: The input.
         second: The weight, or another input.
         gradient: The gradient of the result.
@@ -69,10 +69,12 @@ class ProductPlan:
         in_graph: The function of tensors that a graph calls, of which compilers trace only the operators.
     """
 
+    # Dynamo asks whether a plan can be made again in a graph. Before torch 2.11 it fails at records whose constructors take fewer fields,
+    # unless it meets an object before that cannot be.
+    ops: Operators
     points: FivePoint
     product: Product
     two_inputs: bool
-    ops: Operators
     first: Operand
     second: Operand
     gradient: Gradient
@@ -229,24 +231,24 @@ def _whole_plan(kind: ProductKind) -> ProductPlan:
     elif product.is_lookup:
         check_table(of_w, points)
         result = of_w
-    first, second, gradient, own = kind.first, kind.second, kind.gradient, kind.own_shards
+    first, second, gradient, own = kind.first(), kind.second(), kind.gradient(), kind.own_shards()
     sites = _pairs(first, second, gradient)
     dtypes = ((of_a, of_w), result), ((result, of_w), of_a), ((result, of_a), of_w)
     forward, grad_a, grad_w = (_multiplication(kind, i, pair, *dtypes[i], own.sums[i]) for i, pair in enumerate(sites))
     drawing = (first.forward, first.backward, gradient.for_first, gradient.for_second)
     weights = (second.forward, second.backward)
     plan = ProductPlan(
+        ops,
         points,
         product,
         two_inputs,
-        ops,
         first,
         second,
         gradient,
         (forward, grad_a, grad_w),
         draws=any(site.draws for site in (*drawing, *weights))
         or any(site.is_stochastic for site in drawing)
-        or any(sum_ is not None and sum_.is_stochastic for sum_ in kind.sums),
+        or any(sum_ is not None and sum_.is_stochastic for sum_ in kind.sums()),
         weight_draws=not two_inputs and any(site.is_stochastic for site in weights),
         joins_gradients=product.joins_gradients and gradient.is_rounded_once and _are_torchs(grad_a, grad_w),
         adds_bias=own.adds_bias,
@@ -264,7 +266,7 @@ def _multiplication(
     wide = torch.promote_types(result, torch.float32) if sites[0].leaves_factor or sites[1].leaves_factor else result
     is_turned = index == 2 and not product.gradient_first
     operands = (one, one) if product.is_lookup else (other, one) if is_turned else (one, other)
-    how = spelled_sum(kind.sums[index], product.names[index], *operands)
+    how = spelled_sum(kind.sums()[index], product.names[index], *operands)
     carrier, exact = product.carrier(index, one[0].values(one[1]), other[0].values(other[1]), wide, kind.device)
     is_torchs = carrier == result and how is None and not exact
     plain = Arithmetic(result, kind.ops, exact, is_torchs, how, rank_stream(SUMS[index], number), kind.points.chip)

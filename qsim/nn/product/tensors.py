@@ -89,38 +89,35 @@ class ProductKind(NamedTuple):
     rank: int
     shards: OperandShards | None
 
-    @property
+    # Methods: torch 2.9's compiler cannot trace properties of named tuples.
+
     def own_shards(self) -> OperandShards:
         """This process's shards, or whole tensors."""
         ranks = self.rank, self.rank, self.rank
         return self.shards or OperandShards(ranks, ranks)
 
-    @property
     def sums(self) -> Three:
         """The accumulators of the three products; a lookup is none, and only its gradient is summed."""
         return (None, None, self.points.sums[2]) if self.product.is_lookup else self.points.sums
 
-    @property
     def first(self) -> Operand:
         """The input, or the indices of a lookup."""
         if self.product.is_lookup:
             indices = Site("act", None, 0)
             return Operand(indices, indices, is_reused=False)
-        rank = self.own_shards.ranks[0]
+        rank = self.own_shards().ranks[0]
         return self._operand("act", "act", rank_stream(ACT, rank), rank_stream(ACT_BWD, rank))
 
-    @property
     def second(self) -> Operand:
         """The weight, the table of a lookup, or the other input."""
         if self.two_inputs:
-            rank = self.own_shards.ranks[1]
+            rank = self.own_shards().ranks[1]
             return self._operand("act", "weight", rank_stream(ACT, rank) ^ SECOND, rank_stream(ACT_BWD, rank) ^ SECOND)
         return self._operand("weight", "weight", WEIGHT, WEIGHT_BWD)
 
-    @property
     def gradient(self) -> Gradient:
         """The gradient of the result, which both products share unless it has a second point, or scales and transforms of directions."""
-        points, rank = self.points, self.own_shards.ranks[2]
+        points, rank = self.points, self.own_shards().ranks[2]
         first = self._site("grad", "grad", points.used["grad"], rank_stream(GRAD, rank))
         if self.product.is_lookup:
             return Gradient(first, first, is_rounded_once=True, is_summed=False)
@@ -151,7 +148,7 @@ class ProductKind(NamedTuple):
     def _site(self, role: str, name: str, point: Quantizer | CallablePoint | None, number: int) -> Site:
         """The site of a tensor in a role, at a point."""
         index, tensor = _ROLES[role]
-        shards, is_lookup = self.own_shards, self.product.is_lookup
+        shards, is_lookup = self.own_shards(), self.product.is_lookup
         merges = is_lookup or (self.product.merges_rows and self.dims == 2 and tensor != 1)
         lies: Along = _ROWS if is_lookup else along(self.product.equation)[role]
         quantizer = point if isinstance(point, Quantizer) else None

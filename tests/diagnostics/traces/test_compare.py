@@ -423,8 +423,10 @@ def test_products_outside_layers_differ_by_their_points(before: FivePoint | None
         for record in (own for own in found if own.operation == name and own.error > 0):
             assert (record.cause, record.own > 0) == ("settings", True)
             assert record.settings == ("" if before is None else repr(before), repr(points))
-            # The accumulator with 5 bits makes a larger error than sums in full precision, and operands the same as without it.
-            assert record.accumulation > 1e-4 < record.operands
+            # The accumulator with 5 bits makes a larger error than sums in full precision, and operands the same as without it. Gradients
+            # of the last product are sums of four numbers, which 5 bits may hold. Of seeds 0 to 59, the smallest are 0.0049 and 0.0066.
+            assert record.accumulation > 1e-3 or (name == "matmul #2" and record.tensor != "output")
+            assert record.operands > 1e-3
     of_operands = compare(model, qsim.convert(copy.deepcopy(plain), FivePoint("e4m3", "e4m3", "e4m3"), calls="all"), x)
     first, alone = (each["0", "matmul", "output"] for each in (found, of_operands))
     assert first.operands == pytest.approx(alone.operands, rel=1e-5)

@@ -45,7 +45,8 @@ def test_a_new_tensor_takes_no_file_of_another(tmp_path: Path) -> None:
     for number, name in enumerate("ab"):
         tensors[name] = torch.tensor(number)
     tensors.describe({})
-    for one in (tensors, TensorFolder(tmp_path)):
+    for is_read in (False, True):
+        one = TensorFolder(tmp_path) if is_read else tensors
         del one["a"]
         one["c"] = torch.tensor(2)
         assert (one["b"], one["c"]) == (1, 2)

@@ -9,7 +9,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import qsim
-from qsim.nn.product.autograd import TRACES_PLANS
 from qsim.random import Noise
 from qsim.recipes.points_of import PointsLike
 from qsim_kernels.lowered import inductor
@@ -37,7 +36,6 @@ def test_a_product_is_one_node() -> None:
 OUTLIERS = qsim.FivePoint(act=qsim.points.Outliers("e4m3", 0.9))
 
 
-@pytest.mark.skipif(not TRACES_PLANS, reason="before torch 2.11, Python computes such products")
 def test_products_that_call_code_of_others_are_traced() -> None:
     assert "product" not in functions(OUTLIERS)
 

@@ -10,7 +10,6 @@ from torch import Tensor, distributed, nn
 
 import qsim
 from qsim import FivePoint
-from qsim.nn.product.autograd import TRACES_PLANS
 from support.comparing import same_bits
 from support.distributed_models import (
     NEAREST,
@@ -66,7 +65,7 @@ def _compiled(device: torch.device, points: FivePoint) -> list[list[Tensor]]:
     for compiled in (True, False):
         torch.manual_seed(distributed.get_rank())  # each conversion draws a seed; rank 0's counts
         net = parallelized(model(device, points, 36)[:1], mesh_of(device), sequence=False)
-        call = torch.compile(net, backend="aot_eager", fullgraph=TRACES_PLANS) if compiled else net
+        call = torch.compile(net, backend="aot_eager", fullgraph=True) if compiled else net
         results.append([run(call, coarse(4, 16, seed=1).to(device), 0), *gradients(net)])
     return results
 
@@ -81,7 +80,7 @@ def test_a_plan_compiles(two: Ranks) -> None:
 
 def _doubled(device: torch.device, compiled: bool) -> list[Tensor]:
     layer = doubled(device, mesh_of(device))
-    call = torch.compile(layer, backend="aot_eager", fullgraph=TRACES_PLANS) if compiled else layer
+    call = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
     return [call(torch.full((4, 16), 1.25, device=device)) for _ in range(2)]
 
 

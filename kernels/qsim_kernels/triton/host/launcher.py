@@ -129,7 +129,7 @@ def launcher(kernel: Any, form: tuple[Any, ...], *tail: Any, share: int = 1, **o
 
 
 def _form_of(argument: Tensor, x: Tensor) -> Hashable:
-    """What the compiled form of a kernel depends on of a tensor other than `x` and `out`."""
+    """The facts of a tensor, other than `x` and `out`, on which the compiled form of a kernel depends."""
     if not argument.is_contiguous() and argument.stride() != x.stride():
         raise ValueError(f"a kernel takes tensors that are contiguous, got shape {tuple(argument.shape)} with strides {argument.stride()}")
     return argument.dtype, argument.data_ptr() % 16
