@@ -18,8 +18,9 @@ from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
 from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits, variant_of
-from qsim_kernels.numbers.direct import direct_numbers
+from qsim_kernels.numbers.direct import direct_numbers, direct_rounding
 from qsim_kernels.numbers.encoding import Encoding
+from qsim_kernels.numbers.grid import GridRounding
 
 #: What can be printed and synthesized.
 AnyCircuit = Circuit | BlockCircuit | Dot | Philox
@@ -54,6 +55,9 @@ def _encoded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
 def _rounded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
     """Float32's bits of a rounded number, as a word."""
     rule = circuit.rule
+    direct = direct_rounding(GridRounding(circuit.format.grid, rule))
+    if direct is not None:
+        return symbols.meaning(arithmetic.direct, SINGLE).bits_of_rounded(x, random, *direct)
     how = rounding_bits(circuit.format.grid, rule, wide=False)
     functions = symbols.meaning(arithmetic.rounding, how.carrier)
     drawn = functions.random_bits(random << 32 - rule.bits, used_bits(how.carrier, rule.bits, rule.correction))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import qsim
 from qsim.silicon import Circuit, emit
+from qsim.silicon.circuits import Operation
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
 from qsim.silicon.inputs import corners
@@ -27,15 +28,16 @@ from qsim_kernels.meanings.binding import bound
 from qsim_kernels.meanings.expressions import named, word
 from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.meanings.verilog_words import KEYWORDS
-from qsim_kernels.numbers.direct import direct_numbers
+from qsim_kernels.numbers.direct import direct_numbers, direct_rounding
 from qsim_kernels.numbers.encoding import Encoding
+from qsim_kernels.numbers.grid import GridRounding
 from support import emitted
 
 HERE = Path(__file__).parent
 FORMATS = [
     "e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz", "e4m3b11fnuz", "e2m1", "e3m2", "e2m3", "fp16", "bf16", "tf32",
     "Float(4, 3)", "Float(3, 0)", "Float(1, 0)", "Float(1, 3)", "Float(2, 2, bias=0)", "Float(8, 3, specials='ieee')",
-    "Float(5, 3, signed=False)", "Float(4, 3, subnormals=False)", "Float(3, 1, subnormals=False, specials='ieee')",
+    "Float(5, 3, signed=False)", "Float(4, 3, subnormals=False)", "Float(4, 3, subnormals='flush')", "Float(3, 1, subnormals=False, specials='ieee')",
     "int4", "int8", "Int(16)", "Int(8, symmetric=True)", "Fixed(8, 4)", "Fixed(8, 4, signed=False)", "Fixed(6, 10)",
 ]  # fmt: skip
 STOCHASTIC = ["Stochastic(1)", "Stochastic(5, correction=True)", "Stochastic(16)", "stochastic"]
@@ -65,25 +67,33 @@ def inputs(fmt: str) -> Tensor:
     return torch.cat([some, torch.arange(0, 1 << 16, 7) << 16, near | signs, torch.randint(0, 1 << 32, (1000,), generator=generator)])
 
 
-@pytest.mark.sampled(6)
+def direct_of(circuit: Circuit) -> Any:
+    """The numbers of a circuit's direct definition, or `None`."""
+    if circuit.operation == "round":
+        return direct_rounding(GridRounding(circuit.format.grid, circuit.rule))
+    return direct_numbers(Encoding(circuit.format.grid, circuit.rule, circuit.format.coding))
+
+
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_codes_are_those_of_rounding_first(fmt: str, rounding: str) -> None:
+@pytest.mark.parametrize("operation", ["encode", "round"])
+def test_results_are_those_of_rounding_first(operation: Operation, fmt: str, rounding: str) -> None:
     compared = 0
     for overflow in ("saturate", "saturate_symmetric", "nonfinite"):
         try:
-            circuit = Circuit(fmt, "encode", rounding, overflow)
+            circuit = Circuit(fmt, operation, rounding, overflow)
         except ValueError:  # the format has neither infinities nor NaN
             continue
-        numbers = direct_numbers(Encoding(circuit.format.grid, circuit.rule, circuit.format.coding))
+        numbers = direct_of(circuit)
         if numbers is None:
             assert overflow == "nonfinite"
             assert fmt.startswith(LEFT_OUT)
             continue
         x = inputs(fmt)
         random = torch.randint(0, 1 << circuit.random_bits, x.shape, generator=torch.Generator().manual_seed(6))
-        codes = ON_ARRAYS.code_of_rounded(x.numpy(), random.numpy(), *numbers)
-        assert codes.tolist() == results(circuit, x, random).tolist(), circuit.name
+        computed = ON_ARRAYS.bits_of_rounded if operation == "round" else ON_ARRAYS.code_of_rounded
+        assert computed(x.numpy(), random.numpy(), *numbers).tolist() == results(circuit, x, random).tolist(), circuit.name
         compared += 1
     assert compared >= 2
 

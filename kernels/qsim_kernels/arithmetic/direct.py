@@ -26,32 +26,33 @@ def parts(word, numbers):
     return sign, field, leading, trailing, is_nan
 
 
-def truncate(field, leading, numbers, variant):
-    """The code of the neighbour toward zero with the next bits, whether bits are lost, and whether the number is below the normal ones."""
-    # Truncate it to the code of the neighbour toward zero and the first bits that this lacks. A normal value only gets another bias.
+def below_normal(field, leading, numbers, variant):
+    """A number below the normal values.
+
+    Returns:
+        Whether it is one, its significand at its place in a code with the bits that the rounding tests, how many places farther than in the
+        first binade it has moved right, and whether a bit that is set has moved out.
+    """
+    if variant.flat:
+        return 0, 0, 0, 0
+    # Below the normal values, the significand moves right by one more place with each binade.
     is_small = field < numbers.lowest
     is_tiny = field < numbers.tiny
     significand = leading | (1 << numbers.width)
     distance = (numbers.lowest - 1 - field) & numbers.deepest
-    exponent = (field - numbers.before) & numbers.exponents
-    normal = (exponent << numbers.width) | leading
-    if variant.flat:
-        return normal, 0, 0
-    # Below the normal values, the significand moves right by one more place with each binade.
     subnormal = where(is_tiny, 0, significand >> numbers.step >> distance)
-    truncated = where(is_small, subnormal, normal)
     if variant.mode == STOCHASTIC:
-        return truncated, 0, is_small
-    shifted_out = ((1 << numbers.step + numbers.deepest) - 1) >> (distance ^ numbers.deepest)
-    lost = is_small & ((significand & shifted_out) > 0)
+        return is_small, subnormal, distance, 0
+    moved_out = ((1 << numbers.step + numbers.deepest) - 1) >> (distance ^ numbers.deepest)
+    lost = is_small & ((significand & moved_out) > 0)
     if variant.mode in (UP, DOWN, ODD):
         # These modes ask whether anything is lost, also of numbers that nearest values round to zero.
         lost = where(is_tiny, (field > 0) | (leading > 0), lost)
-    return truncated, lost, is_small
+    return is_small, subnormal, distance, lost
 
 
-def limited(word, sign, is_nan, truncated, numbers, variant):
-    """The truncated code, or that of NaN or of magnitudes beyond the largest value; whether it is one of these; and its sign."""
+def limited(word, sign, is_nan, numbers, variant):
+    """Whether a number is NaN or its magnitude beyond the largest value, the code of its magnitude then, and its sign."""
     # Magnitudes beyond the largest value have one code, and NaN has the sign of its own.
     negative = where(is_nan, numbers.nan_sign, sign)
     is_beyond = (word & MAGNITUDE) >= where(sign, numbers.limit_below, numbers.limit)
@@ -60,8 +61,7 @@ def limited(word, sign, is_nan, truncated, numbers, variant):
         is_infinite = (word & MAGNITUDE) == INFINITY
         largest = where(overflows(is_infinite, sign, variant), numbers.last + 1, largest)
     limit = where(is_nan, numbers.nan, largest)
-    window = where(is_beyond, limit << numbers.tail, truncated)
-    return window, is_beyond, negative
+    return is_beyond, limit, negative
 
 
 def overflows(is_infinite, sign, variant):
@@ -132,8 +132,13 @@ def code_of_rounded(word, random, numbers, variant):
         variant: What is known when the circuit is built: a `DirectVariant`.
     """
     sign, field, leading, trailing, is_nan = parts(word, numbers)
-    truncated, lost, is_small = truncate(field, leading, numbers, variant)
-    window, is_beyond, negative = limited(word, sign, is_nan, truncated, numbers, variant)
+    is_small, subnormal, _, lost = below_normal(field, leading, numbers, variant)
+    # Truncate it to the code of the neighbour toward zero and the first bits that this lacks. A normal value only gets another bias.
+    exponent = (field - numbers.before) & numbers.exponents
+    normal = (exponent << numbers.width) | leading
+    truncated = where(is_small, subnormal, normal)
+    is_beyond, limit, negative = limited(word, sign, is_nan, numbers, variant)
+    window = where(is_beyond, limit << numbers.tail, truncated)
     if variant.mode == STOCHASTIC:
         # Round: the random bits carry into the code of the neighbour below.
         carried = window + ((random << variant.correction) | variant.correction)
@@ -152,6 +157,56 @@ def code_of_rounded(word, random, numbers, variant):
             return (complement + (increment ^ negative)) & numbers.mask
         rounded = (kept + increment) & numbers.ones
     if variant.flush:
+        # Numbers below the normal values become zero.
+        rounded = where(is_small, 0, rounded)
+    elif not variant.subnormals:
         # There is no value between zero and the smallest normal one.
         rounded = where(is_small, (rounded & 1) << numbers.mantissa, rounded)
     return packed(negative, rounded, is_nan, numbers, variant)
+
+
+def bits_of_rounded(word, random, numbers, variant):
+    """Round a number and return the bits of the result, in the carrier of the number.
+
+    Args:
+        word: See `code_of_rounded`.
+        random: See `code_of_rounded`.
+        numbers: A `DirectNumbers`, in which the carrier's bits of magnitudes that end with the format's mantissa are the codes.
+        variant: See `code_of_rounded`.
+    """
+    sign, field, leading, trailing, is_nan = parts(word, numbers)
+    is_small, subnormal, distance, lost = below_normal(field, leading, numbers, variant)
+    is_beyond, limit, negative = limited(word, sign, is_nan, numbers, variant)
+    # The last bit of the neighbour toward zero, and the first bits that this lacks.
+    last_bits = where(is_small, subnormal, ((field - numbers.before) << numbers.width) | leading) & ((2 << numbers.tail) - 1)
+    guard = last_bits & ((1 << numbers.tail) - 1)
+    if variant.mode == STOCHASTIC:
+        increment = (guard + ((random << variant.correction) | variant.correction)) >> numbers.tail
+    else:
+        sticky = trailing | lost
+        increment = goes_up(last_bits >> numbers.tail, guard, sticky, sign, variant)
+    # Round in place: bits that the neighbours lack are ones, so that they carry, and are cleared.
+    kept = (word & MAGNITUDE) >> numbers.shift
+    cleared = where(is_small, ((numbers.fraction << 1 << distance) & numbers.fraction) ^ numbers.fraction, 0)
+    is_below = field < numbers.first
+    smallest = numbers.first << numbers.mantissa
+    if variant.flush:
+        smallest = 0
+    filled = where(is_below, where(increment, smallest, 0), kept | cleared)
+    added = increment & (is_below ^ 1) & (is_beyond ^ 1)
+    rounded = ((where(is_beyond, limit, filled) + added) & numbers.ones) & (cleared ^ numbers.ones)
+    if variant.overflow_is_nan:
+        # Magnitudes that overflow become NaN.
+        is_nan = is_nan | (rounded > numbers.last)
+        negative = where(is_nan, 0, negative)
+        rounded = where(is_nan, numbers.nan, rounded)
+    elif variant.overflow == NONFINITE:
+        # Magnitudes that overflow become infinity.
+        rounded = where((rounded > numbers.last) & (is_nan ^ 1), INFINITY >> numbers.shift, rounded)
+    if not variant.signed:
+        rounded, negative = where(negative, 0, rounded), 0
+    elif not variant.negative_zero:
+        # Zero has no sign.
+        negative = negative & (rounded > 0)
+    rest = where(is_nan, (1 << numbers.shift) - 1, 0)
+    return (((negative << numbers.bits) | rounded) << numbers.shift) | rest

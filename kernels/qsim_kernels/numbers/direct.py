@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from qsim_kernels.numbers.carrier import SINGLE, grid_bits
+from qsim_kernels.numbers.carrier import SINGLE, Carrier, fits_single, grid_in
 from qsim_kernels.numbers.encoding import Encoding, coding_bits
 from qsim_kernels.numbers.grid import Mode, Overflow
 
@@ -20,7 +20,8 @@ class DirectVariant(NamedTuple):
         overflow: An `Overflow`.
         correction: 1 if stochastic rounding adds half of the last random bit's weight, else 0.
         flat: Whether all values are spaced as float32's are, so that there is nothing special below the normal ones.
-        flush: Whether there is no value between zero and the smallest normal one.
+        subnormals: Whether there are values between zero and the smallest normal one.
+        flush: Whether magnitudes below the normal values become zero whatever the rounding.
         signed: Whether negative values exist.
         negative_zero: Whether zero has a sign.
         twos_complement: Whether codes are integers; otherwise they are sign and magnitude.
@@ -31,6 +32,7 @@ class DirectVariant(NamedTuple):
     overflow: int
     correction: int
     flat: bool
+    subnormals: bool
     flush: bool
     signed: bool
     negative_zero: bool
@@ -45,9 +47,11 @@ class DirectNumbers(NamedTuple):
         sign_place: The place of float32's sign.
         last_field: The exponent field of infinities and NaN.
         mantissa: The mantissa bits of a code.
+        fraction: All ones of these.
         tail: The bits behind those of a code that a rounding tests, or to which it adds random ones.
         width: The bits of a fraction that are read one by one: those of the mantissa and the tail.
         cut: How many bits of a fraction are behind them.
+        shift: How many bits of a fraction are behind those of the mantissa.
         spare: How many zeros are put behind a fraction that has too few bits.
         lowest: The exponent field of the smallest normal value.
         before: The exponent field that codes number 0.
@@ -55,6 +59,7 @@ class DirectNumbers(NamedTuple):
         step: How far the significand moves right in the first binade below the normal values.
         deepest: All ones of the number of binades by which it moves further.
         tiny: An exponent field below which it has moved out.
+        first: The exponent field of the smallest value above zero.
         limit: Float32's bits of the smallest magnitude with the code of all that are larger.
         limit_below: The same for negative numbers.
         last: The code of the largest value.
@@ -69,9 +74,11 @@ class DirectNumbers(NamedTuple):
     sign_place: int
     last_field: int
     mantissa: int
+    fraction: int
     tail: int
     width: int
     cut: int
+    shift: int
     spare: int
     lowest: int
     before: int
@@ -79,6 +86,7 @@ class DirectNumbers(NamedTuple):
     step: int
     deepest: int
     tiny: int
+    first: int
     limit: int
     limit_below: int
     last: int
@@ -91,57 +99,95 @@ class DirectNumbers(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def direct_numbers(encoding: Encoding) -> tuple[DirectNumbers, DirectVariant] | None:
-    """The numbers of a rounding to codes; `None` if `arithmetic.direct` does not compute it.
+def direct_rounding(rounding: GridRounding, carrier: Carrier = SINGLE) -> tuple[DirectNumbers, DirectVariant] | None:
+    """The numbers of a rounding in place, whose codes are the carrier's bits of magnitudes; `None` if `arithmetic.direct` does not compute it.
 
-    It does not round onto tables, to formats without zero, to formats whose values float32's normal numbers do not hold, and
+    It does not round onto tables, to formats without zero, to formats whose values the carrier's normal numbers do not hold, and
     to infinity in formats that are not symmetric.
     """
-    grid, rule, coding = encoding
-    how = grid_bits(grid, wide=False)
-    if grid.table or not grid.zero or how.carrier != SINGLE:
+    grid, rule = rounding
+    if grid.table or not grid.zero or grid.mantissa > carrier.mantissa or (carrier == SINGLE and not fits_single(grid)):
         return None
-    is_symmetric = how.signed and how.top == how.bottom and how.top >> SINGLE.mantissa >= how.low
+    how = grid_in(carrier, grid)
+    is_symmetric = how.signed and how.top == how.bottom and how.top >> carrier.mantissa >= how.low
     if not rule.saturates and not is_symmetric:
         return None
-    code, facts = coding_bits(grid, coding, how)
-    has_sign_bit = how.signed and not coding.twos_complement
-    bits = coding.bits - has_sign_bit
     # Below the normal values.
     is_flat = how.low == 0 and how.least == 0
-    is_flush = not (is_flat or facts.subnormals)
+    has_subnormals = not is_flat and how.low > 0
+    lowest = grid.exponent + carrier.bias
     tail = rule.bits + rule.correction if rule.mode == Mode.STOCHASTIC else int(rule.mode in _NEAREST)
     width = grid.mantissa + tail
-    step = 1 + (grid.mantissa if is_flush else 0)
+    step = 1 + (0 if is_flat or has_subnormals else grid.mantissa)
     left = width + 1 - step
     deepest = (1 << max(left - 1, 0).bit_length()) - 1
-    if not is_flat and code.lowest - left < 1:
+    if not is_flat and lowest - left < 1:
         return None
     # Any field with a distance between what is left and the deepest will do: the one with most zeros at its end is compared most easily.
-    fields = range(max(code.lowest - 1 - deepest, 1), code.lowest - left + 1)
+    fields = range(max(lowest - 1 - deepest, 1), lowest - left + 1)
     # Overflow.
     is_longer_below = rule.overflow == Overflow.SATURATE and how.signed and how.bottom > how.top
     limit = how.limit(rule)
-    limit_below = how.bottom if is_longer_below else limit
-    last_below = code.last + is_longer_below
-    nan = code.nan & (1 << bits) - 1
-    ones = (1 << max(last_below + (not rule.saturates), nan).bit_length()) - 1
+    ones = carrier.nan >> how.shift
     numbers = DirectNumbers(
-        sign_place=SINGLE.drawn - 1,
-        last_field=SINGLE.infinity >> SINGLE.mantissa,
+        sign_place=carrier.nan.bit_length(),
+        last_field=carrier.infinity >> carrier.mantissa,
         mantissa=grid.mantissa,
+        fraction=(1 << grid.mantissa) - 1,
         tail=tail,
         width=width,
-        cut=max(0, SINGLE.mantissa - width),
-        spare=max(0, width - SINGLE.mantissa),
-        lowest=code.lowest,
-        before=code.lowest - 1,
-        exponents=(1 << max(ones.bit_length() - grid.mantissa, 1)) - 1,
+        cut=max(0, carrier.mantissa - width),
+        shift=how.shift,
+        spare=max(0, width - carrier.mantissa),
+        lowest=lowest,
+        before=how.parity >> carrier.mantissa,
+        exponents=carrier.infinity >> carrier.mantissa,
         step=step,
         deepest=deepest,
         tiny=0 if is_flat else max(fields, key=lambda field: field & -field),
+        first=how.least >> carrier.mantissa,
         limit=limit,
-        limit_below=limit_below,
+        limit_below=how.bottom if is_longer_below else limit,
+        last=how.top >> how.shift,
+        last_below=(how.bottom if is_longer_below else how.top) >> how.shift,
+        nan=ones,
+        nan_sign=0,
+        bits=ones.bit_length(),
+        ones=ones,
+        mask=ones,
+    )
+    variant = DirectVariant(
+        mode=int(rule.mode),
+        overflow=int(rule.overflow),
+        correction=int(rule.correction),
+        flat=is_flat,
+        subnormals=has_subnormals,
+        flush=grid.flush,
+        signed=how.signed,
+        negative_zero=grid.negative_zero,
+        twos_complement=False,
+        overflow_is_nan=not rule.saturates and not grid.infinity,
+    )
+    return numbers, variant
+
+
+@lru_cache(maxsize=256)
+def direct_numbers(encoding: Encoding, carrier: Carrier = SINGLE) -> tuple[DirectNumbers, DirectVariant] | None:
+    """The numbers of a rounding to codes; `None` if `arithmetic.direct` does not compute it: see `direct_rounding`."""
+    grid, rule, coding = encoding
+    rounding = direct_rounding(encoding.rounding, carrier)
+    if rounding is None:
+        return None
+    numbers, variant = rounding
+    code, _ = coding_bits(grid, coding, grid_in(carrier, grid))
+    has_sign_bit = variant.signed and not coding.twos_complement
+    bits = coding.bits - has_sign_bit
+    last_below = code.last + (numbers.last_below > numbers.last)
+    nan = code.nan & (1 << bits) - 1
+    ones = (1 << max(last_below + (not rule.saturates), nan).bit_length()) - 1
+    numbers = numbers._replace(
+        before=numbers.lowest - 1,
+        exponents=(1 << max(ones.bit_length() - grid.mantissa, 1)) - 1,
         last=code.last,
         last_below=last_below,
         nan=nan,
@@ -150,15 +196,4 @@ def direct_numbers(encoding: Encoding) -> tuple[DirectNumbers, DirectVariant] | 
         ones=ones,
         mask=(1 << coding.bits) - 1,
     )
-    variant = DirectVariant(
-        mode=int(rule.mode),
-        overflow=int(rule.overflow),
-        correction=int(rule.correction),
-        flat=is_flat,
-        flush=is_flush,
-        signed=how.signed,
-        negative_zero=grid.negative_zero,
-        twos_complement=coding.twos_complement and how.signed,
-        overflow_is_nan=not rule.saturates and not grid.infinity,
-    )
-    return numbers, variant
+    return numbers, variant._replace(twos_complement=coding.twos_complement and variant.signed)
