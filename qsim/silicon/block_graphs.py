@@ -13,7 +13,9 @@ from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
 from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.meanings.simplification import operation
-from qsim_kernels.numbers.carrier import Carrier, grid_in, used_bits, variant_of
+from qsim_kernels.numbers.carrier import Carrier, grid_in
+from qsim_kernels.numbers.direct import direct_numbers
+from qsim_kernels.numbers.encoding import Encoding
 from qsim_kernels.numbers.scales import scale_numbers, variant_of_scales
 from qsim_kernels.numbers.sums import SINGLE_GRID, TO_SINGLE
 
@@ -44,11 +46,13 @@ def element(circuit: BlockCircuit) -> Routine:
     random: tuple[Operand, ...] = (word("random", rule.bits),) if rule.bits else ()
     number, factor = meaning.value(x, circuit.source), meaning.value(code, circuit.format.scale)
     quotient = _divided(number, factor, circuit, *whole)
-    grid, rounding = grid_in(_CARRIER, circuit.output.grid), meaning.functions(arithmetic.rounding)
-    drawn = rounding.random_bits(random[0] << 32 - rule.bits, used_bits(_CARRIER, rule.bits, rule.correction)) if random else 0
-    rounded = rounding.round_bits(quotient, drawn, grid, variant_of(grid, rule))
-    inputs = (x, code, *whole, *random)
-    return Routine(circuit.name, circuit.specification, inputs, meaning.code(rounded, circuit.output), circuit.output.bits)
+    fmt = circuit.output
+    direct = direct_numbers(Encoding(fmt.grid, rule, fmt.coding), grid_in(_CARRIER, fmt.grid))
+    if direct is None:
+        raise TypeError(f"elements of blocks are signed and have zero, got {fmt!r}")
+    word_of = quotient & ((1 << _CARRIER.nan.bit_length() + 1) - 1)
+    result = meaning.functions(arithmetic.direct).code_of_rounded(word_of, *(random or (0,)), *direct)
+    return Routine(circuit.name, circuit.specification, (x, code, *whole, *random), result, fmt.bits)
 
 
 def _divided(x: Operand, factor: Operand, circuit: BlockCircuit, whole: Operand = None) -> Operand:
@@ -74,5 +78,4 @@ def _single(bits: Operand) -> Any:
 
 def _rounded(x: Operand) -> Operand:
     """A number rounded to float32."""
-    grid = grid_in(_CARRIER, SINGLE_GRID)
-    return symbols.meaning(arithmetic.rounding, _CARRIER).round_bits(x, 0, grid, variant_of(grid, TO_SINGLE))
+    return symbols.rounded(x, 0, grid_in(_CARRIER, SINGLE_GRID), TO_SINGLE)

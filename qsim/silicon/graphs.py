@@ -17,10 +17,9 @@ from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
 from qsim_kernels.meanings.printing import Routine
-from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits, variant_of
-from qsim_kernels.numbers.direct import direct_numbers, direct_rounding
+from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits, used_bits
+from qsim_kernels.numbers.direct import direct_numbers
 from qsim_kernels.numbers.encoding import Encoding
-from qsim_kernels.numbers.grid import GridRounding
 
 #: What can be printed and synthesized.
 AnyCircuit = Circuit | BlockCircuit | Dot | Philox
@@ -46,22 +45,17 @@ def routine(circuit: AnyCircuit) -> Routine:
 
 def _encoded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
     """The code of a rounded number."""
-    direct = direct_numbers(Encoding(circuit.format.grid, circuit.rule, circuit.format.coding))
-    if direct is None:
-        return code_of(_rounded(x, circuit, random), circuit.format)
+    fmt, how = circuit.format, grid_bits(circuit.format.grid, wide=False)
+    direct = direct_numbers(Encoding(fmt.grid, circuit.rule, fmt.coding), how)
+    if direct is None or how.carrier != SINGLE:
+        return code_of(_rounded(x, circuit, random), fmt)
     return symbols.meaning(arithmetic.direct, SINGLE).code_of_rounded(x, random, *direct)
 
 
 def _rounded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
     """Float32's bits of a rounded number, as a word."""
-    rule = circuit.rule
-    direct = direct_rounding(GridRounding(circuit.format.grid, rule))
-    if direct is not None:
-        return symbols.meaning(arithmetic.direct, SINGLE).bits_of_rounded(x, random, *direct)
-    how = rounding_bits(circuit.format.grid, rule, wide=False)
-    functions = symbols.meaning(arithmetic.rounding, how.carrier)
-    drawn = functions.random_bits(random << 32 - rule.bits, used_bits(how.carrier, rule.bits, rule.correction))
-    return as_single(functions.round_bits(in_carrier(x, how.carrier), drawn, how, variant_of(how, rule)), how.carrier)
+    how = rounding_bits(circuit.format.grid, circuit.rule, wide=False)
+    return as_single(symbols.rounded(in_carrier(x, how.carrier), random, how, circuit.rule), how.carrier)
 
 
 def significand(kept: int, dropped: int, rounding: Rounding) -> Routine:

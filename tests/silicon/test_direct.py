@@ -28,9 +28,9 @@ from qsim_kernels.meanings.binding import bound
 from qsim_kernels.meanings.expressions import named, word
 from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.meanings.verilog_words import KEYWORDS
+from qsim_kernels.numbers.carrier import grid_bits
 from qsim_kernels.numbers.direct import direct_numbers, direct_rounding
 from qsim_kernels.numbers.encoding import Encoding
-from qsim_kernels.numbers.grid import GridRounding
 from support import emitted
 
 HERE = Path(__file__).parent
@@ -69,9 +69,10 @@ def inputs(fmt: str) -> Tensor:
 
 def direct_of(circuit: Circuit) -> Any:
     """The numbers of a circuit's direct definition, or `None`."""
+    how = grid_bits(circuit.format.grid, wide=False)
     if circuit.operation == "round":
-        return direct_rounding(GridRounding(circuit.format.grid, circuit.rule))
-    return direct_numbers(Encoding(circuit.format.grid, circuit.rule, circuit.format.coding))
+        return direct_rounding(how, circuit.rule)
+    return direct_numbers(Encoding(circuit.format.grid, circuit.rule, circuit.format.coding), how)
 
 
 @pytest.mark.sampled(12)
@@ -101,16 +102,14 @@ def test_results_are_those_of_rounding_first(operation: Operation, fmt: str, rou
 def test_every_input_of_16_bits() -> None:
     x = torch.arange(1 << 16) << 16
     circuit = Circuit("Float(2, 2, bias=0)", "encode")
-    numbers = direct_numbers(Encoding(circuit.format.grid, circuit.rule, circuit.format.coding))
-    assert numbers is not None
+    numbers = direct_of(circuit)
     assert np.array_equal(ON_ARRAYS.code_of_rounded(x.numpy(), 0, *numbers), results(circuit, x, torch.zeros_like(x)).numpy())
 
 
 @pytest.mark.parametrize("fmt", ["nf4", "e8m0"])
 def test_other_formats_are_rounded_first(fmt: str) -> None:
     """Tables and formats without zero have no direct definition."""
-    how = qsim.format(fmt)
-    assert direct_numbers(Encoding(how.grid, qsim.rounding.resolve("nearest").rule("saturate"), how.coding)) is None
+    assert direct_rounding(grid_bits(qsim.format(fmt).grid, wide=False), qsim.rounding.resolve("nearest").rule("saturate")) is None
 
 
 @pytest.mark.parametrize(("language", "file"), [("systemverilog", "encode_e4m3.sv"), ("c", "encode_e4m3.h")])

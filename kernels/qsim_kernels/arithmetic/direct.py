@@ -185,16 +185,21 @@ def bits_of_rounded(word, random, numbers, variant):
     else:
         sticky = trailing | lost
         increment = goes_up(last_bits >> numbers.tail, guard, sticky, sign, variant)
-    # Round in place: bits that the neighbours lack are ones, so that they carry, and are cleared.
     kept = (word & MAGNITUDE) >> numbers.shift
     cleared = where(is_small, ((numbers.fraction << 1 << distance) & numbers.fraction) ^ numbers.fraction, 0)
     is_below = field < numbers.first
-    smallest = numbers.first << numbers.mantissa
-    if variant.flush:
-        smallest = 0
-    filled = where(is_below, where(increment, smallest, 0), kept | cleared)
-    added = increment & (is_below ^ 1) & (is_beyond ^ 1)
-    rounded = ((where(is_beyond, limit, filled) + added) & numbers.ones) & (cleared ^ numbers.ones)
+    if variant.mode == TOWARD_ZERO:
+        # Clear the bits that the neighbour lacks.
+        below_limit = where(is_below, 0, kept & (cleared ^ numbers.ones))
+        rounded = where(is_beyond, limit, below_limit)
+    else:
+        smallest = numbers.first << numbers.mantissa
+        if variant.flush:
+            smallest = 0
+        # Round in place: bits that the neighbours lack are ones, so that they carry, and are cleared.
+        filled = where(is_below, where(increment, smallest, 0), kept | cleared)
+        added = increment & (is_below ^ 1) & (is_beyond ^ 1)
+        rounded = ((where(is_beyond, limit, filled) + added) & numbers.ones) & (cleared ^ numbers.ones)
     if variant.overflow_is_nan:
         # Magnitudes that overflow become NaN.
         is_nan = is_nan | (rounded > numbers.last)

@@ -58,9 +58,14 @@ def parameters(routine: Routine) -> list[Parameter]:
 
 
 def as_defined(results: Sequence[Operand]) -> list[Symbol]:
-    """The symbols that results depend on: those with names in the order of the definition, each after what it is computed from."""
+    """The symbols that results depend on: those with names in the order of the definition, each after what it is computed from.
+
+    A definition that runs several times is not sorted, so that its runs stay apart.
+    """
     reached = needed(results)
-    names = sorted((x for x in reached if x.op == "named"), key=lambda x: x.args[3])
+    names = [x for x in reached if x.op == "named"]
+    if len({x.args[3] for x in names}) == len(names):
+        names.sort(key=lambda x: x.args[3])
     return list({x.order: x for name in (*names, *results) for x in needed([name])}.values())
 
 

@@ -10,7 +10,9 @@ from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
 from qsim_kernels.meanings.expressions import Operand, known, named
 from qsim_kernels.meanings.simplification import assuming, operation
-from qsim_kernels.numbers.carrier import Carrier, variant_of
+from qsim_kernels.numbers.carrier import Carrier, GridBits, used_bits, variant_of
+from qsim_kernels.numbers.direct import direct_rounding
+from qsim_kernels.numbers.grid import Rule
 
 
 def where(condition: Operand, chosen: Operand, other: Operand) -> Operand:
@@ -53,8 +55,7 @@ def meaning(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
         }
         vocabulary["quotient"] = lambda x, y: quotient(x, y, carrier)
     if module is arithmetic.sums:
-        round_bits = meaning(arithmetic.rounding, carrier).round_bits
-        vocabulary["round_bits"] = lambda bits, drawn, grid, rule: round_bits(bits, drawn, grid, variant_of(grid, rule))
+        vocabulary["round_bits"] = lambda bits, drawn, grid, rule: rounded(bits, drawn >> carrier.drawn - rule.bits, grid, rule)
         vocabulary |= {
             "number_of": lambda count, unit: number_of(count, unit, carrier),
             "number_to_odd": lambda count, unit: number_of(count, unit, carrier, sticky=True),
@@ -62,6 +63,25 @@ def meaning(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
             "place_of": lambda bits: ((bits & carrier.nan) >> carrier.mantissa) - (carrier.bias + carrier.mantissa),
         }
     return bound(module, vocabulary)
+
+
+def rounded(bits: Operand, random: Operand, how: GridBits, rule: Rule) -> Operand:
+    """The bits of a rounded number, as a signed integer: by the direct definition, where it holds.
+
+    Args:
+        bits: The number's bits in a carrier, as a signed integer.
+        random: As many random bits as stochastic rounding reads.
+        how: The values to choose from, in the carrier's bits.
+        rule: How to choose.
+    """
+    carrier, direct = how.carrier, direct_rounding(how, rule)
+    width = carrier.nan.bit_length() + 1
+    if direct is not None:
+        word = bits & ((1 << width) - 1)
+        return operation("signed", meaning(arithmetic.direct, carrier).bits_of_rounded(word, random, *direct), width)
+    rounding = meaning(arithmetic.rounding, carrier)
+    drawn = rounding.random_bits(random << 32 - rule.bits, used_bits(carrier, rule.bits, rule.correction)) if rule.bits else 0
+    return rounding.round_bits(bits, drawn, how, variant_of(how, rule))
 
 
 def bit_length(x: Operand) -> Operand:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from qsim_kernels.numbers.carrier import SINGLE, Carrier, fits_single, grid_in
+from qsim_kernels.numbers.carrier import GridBits
 from qsim_kernels.numbers.encoding import Encoding, coding_bits
-from qsim_kernels.numbers.grid import Mode, Overflow
+from qsim_kernels.numbers.grid import Mode, Overflow, Rule
 
 _NEAREST = (Mode.NEAREST, Mode.NEAREST_AWAY, Mode.NEAREST_UP, Mode.NEAREST_DOWN)
 
@@ -99,26 +99,24 @@ class DirectNumbers(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def direct_rounding(rounding: GridRounding, carrier: Carrier = SINGLE) -> tuple[DirectNumbers, DirectVariant] | None:
+def direct_rounding(how: GridBits, rule: Rule) -> tuple[DirectNumbers, DirectVariant] | None:
     """The numbers of a rounding in place, whose codes are the carrier's bits of magnitudes; `None` if `arithmetic.direct` does not compute it.
 
-    It does not round onto tables, to formats without zero, to formats whose values the carrier's normal numbers do not hold, and
-    to infinity in formats that are not symmetric.
+    It does not round onto tables, to formats without zero, to formats next to the carrier's smallest normal numbers, and to infinity in
+    formats that are not symmetric.
     """
-    grid, rule = rounding
-    if grid.table or not grid.zero or grid.mantissa > carrier.mantissa or (carrier == SINGLE and not fits_single(grid)):
-        return None
-    how = grid_in(carrier, grid)
+    carrier = how.carrier
     is_symmetric = how.signed and how.top == how.bottom and how.top >> carrier.mantissa >= how.low
-    if not rule.saturates and not is_symmetric:
+    if how.table or not how.zero or not (rule.saturates or is_symmetric):
         return None
+    mantissa = carrier.mantissa - how.shift
     # Below the normal values.
     is_flat = how.low == 0 and how.least == 0
-    has_subnormals = not is_flat and how.low > 0
-    lowest = grid.exponent + carrier.bias
+    has_subnormals = how.low > 0
+    lowest = 1 if is_flat else how.low if has_subnormals else how.least >> carrier.mantissa
     tail = rule.bits + rule.correction if rule.mode == Mode.STOCHASTIC else int(rule.mode in _NEAREST)
-    width = grid.mantissa + tail
-    step = 1 + (0 if is_flat or has_subnormals else grid.mantissa)
+    width = mantissa + tail
+    step = 1 + (0 if is_flat or has_subnormals else mantissa)
     left = width + 1 - step
     deepest = (1 << max(left - 1, 0).bit_length()) - 1
     if not is_flat and lowest - left < 1:
@@ -132,8 +130,8 @@ def direct_rounding(rounding: GridRounding, carrier: Carrier = SINGLE) -> tuple[
     numbers = DirectNumbers(
         sign_place=carrier.nan.bit_length(),
         last_field=carrier.infinity >> carrier.mantissa,
-        mantissa=grid.mantissa,
-        fraction=(1 << grid.mantissa) - 1,
+        mantissa=mantissa,
+        fraction=(1 << mantissa) - 1,
         tail=tail,
         width=width,
         cut=max(0, carrier.mantissa - width),
@@ -162,24 +160,29 @@ def direct_rounding(rounding: GridRounding, carrier: Carrier = SINGLE) -> tuple[
         correction=int(rule.correction),
         flat=is_flat,
         subnormals=has_subnormals,
-        flush=grid.flush,
+        flush=how.flush,
         signed=how.signed,
-        negative_zero=grid.negative_zero,
+        negative_zero=how.negative_zero,
         twos_complement=False,
-        overflow_is_nan=not rule.saturates and not grid.infinity,
+        overflow_is_nan=not rule.saturates and how.over != carrier.infinity,
     )
     return numbers, variant
 
 
 @lru_cache(maxsize=256)
-def direct_numbers(encoding: Encoding, carrier: Carrier = SINGLE) -> tuple[DirectNumbers, DirectVariant] | None:
-    """The numbers of a rounding to codes; `None` if `arithmetic.direct` does not compute it: see `direct_rounding`."""
+def direct_numbers(encoding: Encoding, how: GridBits) -> tuple[DirectNumbers, DirectVariant] | None:
+    """The numbers of a rounding to codes; `None` if `arithmetic.direct` does not compute it: see `direct_rounding`.
+
+    Args:
+        encoding: The rounding and the codes.
+        how: The values in the bits of the carrier of what is rounded.
+    """
     grid, rule, coding = encoding
-    rounding = direct_rounding(encoding.rounding, carrier)
+    rounding = direct_rounding(how, rule)
     if rounding is None:
         return None
     numbers, variant = rounding
-    code, _ = coding_bits(grid, coding, grid_in(carrier, grid))
+    code, _ = coding_bits(grid, coding, how)
     has_sign_bit = variant.signed and not coding.twos_complement
     bits = coding.bits - has_sign_bit
     last_below = code.last + (numbers.last_below > numbers.last)
