@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
-from qsim.formats import FP32
+from qsim.formats import FP32, Format
 from qsim.silicon.blocks import BlockCircuit
 from qsim.silicon.values import for_symbols
 from qsim_kernels import arithmetic
@@ -14,8 +14,6 @@ from qsim_kernels.meanings.expressions import Operand, word
 from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.meanings.simplification import operation
 from qsim_kernels.numbers.carrier import Carrier, grid_in
-from qsim_kernels.numbers.direct import direct_numbers
-from qsim_kernels.numbers.encoding import Encoding
 from qsim_kernels.numbers.scales import scale_numbers, variant_of_scales
 from qsim_kernels.numbers.sums import SINGLE_GRID, TO_SINGLE
 
@@ -44,15 +42,11 @@ def element(circuit: BlockCircuit) -> Routine:
     x, code = word("x", circuit.source.bits), word("scale", circuit.format.scale.bits)
     whole = (word("whole", 32),) if circuit.has_whole else ()
     random: tuple[Operand, ...] = (word("random", rule.bits),) if rule.bits else ()
-    number, factor = meaning.value(x, circuit.source), meaning.value(code, circuit.format.scale)
+    number, factor = _value(x, circuit.source), _value(code, circuit.format.scale)
     quotient = _divided(number, factor, circuit, *whole)
     fmt = circuit.output
-    direct = direct_numbers(Encoding(fmt.grid, rule, fmt.coding), grid_in(_CARRIER, fmt.grid))
-    if direct is None:
-        raise TypeError(f"elements of blocks are signed and have zero, got {fmt!r}")
-    word_of = quotient & ((1 << _CARRIER.nan.bit_length() + 1) - 1)
-    result = meaning.functions(arithmetic.direct).code_of_rounded(word_of, *(random or (0,)), *direct)
-    return Routine(circuit.name, circuit.specification, (x, code, *whole, *random), result, fmt.bits)
+    rounded = symbols.rounded(quotient, random[0] if random else 0, grid_in(_CARRIER, fmt.grid), rule)
+    return Routine(circuit.name, circuit.specification, (x, code, *whole, *random), meaning.code(rounded, fmt), fmt.bits)
 
 
 def _divided(x: Operand, factor: Operand, circuit: BlockCircuit, whole: Operand = None) -> Operand:
@@ -69,6 +63,11 @@ def _divided(x: Operand, factor: Operand, circuit: BlockCircuit, whole: Operand 
         factor = symbols.where(product == _CARRIER.infinity, grid_in(_CARRIER, SINGLE_GRID).top, product)
     quotient = _rounded(scales.product(x, _rounded(scales.inverse(factor))))
     return scales.kept_from_zero(quotient, x) if circuit.rule.leaves_zero else quotient
+
+
+def _value(code: Operand, fmt: Format) -> Operand:
+    """The value of a code."""
+    return symbols.value_of(code, fmt.grid, fmt.coding, grid_in(_CARRIER, fmt.grid))
 
 
 def _single(bits: Operand) -> Any:

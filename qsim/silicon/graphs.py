@@ -17,9 +17,7 @@ from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
 from qsim_kernels.meanings.printing import Routine
-from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits, used_bits
-from qsim_kernels.numbers.direct import direct_numbers
-from qsim_kernels.numbers.encoding import Encoding
+from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits
 
 #: What can be printed and synthesized.
 AnyCircuit = Circuit | BlockCircuit | Dot | Philox
@@ -39,17 +37,10 @@ def routine(circuit: AnyCircuit) -> Routine:
         return Routine(circuit.name, circuit.specification, (x,), decoded(x, circuit.format), 32)
     value = value_of(x, circuit.source)
     random = (word("random", circuit.random_bits),) if circuit.random_bits else ()
-    result = _encoded(value, circuit, *random) if circuit.operation == "encode" else _rounded(value, circuit, *random)
+    result = _rounded(value, circuit, *random)
+    if circuit.operation == "encode":
+        result = code_of(result, circuit.format)
     return Routine(circuit.name, circuit.specification, (x, *random), result, circuit.output.bits)
-
-
-def _encoded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
-    """The code of a rounded number."""
-    fmt, how = circuit.format, grid_bits(circuit.format.grid, wide=False)
-    direct = direct_numbers(Encoding(fmt.grid, circuit.rule, fmt.coding), how)
-    if direct is None or how.carrier != SINGLE:
-        return code_of(_rounded(x, circuit, random), fmt)
-    return symbols.meaning(arithmetic.direct, SINGLE).code_of_rounded(x, random, *direct)
 
 
 def _rounded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:

@@ -22,7 +22,7 @@ from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
 from qsim.silicon.inputs import corners
 from qsim.silicon.synthesis import fpga
-from qsim_kernels.arithmetic import direct, words
+from qsim_kernels.arithmetic import direct, direct_values as direct_values_definition, words
 from qsim_kernels.meanings import systemverilog
 from qsim_kernels.meanings.binding import bound
 from qsim_kernels.meanings.expressions import named, word
@@ -30,6 +30,7 @@ from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.meanings.verilog_words import KEYWORDS
 from qsim_kernels.numbers.carrier import grid_bits
 from qsim_kernels.numbers.direct import direct_numbers, direct_rounding
+from qsim_kernels.numbers.direct_values import direct_values
 from qsim_kernels.numbers.encoding import Encoding
 from support import emitted
 
@@ -37,7 +38,8 @@ HERE = Path(__file__).parent
 FORMATS = [
     "e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz", "e4m3b11fnuz", "e2m1", "e3m2", "e2m3", "fp16", "bf16", "tf32",
     "Float(4, 3)", "Float(3, 0)", "Float(1, 0)", "Float(1, 3)", "Float(2, 2, bias=0)", "Float(8, 3, specials='ieee')",
-    "Float(5, 3, signed=False)", "Float(4, 3, subnormals=False)", "Float(4, 3, subnormals='flush')", "Float(3, 1, subnormals=False, specials='ieee')",
+    "Float(5, 3, signed=False)", "Float(4, 3, subnormals=False)", "Float(4, 3, subnormals='flush')",
+    "Float(3, 1, subnormals=False, specials='ieee')",
     "int4", "int8", "Int(16)", "Int(8, symmetric=True)", "Fixed(8, 4)", "Fixed(8, 4, signed=False)", "Fixed(6, 10)",
 ]  # fmt: skip
 STOCHASTIC = ["Stochastic(1)", "Stochastic(5, correction=True)", "Stochastic(16)", "stochastic"]
@@ -53,6 +55,16 @@ def selected(condition: Any, chosen: Any, other: Any) -> Any:
 
 #: The direct definition on arrays.
 ON_ARRAYS = bound(direct, {"where": selected, "MAGNITUDE": words.MAGNITUDE, "INFINITY": words.INFINITY, "MANTISSA": words.MANTISSA})
+#: Direct values on arrays; float64 holds these integers, and `frexp` gives the places of their first bits.
+VALUES_ON_ARRAYS = bound(
+    direct_values_definition,
+    {
+        "where": selected,
+        "MAGNITUDE": words.MAGNITUDE,
+        "INFINITY": words.INFINITY,
+        "bit_length": lambda x: np.frexp(np.asarray(x, dtype=float))[1].astype(int),
+    },
+)
 
 
 @lru_cache
@@ -97,6 +109,17 @@ def test_results_are_those_of_rounding_first(operation: Operation, fmt: str, rou
         assert computed(x.numpy(), random.numpy(), *numbers).tolist() == results(circuit, x, random).tolist(), circuit.name
         compared += 1
     assert compared >= 2
+
+
+@pytest.mark.parametrize("fmt", [*FORMATS, "e3m4", "Int(24)", "uint8"])
+def test_values_are_those_of_codes(fmt: str) -> None:
+    """Of all codes, or of half a million with more bits."""
+    circuit = Circuit(fmt, "decode")
+    numbers = direct_values(circuit.format.grid, circuit.format.coding, grid_bits(circuit.format.grid, wide=False))
+    assert numbers is not None
+    spare = max(circuit.format.bits - 19, 0)
+    codes = torch.arange(0, 1 << circuit.format.bits, (1 << spare) - (spare > 0) or 1)
+    assert VALUES_ON_ARRAYS.bits_of_code(codes.numpy(), *numbers).tolist() == results(circuit, codes, codes).tolist()
 
 
 def test_every_input_of_16_bits() -> None:

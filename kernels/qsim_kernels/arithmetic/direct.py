@@ -186,7 +186,7 @@ def bits_of_rounded(word, random, numbers, variant):
         sticky = trailing | lost
         increment = goes_up(last_bits >> numbers.tail, guard, sticky, sign, variant)
     kept = (word & MAGNITUDE) >> numbers.shift
-    cleared = where(is_small, ((numbers.fraction << 1 << distance) & numbers.fraction) ^ numbers.fraction, 0)
+    cleared = where(is_small, ((numbers.fraction << 1 << (distance & numbers.places)) & numbers.fraction) ^ numbers.fraction, 0)
     is_below = field < numbers.first
     if variant.mode == TOWARD_ZERO:
         # Clear the bits that the neighbour lacks.

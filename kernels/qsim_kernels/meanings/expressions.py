@@ -78,14 +78,16 @@ class Symbol:
         args: The operands; of an input, its name and its width.
         known: Its interval and its bits.
         order: Symbols are numbered as they are made: operands have smaller numbers.
+        origin: What it was rounded from, if that is known: with it, its code takes fewer operations.
     """
 
-    __slots__ = ("__weakref__", "args", "known", "op", "order")
+    __slots__ = ("__weakref__", "args", "known", "op", "order", "origin")
 
     op: str
     args: tuple[Any, ...]
     known: Known
     order: int
+    origin: Any
 
     #: Makes an operation; assigned by `simplification`, so that operators simplify.
     operation: ClassVar[Callable[..., Operand]]
@@ -135,7 +137,7 @@ def interned(op: str, args: tuple[Any, ...], facts: Known) -> Symbol:
     symbol = _INTERNED.get(own)
     if symbol is None:
         symbol = Symbol()
-        symbol.op, symbol.args, symbol.known, symbol.order = op, args, facts, next(_NUMBERS)
+        symbol.op, symbol.args, symbol.known, symbol.order, symbol.origin = op, args, facts, next(_NUMBERS), None
         _INTERNED[own] = symbol
     return symbol
 

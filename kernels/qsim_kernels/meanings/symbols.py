@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 from types import FunctionType, ModuleType, SimpleNamespace
+from typing import NamedTuple
 
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.meanings.binding import bound
-from qsim_kernels.meanings.expressions import Operand, known, named
+from qsim_kernels.meanings.expressions import Operand, Symbol, known, named
 from qsim_kernels.meanings.simplification import assuming, operation
 from qsim_kernels.numbers.carrier import Carrier, GridBits, used_bits, variant_of
-from qsim_kernels.numbers.direct import direct_rounding
-from qsim_kernels.numbers.grid import Rule
+from qsim_kernels.numbers.direct import direct_numbers, direct_rounding
+from qsim_kernels.numbers.direct_values import direct_values
+from qsim_kernels.numbers.encoding import Encoding, coding_bits
+from qsim_kernels.numbers.grid import Coding, Grid, Rule
 
 
 def where(condition: Operand, chosen: Operand, other: Operand) -> Operand:
@@ -21,12 +24,13 @@ def where(condition: Operand, chosen: Operand, other: Operand) -> Operand:
 
 
 @cache
-def meaning(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
+def meaning(module: ModuleType, carrier: Carrier, names: bool = True) -> SimpleNamespace:
     """The functions of a module of the arithmetic for symbols.
 
     Args:
         module: The module.
         carrier: The carrier that gives the constants.
+        names: Whether variables of direct definitions keep their names, which rules do not look through.
     """
     constants = words.constants(carrier)
     vocabulary = {
@@ -42,8 +46,8 @@ def meaning(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
         "carries": lambda a, b: operation("<", constants["DRAWN"], a + b),
         "bit_length": bit_length,
     }
-    if module is arithmetic.direct:
-        vocabulary["named"] = named
+    if module in (arithmetic.direct, arithmetic.direct_values):
+        vocabulary |= {"bit_length": place_of_first, **({"named": named} if names else {})}
     if module is arithmetic.codes:
         # Integers are multiplied by powers of two.
         vocabulary |= {"from_integer": lambda x: x, "product": lambda x, power: number_of(x, exponent_of(power, carrier), carrier)}
@@ -55,7 +59,9 @@ def meaning(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
         }
         vocabulary["quotient"] = lambda x, y: quotient(x, y, carrier)
     if module is arithmetic.sums:
-        vocabulary["round_bits"] = lambda bits, drawn, grid, rule: rounded(bits, drawn >> carrier.drawn - rule.bits, grid, rule)
+        vocabulary["round_bits"] = lambda bits, drawn, grid, rule: rounded(
+            bits, drawn >> carrier.drawn - rule.bits, grid, rule, names=False
+        )
         vocabulary |= {
             "number_of": lambda count, unit: number_of(count, unit, carrier),
             "number_to_odd": lambda count, unit: number_of(count, unit, carrier, sticky=True),
@@ -65,7 +71,16 @@ def meaning(module: ModuleType, carrier: Carrier) -> SimpleNamespace:
     return bound(module, vocabulary)
 
 
-def rounded(bits: Operand, random: Operand, how: GridBits, rule: Rule) -> Operand:
+class Origin(NamedTuple):
+    """What a rounded number was: its bits, the random integer, the values to choose from and how to choose."""
+
+    bits: Operand
+    random: Operand
+    how: GridBits
+    rule: Rule
+
+
+def rounded(bits: Operand, random: Operand, how: GridBits, rule: Rule, names: bool = True) -> Operand:
     """The bits of a rounded number, as a signed integer: by the direct definition, where it holds.
 
     Args:
@@ -73,15 +88,55 @@ def rounded(bits: Operand, random: Operand, how: GridBits, rule: Rule) -> Operan
         random: As many random bits as stochastic rounding reads.
         how: The values to choose from, in the carrier's bits.
         rule: How to choose.
+        names: Whether the definition's variables keep their names.
     """
     carrier, direct = how.carrier, direct_rounding(how, rule)
-    width = carrier.nan.bit_length() + 1
-    if direct is not None:
-        word = bits & ((1 << width) - 1)
-        return operation("signed", meaning(arithmetic.direct, carrier).bits_of_rounded(word, random, *direct), width)
-    rounding = meaning(arithmetic.rounding, carrier)
-    drawn = rounding.random_bits(random << 32 - rule.bits, used_bits(carrier, rule.bits, rule.correction)) if rule.bits else 0
-    return rounding.round_bits(bits, drawn, how, variant_of(how, rule))
+    if direct is None:
+        rounding = meaning(arithmetic.rounding, carrier)
+        drawn = rounding.random_bits(random << 32 - rule.bits, used_bits(carrier, rule.bits, rule.correction)) if rule.bits else 0
+        return rounding.round_bits(bits, drawn, how, variant_of(how, rule))
+    definition = meaning(arithmetic.direct, carrier, names)
+    result = operation("signed", definition.bits_of_rounded(word_of(bits, carrier), random, *direct), carrier.nan.bit_length() + 1)
+    if isinstance(result, Symbol):
+        result.origin = Origin(bits, random, how, rule)
+    return result
+
+
+def code(bits: Operand, grid: Grid, coding: Coding, how: GridBits) -> Operand:
+    """The code of a value: of a rounded number in one step, where the direct definition holds.
+
+    Args:
+        bits: The bits of a value of the grid, as a signed integer.
+        grid: The values.
+        coding: Their codes.
+        how: The values in the carrier's bits.
+    """
+    origin = bits.origin if isinstance(bits, Symbol) else None
+    direct = direct_numbers(Encoding(grid, origin.rule, coding), how) if origin is not None and origin.how == how else None
+    if origin is None or direct is None:
+        return meaning(arithmetic.codes, how.carrier).code_of(bits, *coding_bits(grid, coding, how)) & ((1 << coding.bits) - 1)
+    return meaning(arithmetic.direct, how.carrier).code_of_rounded(word_of(origin.bits, how.carrier), origin.random, *direct)
+
+
+def word_of(bits: Operand, carrier: Carrier) -> Operand:
+    """A carrier's bits without a sign."""
+    return bits & ((1 << carrier.nan.bit_length() + 1) - 1)
+
+
+def value_of(code: Operand, grid: Grid, coding: Coding, how: GridBits) -> Operand:
+    """The bits of the value of a code, as a signed integer: by the direct definition, where it holds.
+
+    Args:
+        code: The code.
+        grid: The values.
+        coding: Their codes.
+        how: The values in the carrier's bits.
+    """
+    direct = direct_values(grid, coding, how)
+    if direct is None:
+        return meaning(arithmetic.codes, how.carrier).value_of(code, *coding_bits(grid, coding, how))
+    word = meaning(arithmetic.direct_values, how.carrier).bits_of_code(code, *direct)
+    return operation("signed", word, how.carrier.nan.bit_length() + 1)
 
 
 def bit_length(x: Operand) -> Operand:
@@ -92,6 +147,14 @@ def bit_length(x: Operand) -> Operand:
         is_long = operation("<", (1 << shift) - 1, rest)
         rest, length = where(is_long, rest >> shift, rest & ((1 << shift) - 1)), length + where(is_long, shift, 0)
     return length + rest
+
+
+def place_of_first(x: Operand) -> Operand:
+    """`bit_length` as one choice after the other, which reads better and takes fewer gates for the few bits of a code."""
+    length: Operand = 0
+    for place in range(known(x).high.bit_length()):
+        length = where((x >> place) & 1, place + 1, length)
+    return length
 
 
 def number_of(x: Operand, unit: Operand, carrier: Carrier, sticky: bool = False) -> Operand:

@@ -139,9 +139,18 @@ class _Body:
 
     def _needs_wire(self, symbol: Symbol) -> bool:
         """Whether an operation without a name gets a wire: what is read several times, or could not be written where it is read."""
-        if symbol.op in ("<<", ">>") and isinstance(symbol.args[1], int):
+        if self._is_part(symbol):
             return False
         return self._uses[symbol.order] > 1 or symbol.op in ("*", "//", "%", "min", "max")
+
+    def _is_part(self, x: Symbol) -> bool:
+        """Whether an operation takes bits of a wire that follow each other."""
+        if not isinstance(x.args[-1], int):
+            return False
+        if x.op == "&":
+            mask = x.args[1]
+            return mask & mask + (mask & -mask) == 0 and (x.args[0].order in self._wires or self._is_part(x.args[0]))
+        return x.op in ("<<", ">>")
 
     def _add_wire(self, symbol: Symbol, name: str, value: Operand) -> None:
         self._now = self._stage[symbol.order]

@@ -58,6 +58,7 @@ class DirectNumbers(NamedTuple):
         exponents: All ones of a code's exponent.
         step: How far the significand moves right in the first binade below the normal values.
         deepest: All ones of the number of binades by which it moves further.
+        places: All ones of the distances of values above zero.
         tiny: An exponent field below which it has moved out.
         first: The exponent field of the smallest value above zero.
         limit: Float32's bits of the smallest magnitude with the code of all that are larger.
@@ -85,6 +86,7 @@ class DirectNumbers(NamedTuple):
     exponents: int
     step: int
     deepest: int
+    places: int
     tiny: int
     first: int
     limit: int
@@ -100,10 +102,10 @@ class DirectNumbers(NamedTuple):
 
 @lru_cache(maxsize=256)
 def direct_rounding(how: GridBits, rule: Rule) -> tuple[DirectNumbers, DirectVariant] | None:
-    """The numbers of a rounding in place, whose codes are the carrier's bits of magnitudes; `None` if `arithmetic.direct` does not compute it.
+    """The numbers of a rounding in place, whose codes are the carrier's bits of magnitudes.
 
-    It does not round onto tables, to formats without zero, to formats next to the carrier's smallest normal numbers, and to infinity in
-    formats that are not symmetric.
+    They are `None` if `arithmetic.direct` does not compute it. It does not round onto tables, to formats without zero, to formats next to
+    the carrier's smallest normal numbers, and to infinity in formats that are not symmetric.
     """
     carrier = how.carrier
     is_symmetric = how.signed and how.top == how.bottom and how.top >> carrier.mantissa >= how.low
@@ -142,6 +144,7 @@ def direct_rounding(how: GridBits, rule: Rule) -> tuple[DirectNumbers, DirectVar
         exponents=carrier.infinity >> carrier.mantissa,
         step=step,
         deepest=deepest,
+        places=(1 << max(mantissa - 1, 0).bit_length()) - 1,
         tiny=0 if is_flat else max(fields, key=lambda field: field & -field),
         first=how.least >> carrier.mantissa,
         limit=limit,

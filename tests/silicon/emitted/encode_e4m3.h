@@ -32,24 +32,24 @@ QSIM_FUNCTION uint32_t qsim_encode_e4m3_nearest(uint32_t x)
     const uint32_t trailing = (fraction & 0x7FFFFu) > 0u;
     const uint32_t is_nan = (field == 255u) & ((leading > 0u) | trailing);
 
-    /* Truncate it to the code of the neighbour toward zero and the first bits that this lacks. A normal value only gets another bias. */
+    /* Below the normal values, the significand moves right by one more place with each binade. */
     const uint32_t is_small = field < 121u;
     const uint32_t is_tiny = field < 117u;
     const uint32_t significand = leading | 16u;
     const uint32_t distance = (uint32_t)((120 - (int32_t)field) & 3);
-    const uint32_t exponent = (uint32_t)(((int32_t)field - 120) & 15);
-    const uint32_t normal = (exponent << 4) | leading;
-
-    /* Below the normal values, the significand moves right by one more place with each binade. */
     const uint32_t subnormal = is_tiny ? 0u : ((significand >> 1) >> distance);
-    const uint32_t truncated = is_small ? subnormal : normal;
-    const uint32_t shifted_out = 15u >> (distance ^ 3u);
-    const uint32_t lost = is_small & ((significand & shifted_out) > 0u);
+    const uint32_t moved_out = 15u >> (distance ^ 3u);
+    const uint32_t lost = is_small & ((significand & moved_out) > 0u);
 
     /* Magnitudes beyond the largest value have one code, and NaN has the sign of its own. */
     const uint32_t negative = is_nan ? 0u : sign;
     const uint32_t is_beyond = ((x >> 21) & 0x3FFu) > 0x21Eu;
     const uint32_t limit = is_nan ? 127u : 126u;
+
+    /* Truncate it to the code of the neighbour toward zero and the first bits that this lacks. A normal value only gets another bias. */
+    const uint32_t exponent = (uint32_t)(((int32_t)field - 120) & 15);
+    const uint32_t normal = (exponent << 4) | leading;
+    const uint32_t truncated = is_small ? subnormal : normal;
     const uint32_t window = is_beyond ? (limit << 1) : truncated;
 
     /* Round: keep the code of the neighbour below, or add one to it. */

@@ -15,24 +15,24 @@ module qsim_encode_e4m3_nearest (
   wire trailing = |fraction[18:0];
   wire is_nan = &field & (|leading | trailing);
 
-  // Truncate it to the code of the neighbour toward zero and the first bits that this lacks. A normal value only gets another bias.
+  // Below the normal values, the significand moves right by one more place with each binade.
   wire is_small = field < 8'h79;
   wire is_tiny = field < 8'h75;
   wire [4:0] significand = {1'b1, leading};
   wire [1:0] distance = 2'h0 - field[1:0];
-  wire [3:0] exponent = field[3:0] + 4'h8;
-  wire [7:0] normal = {exponent, leading};
-
-  // Below the normal values, the significand moves right by one more place with each binade.
   wire [3:0] subnormal = is_tiny ? 4'h0 : significand[4:1] >> distance;
-  wire [7:0] truncated = is_small ? {4'h0, subnormal} : normal;
-  wire [3:0] shifted_out = 4'hf >> ~distance;
-  wire lost = is_small & |(significand[3:0] & shifted_out);
+  wire [3:0] moved_out = 4'hf >> ~distance;
+  wire lost = is_small & |(significand[3:0] & moved_out);
 
   // Magnitudes beyond the largest value have one code, and NaN has the sign of its own.
   wire negative = ~is_nan & sign;
   wire is_beyond = x[30:21] >= 10'h21f;
   wire [6:0] limit = is_nan ? 7'h7f : 7'h7e;
+
+  // Truncate it to the code of the neighbour toward zero and the first bits that this lacks. A normal value only gets another bias.
+  wire [3:0] exponent = field[3:0] + 4'h8;
+  wire [7:0] normal = {exponent, leading};
+  wire [7:0] truncated = is_small ? {4'h0, subnormal} : normal;
   wire [7:0] window = is_beyond ? {limit, 1'b0} : truncated;
 
   // Round: keep the code of the neighbour below, or add one to it.
