@@ -110,8 +110,10 @@ class _Body:
     def __init__(self, routine: Routine, stages: int) -> None:
         self._routine, self._stages = routine, stages
         self._order = as_defined(routine.results)
-        self._stage = _stages(self._order, stages)
         self._widths = _widths(self._order, routine)
+        self._stage = _stages(self._order, self._widths, stages)
+        #: Operations that are read in later stages: registers carry their results, not their operands.
+        self._carried = {y.order for x in self._order for y in operands(x) if self._stage[y.order] < self._stage[x.order]}
         self._uses = Counter(y.order for x in self._order for y in operands(x) for _ in range(2 if x.op in ("min", "max") else 1))
         self._uses.update(x.order for x in routine.results if isinstance(x, Symbol))
         self._wires = {x.order: _port(*x.args) for x in routine.inputs}
@@ -141,7 +143,7 @@ class _Body:
         """Whether an operation without a name gets a wire: what is read several times, or could not be written where it is read."""
         if self._is_part(symbol):
             return False
-        return self._uses[symbol.order] > 1 or symbol.op in ("*", "//", "%", "min", "max")
+        return self._uses[symbol.order] > 1 or symbol.order in self._carried or symbol.op in ("*", "//", "%", "min", "max")
 
     def _is_part(self, x: Symbol) -> bool:
         """Whether an operation takes bits of a wire that follow each other."""
@@ -419,12 +421,32 @@ def _read(symbol: Symbol, place: int, own: int) -> int:
     return known(symbol.args[place]).width
 
 
-def _stages(order: Sequence[Symbol], count: int) -> dict[int, int]:
-    """The stage of a pipeline in which each operation is computed: its depth in the graph, in equal parts."""
+def _stages(order: Sequence[Symbol], widths: dict[int, int], count: int) -> dict[int, int]:
+    """The stage of a pipeline in which each operation is computed: its depth in the graph, in nearly equal parts.
+
+    Between two stages is the depth at which fewest bits cross, among those that are near.
+    """
     depths: dict[int, int] = {}
     for symbol in order:
-        wired = symbol.op in ("<<", ">>") and isinstance(symbol.args[1], int)
-        own = 0 if symbol.op == "input" or wired else _DEPTHS.get(symbol.op, 1)
-        depths[symbol.order] = own + max((depths[x.order] for x in operands(symbol)), default=0)
+        depths[symbol.order] = _depth(symbol) + max((depths[x.order] for x in operands(symbol)), default=0)
     whole = max(depths.values(), default=0) + 1
-    return {order: depth * (count + 1) // whole for order, depth in depths.items()}
+    last = dict(depths)
+    for symbol in reversed(order):
+        for x in operands(symbol):
+            last[x.order] = max(last[x.order], last[symbol.order] if _depth(symbol) == 0 else depths[symbol.order])
+
+    def crossing(depth: int) -> int:
+        """The bits that are computed below a depth and read from it on."""
+        return sum(widths[x.order] for x in order if _depth(x) + (x.op == "input") and depths[x.order] < depth <= last[x.order])
+
+    ends = []
+    for k in range(1, count + 1):
+        middle, near = whole * k // (count + 1), whole // (6 * (count + 1))
+        ends.append(min(range(middle - near, middle + near + 1), key=lambda depth: (crossing(depth), abs(depth - middle))))
+    return {x: sum(depth >= end for end in ends) for x, depth in depths.items()}
+
+
+def _depth(symbol: Symbol) -> int:
+    """Levels of logic that an operation adds, roughly; inputs, names and parts of values add none."""
+    wired = symbol.op in ("<<", ">>", "&", "|") and isinstance(symbol.args[1], int)
+    return 0 if symbol.op == "input" or wired else _DEPTHS.get(symbol.op, 1)
