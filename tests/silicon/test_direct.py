@@ -53,18 +53,9 @@ def selected(condition: Any, chosen: Any, other: Any) -> Any:
     return (chosen if condition else other) if isinstance(condition, (int, np.bool_)) else np.where(condition, chosen, other)
 
 
-#: The direct definition on arrays.
+#: The direct definitions on arrays.
 ON_ARRAYS = bound(direct, {"where": selected, "MAGNITUDE": words.MAGNITUDE, "INFINITY": words.INFINITY, "MANTISSA": words.MANTISSA})
-#: Direct values on arrays; float64 holds these integers, and `frexp` gives the places of their first bits.
-VALUES_ON_ARRAYS = bound(
-    direct_values_definition,
-    {
-        "where": selected,
-        "MAGNITUDE": words.MAGNITUDE,
-        "INFINITY": words.INFINITY,
-        "bit_length": lambda x: np.frexp(np.asarray(x, dtype=float))[1].astype(int),
-    },
-)
+VALUES_ON_ARRAYS = bound(direct_values_definition, {"where": selected, "MAGNITUDE": words.MAGNITUDE, "INFINITY": words.INFINITY})
 
 
 @lru_cache

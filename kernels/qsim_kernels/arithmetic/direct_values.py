@@ -3,7 +3,7 @@
 A code of a normal value only gets another bias. Other codes count steps of the smallest value, so they are normalized.
 """
 
-from qsim_kernels.arithmetic.words import INFINITY, MAGNITUDE, bit_length, where
+from qsim_kernels.arithmetic.words import INFINITY, MAGNITUDE, where
 
 
 def bits_of_code(code, numbers, variant):
@@ -17,7 +17,7 @@ def bits_of_code(code, numbers, variant):
     # Decode the sign and the magnitude.
     sign = (code >> numbers.sign_place) & variant.signed
     if variant.twos_complement:
-        magnitude = where(sign, 0 - code, code) & numbers.mask
+        magnitude = ((code ^ where(sign, numbers.mask, 0)) + sign) & numbers.mask
         return (sign << numbers.last_place) | (normalized(magnitude, numbers) << numbers.shift)
     magnitude = code & numbers.mask
     number = magnitude
@@ -46,8 +46,11 @@ def bits_of_code(code, numbers, variant):
 
 def normalized(steps, numbers):
     """The first bits of a number of steps of the smallest value."""
-    # Values below the normal ones are numbers of steps: the first one moves to the front, and its place gives the exponent.
-    distance = numbers.digits - bit_length(steps)
-    shifted = (steps << distance) & ((1 << numbers.digits - 1) - 1)
-    binade = where(steps == 0, 0, numbers.past - distance)
-    return ((binade << numbers.digits - 1) | shifted) << numbers.spare
+    front, distance = steps, 0
+    for places in numbers.shifts:
+        # A number of steps of the smallest value: its first bit moves to the front, and the distance gives the exponent.
+        is_short = front < (1 << numbers.digits - places)
+        front = where(is_short, (front << places) & numbers.ones, front)
+        distance |= where(is_short, places, 0)
+    binade = where(front >> numbers.digits - 1, numbers.past - distance, 0)
+    return ((binade << numbers.digits - 1) | (front & (numbers.ones >> 1))) << numbers.spare

@@ -108,7 +108,8 @@ def statements(
             continue
         if symbol.op == "named":
             value, name, above, _ = symbol.args
-            lines += [*([""] if lines else []), comment(above)] if above else []
+            if above and comment(above) not in lines:
+                lines += [*([""] if lines else []), comment(above)]
             written = stripped(text(value))
         else:
             name, written = "t", expression(symbol, text)

@@ -47,7 +47,7 @@ def meaning(module: ModuleType, carrier: Carrier, names: bool = True) -> SimpleN
         "bit_length": bit_length,
     }
     if module in (arithmetic.direct, arithmetic.direct_values):
-        vocabulary |= {"bit_length": place_of_first, **({"named": named} if names else {})}
+        vocabulary |= {"named": named} if names else {}
     if module is arithmetic.codes:
         # Integers are multiplied by powers of two.
         vocabulary |= {"from_integer": lambda x: x, "product": lambda x, power: number_of(x, exponent_of(power, carrier), carrier)}
@@ -147,14 +147,6 @@ def bit_length(x: Operand) -> Operand:
         is_long = operation("<", (1 << shift) - 1, rest)
         rest, length = where(is_long, rest >> shift, rest & ((1 << shift) - 1)), length + where(is_long, shift, 0)
     return length + rest
-
-
-def place_of_first(x: Operand) -> Operand:
-    """`bit_length` as one choice after the other, which reads better and takes fewer gates for the few bits of a code."""
-    length: Operand = 0
-    for place in range(known(x).high.bit_length()):
-        length = where((x >> place) & 1, place + 1, length)
-    return length
 
 
 def number_of(x: Operand, unit: Operand, carrier: Carrier, sticky: bool = False) -> Operand:

@@ -130,7 +130,8 @@ class _Body:
         for symbol in self._order:
             if symbol.op == "named":
                 value, name, comment, _ = symbol.args
-                self._lines += [*([""] if self._lines else []), f"  // {comment}"] if comment else []
+                if comment and f"  // {comment}" not in self._lines:
+                    self._lines += [*([""] if self._lines else []), f"  // {comment}"]
                 self._add_wire(symbol, name, value)
             elif symbol.op != "input" and self._needs_wire(symbol):
                 self._add_wire(symbol, _NAMES.get(symbol.op, "value"), symbol)

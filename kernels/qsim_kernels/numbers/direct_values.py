@@ -42,6 +42,8 @@ class ValueNumbers(NamedTuple):
         shift: The bits of the carrier's fraction behind those of a code, or of a normalized integer.
         before: What is added to the exponent of a normal value.
         digits: The bits of the largest number of steps that is normalized.
+        ones: All ones of these.
+        shifts: By how many places a number may move to the front, in one step after the other.
         spare: How many zeros are behind its fraction then.
         past: The exponent field of so many steps that their first one is in front.
         last: The code of the largest value.
@@ -56,6 +58,8 @@ class ValueNumbers(NamedTuple):
     shift: int
     before: int
     digits: int
+    ones: int
+    shifts: tuple[int, ...]
     spare: int
     past: int
     last: int
@@ -93,6 +97,8 @@ def direct_values(grid: Grid, coding: Coding, how: GridBits) -> tuple[ValueNumbe
         shift=carrier.mantissa + 1 - digits if coding.twos_complement else how.shift,
         before=code.lowest - 1,
         digits=digits,
+        ones=(1 << digits) - 1,
+        shifts=tuple(1 << k for k in reversed(range(max(digits - 1, 0).bit_length()))),
         spare=0 if coding.twos_complement else 1,
         past=digits + step - 1,
         last=code.last,
