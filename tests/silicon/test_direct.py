@@ -129,7 +129,8 @@ def test_other_formats_are_rounded_first(fmt: str) -> None:
 @pytest.mark.parametrize(("language", "file"), [("systemverilog", "encode_e4m3.sv"), ("c", "encode_e4m3.h")])
 def test_modules_read_as_the_definition(language: Any, file: str) -> None:
     """Where the definition or a printer changed on purpose: write the text anew and read it."""
-    assert emit(language, "e4m3", operations=["encode"], name="encode_e4m3") == (HERE / "emitted" / file).read_text()
+    text = emit(language, "e4m3", operations=["encode"], name="encode_e4m3")
+    assert text.replace(f"qsim {qsim.__version__}", "qsim") == (HERE / "emitted" / file).read_text()
 
 
 def variables() -> set[str]:
@@ -183,12 +184,19 @@ BY_HAND = {
     "encode_e5m2": Circuit("e5m2", "encode"),
     "encode_e2m1": Circuit("e2m1", "encode", source="bf16"),
     "encode_e2m2b0": Circuit("Float(2, 2, bias=0)", "encode", source="bf16"),
+    "encode_int8": Circuit("int8", "encode"),
+    "round_e4m3": Circuit("e4m3"),
+    "round_e4m3_from_bf16": Circuit("e4m3", source="bf16"),
+    "decode_e4m3": Circuit("e4m3", "decode"),
+    "decode_e5m2": Circuit("e5m2", "decode"),
+    "decode_e2m1": Circuit("e2m1", "decode"),
+    "decode_int8": Circuit("int8", "decode"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_HAND)
-def test_encoders_take_no_more_cells_than_by_hand(name: str) -> None:
+def test_modules_take_no_more_cells_than_by_hand(name: str) -> None:
     """In lookup tables and inverters."""
     emitted.tool("yosys")
     circuit = BY_HAND[name]
@@ -213,7 +221,7 @@ module bench;
   integer i, wrong = 0;
   initial begin
     for (i = 0; i < 1 << 18; i = i + 1) begin
-      x = {"i" if bits == 16 else "{i[17:0], 14'h0} | (i[0] ? 32'h1 : i[1] ? 32'h0 : $urandom & 32'h3fff)"};
+      x = {"i" if bits <= 16 else "{i[17:0], 14'h0} | (i[0] ? 32'h1 : i[1] ? 32'h0 : $urandom & 32'h3fff)"};
       #1 if (a !== b) wrong = wrong + 1;
     end
     $display("%0d", wrong);

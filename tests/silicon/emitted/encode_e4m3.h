@@ -1,5 +1,6 @@
 /*
- * Written by `qsim emit`: the arithmetic of https://pypi.org/project/qsim-torch, to the bit.
+ * Written by qsim: the arithmetic of https://pypi.org/project/qsim-torch, to the bit.
+ * SPDX-License-Identifier: BSD-3-Clause
  */
 
 #ifndef ENCODE_E4M3_H
@@ -21,6 +22,7 @@
  * Overflow: magnitudes beyond the largest value become it, infinities too.
  * The result is the code of the rounded number.
  * Codes have 8 bits, sign and magnitude: 4 exponent bits with bias 7, 3 mantissa bits; NaN 0x7F.
+ * Command: qsim emit c --format e4m3 --operation encode --rounding nearest
  */
 QSIM_FUNCTION uint32_t qsim_encode_e4m3_nearest(uint32_t x)
 {

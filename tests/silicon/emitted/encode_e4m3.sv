@@ -1,8 +1,13 @@
+// qsim_encode_e4m3_nearest.sv
+// Written by qsim: the arithmetic of https://pypi.org/project/qsim-torch, to the bit.
+// SPDX-License-Identifier: BSD-3-Clause
+//
 // Rounds a number of fp32 = Float(8, 23, specials='ieee') to e4m3 = Float(4, 3, specials='fn').
 // Rounding: nearest. The nearest value; of two equally near ones, the one whose code ends in 0.
 // Overflow: magnitudes beyond the largest value become it, infinities too.
 // The result is the code of the rounded number.
 // Codes have 8 bits, sign and magnitude: 4 exponent bits with bias 7, 3 mantissa bits; NaN 0x7F.
+// Command: qsim emit systemverilog --format e4m3 --operation encode --rounding nearest
 module qsim_encode_e4m3_nearest (
   input wire [31:0] x,
   output wire [7:0] y
