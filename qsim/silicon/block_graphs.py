@@ -7,11 +7,11 @@ from typing import Any
 
 from qsim.formats import FP32, Format
 from qsim.silicon.blocks import BlockCircuit
+from qsim.silicon.printers.routines import Routine
 from qsim.silicon.values import for_symbols
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
-from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.meanings.simplification import operation
 from qsim_kernels.numbers.carrier import Carrier, grid_in
 from qsim_kernels.numbers.scales import scale_numbers, variant_of_scales

@@ -15,8 +15,8 @@ from qsim.silicon.circuits import Circuit, Operation
 from qsim.silicon.commands import command
 from qsim.silicon.dots import Dot
 from qsim.silicon.graphs import AnyCircuit, routine
-from qsim_kernels.meanings import c, javascript, systemverilog, transcription
-from qsim_kernels.meanings.printing import Routine
+from qsim.silicon.printers import c, javascript, systemverilog, transcription
+from qsim.silicon.printers.routines import Routine
 
 Language = Literal["c", "systemverilog", "javascript"]
 #: In place of a format: its numbers are parameters of the code.

@@ -11,12 +11,12 @@ from qsim.silicon.blocks import BlockCircuit
 from qsim.silicon.circuits import Circuit
 from qsim.silicon.dots import Dot
 from qsim.silicon.generators import Philox
+from qsim.silicon.printers.routines import Routine
 from qsim.silicon.sum_graphs import dot, philox
 from qsim.silicon.values import as_single, code_of, decoded, in_carrier, value_of
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
-from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits
 
 #: What can be printed and synthesized.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from qsim.formats.base import check_flag
 from qsim.silicon.graphs import AnyCircuit, routine
-from qsim_kernels.meanings import systemverilog
+from qsim.silicon.printers import systemverilog
 
 _FPGA = """\
 read_verilog -sv {source}

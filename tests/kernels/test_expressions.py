@@ -15,10 +15,10 @@ from qsim.silicon import Circuit
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
 from qsim.silicon.inputs import corners, weighted
+from qsim.silicon.printers import c
+from qsim.silicon.printers.routines import Routine
 from qsim_kernels import arithmetic
-from qsim_kernels.meanings import c
 from qsim_kernels.meanings.expressions import OPERATIONS, Symbol, known, needed, word
-from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.meanings.simplification import operation
 from support import emitted
 

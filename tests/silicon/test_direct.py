@@ -21,13 +21,13 @@ from qsim.silicon.circuits import Operation
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
 from qsim.silicon.inputs import corners
+from qsim.silicon.printers import systemverilog
+from qsim.silicon.printers.routines import Routine
+from qsim.silicon.printers.verilog_words import KEYWORDS
 from qsim.silicon.synthesis import fpga
 from qsim_kernels.arithmetic import direct, direct_values as direct_values_definition, words
-from qsim_kernels.meanings import systemverilog
 from qsim_kernels.meanings.binding import bound
 from qsim_kernels.meanings.expressions import named, word
-from qsim_kernels.meanings.printing import Routine
-from qsim_kernels.meanings.verilog_words import KEYWORDS
 from qsim_kernels.numbers.carrier import grid_bits
 from qsim_kernels.numbers.direct import direct_numbers, direct_rounding
 from qsim_kernels.numbers.direct_values import direct_values

@@ -19,7 +19,8 @@ from qsim.silicon.emission import Language
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import AnyCircuit, routine
 from qsim.silicon.inputs import corners, weighted
-from qsim_kernels.meanings import simplification, systemverilog
+from qsim.silicon.printers import systemverilog
+from qsim_kernels.meanings import simplification
 from support import emitted
 
 FORMATS = ["e4m3", "e2m1", "e8m0", "int8", "Float(3, 2, specials='fn')"]

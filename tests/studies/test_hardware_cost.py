@@ -11,10 +11,10 @@ from torch import Tensor
 
 from qsim import rounding, studies
 from qsim.silicon.graphs import significand
+from qsim.silicon.printers import javascript
 from qsim.silicon.synthesis import Fpga
 from qsim.studies import hardware_cost
 from qsim.studies.hardware_cost import ACCURACY, CELLS, FACTOR, SIGNIFICAND, HardwareCostStudy, Run, Settings
-from qsim_kernels.meanings import javascript
 from support import made_up
 from support.emitted import run, tool
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from qsim.silicon.printers.routines import Routine, parameters, statements
 from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known
-from qsim_kernels.meanings.printing import Routine, parameters, statements
 
 
 def module(comment: Sequence[str], routines: Iterable[Routine]) -> str:

@@ -6,8 +6,8 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from qsim.silicon.printers.routines import Parameter, Routine, parameters, statements
 from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known
-from qsim_kernels.meanings.printing import Parameter, Routine, parameters, statements
 
 _PROLOGUE = """\
 #ifndef {guard}

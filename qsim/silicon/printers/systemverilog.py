@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from qsim.silicon.printers.routines import Routine, as_defined, parameters
+from qsim.silicon.printers.verilog_words import KEYWORDS
 from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known, operands
-from qsim_kernels.meanings.printing import Routine, as_defined, parameters
-from qsim_kernels.meanings.verilog_words import KEYWORDS
 
 #: Levels of logic that operations add, roughly, by which stages of a pipeline are balanced; shifts by numbers are wires.
 _DEPTHS = {
