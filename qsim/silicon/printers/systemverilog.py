@@ -71,7 +71,7 @@ def _dimensions(count: int, bits: int) -> str:
     return f"[{max(count, 1) * bits - 1}:0]"
 
 
-class _Text(NamedTuple):
+class _BitText(NamedTuple):
     """The text of some bits.
 
     Attributes:
@@ -191,22 +191,22 @@ class _Body:
         moves = [f"    {after} <= {before};" for _, names in chains for before, after in pairwise(names)]
         return [*declared, "  always_ff @(posedge clk) begin", *moves, "  end"] if moves else []
 
-    def _read(self, order: int, high: int, low: int) -> _Text:
+    def _read(self, order: int, high: int, low: int) -> _BitText:
         """Bits of a wire, at the stage of the pipeline of the expression that is written."""
         wire = self._wires[order]
         self._bits_read[order, self._now] |= (1 << high + 1) - (1 << low)
         if wire.stage == self._now:
-            return _Text(_part(wire, wire.name, high, low))
+            return _BitText(_part(wire, wire.name, high, low))
         self._last[order] = max(self._now, self._last.get(order, 0))
-        return _Text(_part(wire._replace(first=0), _delayed(wire, self._now), high, low))
+        return _BitText(_part(wire._replace(first=0), _delayed(wire, self._now), high, low))
 
     # Expressions.
 
-    def _bits(self, x: Operand, high: int, low: int) -> _Text:
+    def _bits(self, x: Operand, high: int, low: int) -> _BitText:
         """Bits of a value, from the place `high` down to the place `low`."""
         width = high - low + 1
         if not isinstance(x, Symbol):
-            return _Text(_literal(x >> low & (1 << width) - 1, width))
+            return _BitText(_literal(x >> low & (1 << width) - 1, width))
         own = self._wires[x.order].width if x.order in self._wires else x.known.width
         if high >= own:
             return self._extended(x, high, low, own)
@@ -214,24 +214,24 @@ class _Body:
             return self._read(x.order, high, low)
         return self._operation(x, high, low)
 
-    def _extended(self, x: Symbol, high: int, low: int, own: int) -> _Text:
+    def _extended(self, x: Symbol, high: int, low: int, own: int) -> _BitText:
         """Bits of which the first ones are beyond those of a value: zeros, or its sign."""
         if x.known.low >= 0:
             if low >= own:
-                return _Text(_literal(0, high - low + 1))
+                return _BitText(_literal(0, high - low + 1))
             return _concatenated([_literal(0, high - own + 1), self._bits(x, own - 1, low).text])
         sign = self._bits(x, own - 1, own - 1).text
         count = high - max(low, own) + 1
         extension = f"{{{count}{{{sign}}}}}"
-        return _Text(extension) if low >= own else _Text(f"{{{extension}, {self._bits(x, own - 1, low).text}}}")
+        return _BitText(extension) if low >= own else _BitText(f"{{{extension}, {self._bits(x, own - 1, low).text}}}")
 
-    def _joined(self, parts: Sequence[tuple[Operand, int, int]]) -> _Text:
+    def _joined(self, parts: Sequence[tuple[Operand, int, int]]) -> _BitText:
         """Bits of several values, the first ones first."""
         if len(parts) == 1:
             return self._bits(*parts[0])
         return _concatenated([self._bits(*part).text for part in parts])
 
-    def _operation(self, x: Symbol, high: int, low: int) -> _Text:
+    def _operation(self, x: Symbol, high: int, low: int) -> _BitText:
         """Bits of the result of an operation."""
         op, args, width = x.op, x.args, high - low + 1
         if op in ("named", "signed"):
@@ -247,16 +247,16 @@ class _Body:
         if op in ("min", "max"):
             is_first = self._ordered("<" if op == "min" else ">", *args).closed
             first, second = (self._bits(y, high, low) for y in args)
-            return _Text(f"{is_first} ? {first.closed} : {second.text}", False)
+            return _BitText(f"{is_first} ? {first.closed} : {second.text}", False)
         if low > 0:
             return self._from_wire(x, high, low)
         if op in ("+", "-", "*"):
-            return _Text(f" {op} ".join(self._bits(y, high, 0).closed for y in args), False)
+            return _BitText(f" {op} ".join(self._bits(y, high, 0).closed for y in args), False)
         if op == "<<":
-            return _Text(f"{self._bits(args[0], high, 0).closed} << {self._whole(args[1]).closed}", False)
+            return _BitText(f"{self._bits(args[0], high, 0).closed} << {self._whole(args[1]).closed}", False)
         return self._cut_to(width, op, *args)
 
-    def _from_wire(self, x: Symbol, high: int, low: int) -> _Text:
+    def _from_wire(self, x: Symbol, high: int, low: int) -> _BitText:
         """Bits of an operation that has to have a wire, because parts of expressions have no parts."""
         width = high + 1
         text = self._operation(x, high, 0).text
@@ -264,7 +264,7 @@ class _Body:
         self._lines.append(f"  wire [{width - 1}:0] {wire.name} = {text};")
         return self._read(x.order, high, low)
 
-    def _cut_to(self, width: int, op: str, a: Operand, b: Operand) -> _Text:
+    def _cut_to(self, width: int, op: str, a: Operand, b: Operand) -> _BitText:
         """The last bits of an operation that reads all of its operands."""
         whole = max(known(a).width, width) if op == ">>" else max(known(a).width, known(b).width)
         first = self._bits(a, whole - 1, 0).closed
@@ -272,13 +272,13 @@ class _Body:
             text = f"$signed({first}) >>> {self._whole(b).closed}" if known(a).low < 0 else f"{first} >> {self._whole(b).closed}"
         else:
             text = f"{first} {op[0]} {self._bits(b, whole - 1, 0).closed}"
-        return _Text(text, False) if whole == width and not text.startswith("$") else _Text(f"{width}'({text})", False)
+        return _BitText(text, False) if whole == width and not text.startswith("$") else _BitText(f"{width}'({text})", False)
 
-    def _whole(self, x: Operand) -> _Text:
+    def _whole(self, x: Operand) -> _BitText:
         """All bits of a value."""
         return self._bits(x, known(x).width - 1, 0)
 
-    def _moved(self, op: str, x: Operand, count: int, high: int, low: int) -> _Text:
+    def _moved(self, op: str, x: Operand, count: int, high: int, low: int) -> _BitText:
         """Bits of a value that is shifted by a number."""
         if op == ">>":
             return self._bits(x, high + count, low + count)
@@ -288,7 +288,7 @@ class _Body:
             return self._bits(0, high - low, 0)
         return self._joined([(x, high - count, 0), (0, count - low - 1, 0)])
 
-    def _bitwise(self, op: str, a: Operand, b: Operand, high: int, low: int) -> _Text:
+    def _bitwise(self, op: str, a: Operand, b: Operand, high: int, low: int) -> _BitText:
         width = high - low + 1
         if isinstance(b, int):
             mask = b >> low & (1 << width) - 1
@@ -300,7 +300,7 @@ class _Body:
             if op == "^" and mask == 0:
                 return self._bits(a, high, low)
             if op == "^" and mask == (1 << width) - 1:
-                return _Text(f"~{self._bits(a, high, low).closed}")
+                return _BitText(f"~{self._bits(a, high, low).closed}")
         elif op == "|":
             for upper, lower in ((a, b), (b, a)):
                 place = known(lower).high.bit_length()
@@ -311,7 +311,7 @@ class _Body:
                             *([(lower, min(place - 1, high), low)] if low < place else []),
                         ]
                     )
-        return _Text(f" {op} ".join(self._operand_of(op, y, high, low) for y in (a, b)), False)
+        return _BitText(f" {op} ".join(self._operand_of(op, y, high, low) for y in (a, b)), False)
 
     def _operand_of(self, op: str, x: Operand, high: int, low: int) -> str:
         """An operand of a bitwise operation, without parentheses if it is the same operation."""
@@ -319,34 +319,34 @@ class _Body:
         is_same = isinstance(x, Symbol) and x.op == op and x.order not in self._wires and f" {op} " in text.text and not text.is_atom
         return text.text if is_same else text.closed
 
-    def _chosen(self, condition: Symbol, chosen: Operand, other: Operand, high: int, low: int) -> _Text:
+    def _chosen(self, condition: Symbol, chosen: Operand, other: Operand, high: int, low: int) -> _BitText:
         asked, first, second = self._bits(condition, 0, 0), self._bits(chosen, high, low), self._bits(other, high, low)
         # A choice between a bit and a constant is one gate.
         if high == low:
             if second.text == "1'b0":
-                return _Text(f"{asked.closed} & {first.closed}", False)
+                return _BitText(f"{asked.closed} & {first.closed}", False)
             if first.text == "1'b0":
-                return _Text(f"~{asked.closed} & {second.closed}", False)
+                return _BitText(f"~{asked.closed} & {second.closed}", False)
             if first.text == "1'b1":
-                return _Text(f"{asked.closed} | {second.closed}", False)
-        return _Text(f"{asked.closed} ? {first.closed} : {second.text}", False)
+                return _BitText(f"{asked.closed} | {second.closed}", False)
+        return _BitText(f"{asked.closed} ? {first.closed} : {second.text}", False)
 
-    def _compared(self, op: str, a: Operand, b: Operand) -> _Text:
+    def _compared(self, op: str, a: Operand, b: Operand) -> _BitText:
         if op == "<" and isinstance(a, int) and a == 0 and known(b).low >= 0:
-            return _Text(f"|{self._whole(b).closed}")
+            return _BitText(f"|{self._whole(b).closed}")
         if op == "==" and isinstance(b, int) and b == (1 << known(a).width) - 1 and known(a).low >= 0:
-            return _Text(f"&{self._whole(a).closed}")
+            return _BitText(f"&{self._whole(a).closed}")
         if op == "<" and isinstance(a, int):
             return self._ordered(">=", b, a + 1)
         return self._ordered(op, a, b)
 
-    def _ordered(self, sign: str, a: Operand, b: Operand) -> _Text:
+    def _ordered(self, sign: str, a: Operand, b: Operand) -> _BitText:
         low, high = min(known(a).low, known(b).low), max(known(a).high, known(b).high)
         width = Known(low, high, 0, 0).width
         first, second = self._bits(a, width - 1, 0), self._bits(b, width - 1, 0)
         if low < 0 and sign != "==":
-            return _Text(f"$signed({first.text}) {sign} $signed({second.text})", False)
-        return _Text(f"{first.closed} {sign} {second.closed}", False)
+            return _BitText(f"$signed({first.text}) {sign} $signed({second.text})", False)
+        return _BitText(f"{first.closed} {sign} {second.closed}", False)
 
 
 #: Names of wires of operations that have none, by the operation.
@@ -376,10 +376,10 @@ def _delayed(wire: _Wire, stage: int) -> str:
     return f"{wire.name}{place}_stage{stage}"
 
 
-def _concatenated(texts: Sequence[str]) -> _Text:
+def _concatenated(texts: Sequence[str]) -> _BitText:
     """Bits side by side, the first ones first; what is a concatenation itself becomes part of this one."""
     flat = [text[1:-1] if text.startswith("{") and text.endswith("}") and text.count("{") == 1 else text for text in texts]
-    return _Text(f"{{{', '.join(flat)}}}")
+    return _BitText(f"{{{', '.join(flat)}}}")
 
 
 def _literal(x: int, width: int) -> str:
