@@ -43,6 +43,21 @@ def routine(circuit: AnyCircuit) -> Routine:
     return Routine(circuit.name, circuit.specification, (x, *random), result, circuit.output.bits)
 
 
+def defined(circuit: Circuit) -> Routine:
+    """The routine of the definition that all parts of qsim share: what is coded is rounded before, and nothing is computed in one step."""
+    each = routine(circuit)
+    x, *random = each.inputs
+    if circuit.operation == "decode":
+        result = decoded(x, circuit.format, direct=False)
+    else:
+        how = rounding_bits(circuit.format.grid, circuit.rule, wide=False)
+        value = in_carrier(value_of(x, circuit.source, direct=False), how.carrier)
+        result = as_single(symbols.rounded_first(value, random[0] if random else 0, how, circuit.rule), how.carrier)
+        if circuit.operation == "encode":
+            result = code_of(result, circuit.format)
+    return each._replace(name=f"{each.name}_defined", result=result)
+
+
 def _rounded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
     """Float32's bits of a rounded number, as a word."""
     how = rounding_bits(circuit.format.grid, circuit.rule, wide=False)

@@ -18,21 +18,28 @@ from qsim_kernels.numbers.grid import Grid
 _WORD, _DOUBLE_WORD = (1 << 32) - 1, (1 << 64) - 1
 
 
-def decoded(x: Operand, source: Format) -> Operand:
-    """Float32's bits, as a word, of the value of a code; NaN is the one that `qsim.decode` gives."""
-    value = value_of(x, source)
+def decoded(x: Operand, source: Format, direct: bool = True) -> Operand:
+    """Float32's bits, as a word, of the value of a code; NaN is the one that `qsim.decode` gives. See `value_of`."""
+    value = value_of(x, source, direct)
     if not _begins_single(source):
         return value
     functions = symbols.meaning(arithmetic.codes, SINGLE)
     return functions.where(functions.is_nan(value), SINGLE.nan, value)
 
 
-def value_of(x: Operand, source: Format) -> Operand:
-    """Float32's bits, as a word, of the value of a code; any NaN, because rounding and coding do not tell NaNs apart."""
+def value_of(x: Operand, source: Format, direct: bool = True) -> Operand:
+    """Float32's bits, as a word, of the value of a code; any NaN, because rounding and coding do not tell NaNs apart.
+
+    Args:
+        x: The code.
+        source: Its format.
+        direct: Whether by the direct definition, where it holds.
+    """
     if _begins_single(source):
         return x << 32 - source.bits
     how = grid_bits(source.grid, wide=counts_wide(source.grid, source.coding))
-    return as_single(symbols.value_of(x, source.grid, source.coding, how), how.carrier)
+    decode = symbols.value_of if direct else symbols.value_first
+    return as_single(decode(x, source.grid, source.coding, how), how.carrier)
 
 
 def code_of(value: Operand, fmt: Format) -> Operand:

@@ -6,7 +6,6 @@ import ast
 import inspect
 import itertools
 import re
-import subprocess
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.silicon import Circuit, emit
+from qsim.silicon import Circuit, emit, prove
 from qsim.silicon.circuits import Operation
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import routine
@@ -129,7 +128,7 @@ def test_other_formats_are_rounded_first(fmt: str) -> None:
 
 @pytest.mark.parametrize(("language", "file"), [("systemverilog", "encode_e4m3.sv"), ("c", "encode_e4m3.h")])
 def test_modules_read_as_the_definition(language: Any, file: str) -> None:
-    """Where the definition or a printer changed on purpose: write the text anew and read it."""
+    """Where the definition or a printer changed on purpose: write the text again and read it."""
     text = emit(language, "e4m3", operations=["encode"], name="encode_e4m3")
     assert text.replace(f"qsim {qsim.__version__}", "qsim") == (HERE / "emitted" / file).read_text()
 
@@ -205,43 +204,8 @@ def test_modules_take_no_more_cells_than_by_hand(name: str) -> None:
     assert fpga(systemverilog.module(routine(circuit)), circuit.name).luts <= by_hand.luts
 
 
-def are_equal(text: str, first: str, second: str, folder: Path) -> bool:
-    """Whether two modules give the same output for every input: Yosys asks a SAT solver for one that they differ on."""
-    (folder / "both.sv").write_text(text)
-    steps = [
-        f"read_verilog -sv {folder / 'both.sv'}",
-        "proc",
-        f"miter -equiv -flatten {first} {second} both",
-        "hierarchy -top both",
-        "flatten",
-        "opt -full",
-        "sat -verify -prove trigger 0 both",
-    ]
-    done = subprocess.run([emitted.tool("yosys"), "-q", "-p", "; ".join(steps)], capture_output=True, text=True)
-    assert done.returncode == 0 or "proof did fail" in done.stdout + done.stderr, done.stderr
-    return done.returncode == 0
-
-
 @pytest.mark.parametrize("name", BY_HAND)
-def test_modules_by_hand_compute_the_same(name: str, tmp_path: Path) -> None:
+def test_modules_by_hand_compute_the_same(name: str) -> None:
     """For all inputs; otherwise they were no references."""
-    circuit = BY_HAND[name]
-    text = (HERE / "by_hand" / f"{name}.sv").read_text() + systemverilog.module(routine(circuit))
-    assert are_equal(text, name, circuit.name, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "right", "wrong"),
-    [
-        ("encode_e4m3", "sticky || code[1]", "sticky"),
-        ("encode_e4m3", "{8'd135, 23'h600000}", "{8'd135, 23'h700000}"),
-        ("encode_int8", "shifted[0] && (sticky || shifted[1])", "shifted[0]"),
-        ("round_e4m3_from_bf16", "exponent == 8'd117 && !up", "1'b0"),
-        ("decode_e5m2", "{below, mantissa[1] && mantissa[0], 1'b0}", "{below, 2'd0}"),
-    ],
-)
-def test_faults_have_a_counterexample(name: str, right: str, wrong: str, tmp_path: Path) -> None:
-    circuit = BY_HAND[name]
-    text = (HERE / "by_hand" / f"{name}.sv").read_text()
-    assert text.count(right) == 1
-    assert not are_equal(text.replace(right, wrong) + systemverilog.module(routine(circuit)), name, circuit.name, tmp_path)
+    emitted.tool("yosys")
+    assert prove(BY_HAND[name], (HERE / "by_hand" / f"{name}.sv").read_text()) is None

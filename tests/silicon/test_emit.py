@@ -297,5 +297,5 @@ def test_cost_counts_the_cells_of_yosys_report(monkeypatch: pytest.MonkeyPatch) 
 
 def test_cost_without_yosys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(FileNotFoundError, match="qsim cost needs Yosys, which is not installed: `apt install yosys`"):
+    with pytest.raises(FileNotFoundError, match="qsim cost and qsim prove need Yosys, which is not installed: `apt install yosys`"):
         cost(Circuit("e4m3"))

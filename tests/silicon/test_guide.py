@@ -49,6 +49,11 @@ def test_commands_print_what_the_guide_shows(
                 assert shown[0] in capsys.readouterr().out
                 assert "| e3m2b4fn | 6 |" in (tmp_path / "study" / "report.md").read_text()
                 ran += 1
+        elif words[:2] == ["qsim", "prove"]:
+            if section == "yosys":
+                main(words[1:])
+                assert capsys.readouterr().out.splitlines() == shown
+                ran += 1
         elif words[:2] == ["qsim", "cost"]:
             if section == "yosys":
                 main(words[1:])

@@ -92,14 +92,19 @@ def rounded(bits: Operand, random: Operand, how: GridBits, rule: Rule, names: bo
     """
     carrier, direct = how.carrier, direct_rounding(how, rule)
     if direct is None:
-        rounding = meaning(arithmetic.rounding, carrier)
-        drawn = rounding.random_bits(random << 32 - rule.bits, used_bits(carrier, rule.bits, rule.correction)) if rule.bits else 0
-        return rounding.round_bits(bits, drawn, how, variant_of(how, rule))
+        return rounded_first(bits, random, how, rule)
     definition = meaning(arithmetic.direct, carrier, names)
     result = operation("signed", definition.bits_of_rounded(word_of(bits, carrier), random, *direct), carrier.nan.bit_length() + 1)
     if isinstance(result, Symbol):
         result.origin = Origin(bits, random, how, rule)
     return result
+
+
+def rounded_first(bits: Operand, random: Operand, how: GridBits, rule: Rule) -> Operand:
+    """`rounded` by the definition that kernels have."""
+    rounding = meaning(arithmetic.rounding, how.carrier)
+    drawn = rounding.random_bits(random << 32 - rule.bits, used_bits(how.carrier, rule.bits, rule.correction)) if rule.bits else 0
+    return rounding.round_bits(bits, drawn, how, variant_of(how, rule))
 
 
 def code(bits: Operand, grid: Grid, coding: Coding, how: GridBits) -> Operand:
@@ -134,9 +139,14 @@ def value_of(code: Operand, grid: Grid, coding: Coding, how: GridBits) -> Operan
     """
     direct = direct_values(grid, coding, how)
     if direct is None:
-        return meaning(arithmetic.codes, how.carrier).value_of(code, *coding_bits(grid, coding, how))
+        return value_first(code, grid, coding, how)
     word = meaning(arithmetic.direct_values, how.carrier).bits_of_code(code, *direct)
     return operation("signed", word, how.carrier.nan.bit_length() + 1)
+
+
+def value_first(code: Operand, grid: Grid, coding: Coding, how: GridBits) -> Operand:
+    """`value_of` by the definition that kernels have."""
+    return meaning(arithmetic.codes, how.carrier).value_of(code, *coding_bits(grid, coding, how))
 
 
 def bit_length(x: Operand) -> Operand:
