@@ -104,7 +104,7 @@ def test_results_are_those_of_rounding_first(operation: Operation, fmt: str, rou
 
 @pytest.mark.parametrize("fmt", [*FORMATS, "e3m4", "Int(24)", "uint8"])
 def test_values_are_those_of_codes(fmt: str) -> None:
-    """Of all codes, or of half a million with more bits."""
+    """All codes are compared, or half a million of those with more bits."""
     circuit = Circuit(fmt, "decode")
     numbers = direct_values(circuit.format.grid, circuit.format.coding, grid_bits(circuit.format.grid, wide=False))
     assert numbers is not None

@@ -72,7 +72,7 @@ def meaning(module: ModuleType, carrier: Carrier, names: bool = True) -> SimpleN
 
 
 class Origin(NamedTuple):
-    """What a rounded number was: its bits, the random integer, the values to choose from and how to choose."""
+    """The number that was rounded, the random integer, the values to choose from, and how to choose."""
 
     bits: Operand
     random: Operand
