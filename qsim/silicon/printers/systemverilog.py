@@ -96,12 +96,14 @@ class _Wire(NamedTuple):
         width: Its bits.
         stage: The stage of the pipeline in which it is computed.
         first: The place of its last bit in the port of an array, else 0.
+        is_element: Whether it is part of such a port.
     """
 
     name: str
     width: int
     stage: int
     first: int = 0
+    is_element: bool = False
 
 
 class _Body:
@@ -172,7 +174,7 @@ class _Body:
         for order, wire in self._wires.items():
             last = self._last.get(order, wire.stage)
             name = wire.name if last == wire.stage else _delayed(wire, last)
-            own = wire if last == wire.stage else wire._replace(first=0)
+            own = wire if last == wire.stage else wire._replace(first=0, is_element=False)
             for is_read, high, low in _runs(self._bits_read[order, last], wire.width):
                 if not is_read:
                     unread.append(_part(own, name, high, low))
@@ -198,7 +200,7 @@ class _Body:
         if wire.stage == self._now:
             return _BitText(_part(wire, wire.name, high, low))
         self._last[order] = max(self._now, self._last.get(order, 0))
-        return _BitText(_part(wire._replace(first=0), _delayed(wire, self._now), high, low))
+        return _BitText(_part(wire._replace(first=0, is_element=False), _delayed(wire, self._now), high, low))
 
     # Expressions.
 
@@ -359,12 +361,12 @@ _NAMES = {
 def _port(name: str, bits: int) -> _Wire:
     """The wire of an input, which may be an element of an array."""
     array, _, place = name.rstrip("]").partition("[")
-    return _Wire(array, bits, 0, int(place or 0) * bits)
+    return _Wire(array, bits, 0, int(place or 0) * bits, bool(place))
 
 
 def _part(wire: _Wire, name: str, high: int, low: int) -> str:
     """Some bits of a wire."""
-    if (high, low) == (wire.width - 1, 0) and not wire.first:
+    if (high, low) == (wire.width - 1, 0) and not wire.is_element:
         return name
     high, low = high + wire.first, low + wire.first
     return f"{name}[{high}]" if high == low else f"{name}[{high}:{low}]"
