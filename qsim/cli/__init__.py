@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Sequence
 
 import qsim
-from qsim.cli import accumulators, bench, compare, cost, emit, formats, inspect, recipes, study, vectors
+from qsim.cli import accumulators, bench, compare, cost, emit, formats, inspect, prove, recipes, study, vectors
 
 #: The modules of the commands, in the order in which help lists them. Each has `HELP`, `DESCRIPTION`, `EXAMPLES`, its arguments, and `run`.
-_COMMANDS = (formats, inspect, recipes, accumulators, compare, emit, vectors, cost, bench, study)
+_COMMANDS = (formats, inspect, recipes, accumulators, compare, emit, vectors, prove, cost, bench, study)
 #: The exit code of a program that Ctrl-C ends, as in shells: 128 plus the signal's number.
 INTERRUPTED = 130
 
@@ -26,6 +26,7 @@ examples:
   qsim compare A B               the first tensor that differs between two recorded runs
   qsim emit c --format e4m3      a format's rounding as C, SystemVerilog or JavaScript
   qsim vectors e4m3 -o e4m3.hex  golden vectors; --check FILE compares results with them
+  qsim prove e4m3                what it emits is right for every input
   qsim cost e4m3                 lookup tables and registers of a rounding
   qsim bench quantize            speed compared with a copy of the same bytes
   qsim study batch-size          the effect of larger batches, with a figure

@@ -27,6 +27,7 @@ examples:
   qsim emit javascript --format "Float(3, 2, specials='fn')" -o own.mjs
   qsim emit javascript --format any -o arithmetic.mjs            the arithmetic itself, with a format's numbers as parameters
 """
+_OUTPUT = "where to write; on the screen by default; in a folder each module of SystemVerilog gets a file with its name"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -36,15 +37,27 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_options(command, "round,encode,decode")
     command.add_argument("--stages", type=int, default=0, metavar="N", help="registers between input and output of a module")
     command.add_argument("--generator", action="store_true", help="modules make their random bits themselves, without a port for them")
-    command.add_argument("-o", "--output", metavar="FILE", help="where to write; on the screen by default")
+    command.add_argument("-o", "--output", metavar="FILE", help=_OUTPUT)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    if args.output is not None and Path(args.output).is_dir():
+        return _write_modules(args)
     name = "qsim" if args.output is None else Path(args.output).stem
     if args.format == ANY:
         text = emit(args.language, ANY, stages=args.stages, generator=args.generator)
     else:
         text = emit_circuits(args.language, circuits(args), stages=args.stages, generator=args.generator, name=name)
     write(text, args.output)
+    return 0
+
+
+def _write_modules(args: argparse.Namespace) -> int:
+    """Write each module into a file of its own."""
+    if args.language != "systemverilog":
+        raise ValueError(f"--output {args.output} is a folder: only SystemVerilog is written into several files")
+    for circuit in circuits(args):
+        text = emit_circuits(args.language, [circuit], stages=args.stages, generator=args.generator)
+        write(text, str(Path(args.output) / f"{circuit.name}.sv"))
     return 0

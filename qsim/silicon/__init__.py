@@ -7,6 +7,7 @@ from qsim.silicon.coverage import VectorCoverage, coverage
 from qsim.silicon.dots import Dot
 from qsim.silicon.emission import emit, emit_circuits
 from qsim.silicon.generators import Philox
+from qsim.silicon.proving import prove
 from qsim.silicon.synthesis import Cost, cost
 from qsim.silicon.texts import FORMS, read, text
 from qsim.silicon.vectors import Vectors, vectors
@@ -26,6 +27,7 @@ __all__ = [
     "coverage",
     "emit",
     "emit_circuits",
+    "prove",
     "read",
     "text",
     "vectors",

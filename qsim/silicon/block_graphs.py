@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
-from qsim.formats import FP32
+from qsim.formats import FP32, Format
 from qsim.silicon.blocks import BlockCircuit
+from qsim.silicon.printers.routines import Routine
 from qsim.silicon.values import for_symbols
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
-from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.meanings.simplification import operation
-from qsim_kernels.numbers.carrier import Carrier, grid_in, used_bits, variant_of
+from qsim_kernels.numbers.carrier import Carrier, grid_in
 from qsim_kernels.numbers.scales import scale_numbers, variant_of_scales
 from qsim_kernels.numbers.sums import SINGLE_GRID, TO_SINGLE
 
@@ -42,13 +42,11 @@ def element(circuit: BlockCircuit) -> Routine:
     x, code = word("x", circuit.source.bits), word("scale", circuit.format.scale.bits)
     whole = (word("whole", 32),) if circuit.has_whole else ()
     random: tuple[Operand, ...] = (word("random", rule.bits),) if rule.bits else ()
-    number, factor = meaning.value(x, circuit.source), meaning.value(code, circuit.format.scale)
+    number, factor = _value(x, circuit.source), _value(code, circuit.format.scale)
     quotient = _divided(number, factor, circuit, *whole)
-    grid, rounding = grid_in(_CARRIER, circuit.output.grid), meaning.functions(arithmetic.rounding)
-    drawn = rounding.random_bits(random[0] << 32 - rule.bits, used_bits(_CARRIER, rule.bits, rule.correction)) if random else 0
-    rounded = rounding.round_bits(quotient, drawn, grid, variant_of(grid, rule))
-    inputs = (x, code, *whole, *random)
-    return Routine(circuit.name, circuit.specification, inputs, meaning.code(rounded, circuit.output), circuit.output.bits)
+    fmt = circuit.output
+    rounded = symbols.rounded(quotient, random[0] if random else 0, grid_in(_CARRIER, fmt.grid), rule)
+    return Routine(circuit.name, circuit.specification, (x, code, *whole, *random), meaning.code(rounded, fmt), fmt.bits)
 
 
 def _divided(x: Operand, factor: Operand, circuit: BlockCircuit, whole: Operand = None) -> Operand:
@@ -67,6 +65,11 @@ def _divided(x: Operand, factor: Operand, circuit: BlockCircuit, whole: Operand 
     return scales.kept_from_zero(quotient, x) if circuit.rule.leaves_zero else quotient
 
 
+def _value(code: Operand, fmt: Format) -> Operand:
+    """The value of a code."""
+    return symbols.value_of(code, fmt.grid, fmt.coding, grid_in(_CARRIER, fmt.grid))
+
+
 def _single(bits: Operand) -> Any:
     """A float32 number, given by its bits."""
     return for_symbols(_CARRIER).value(bits, FP32)
@@ -74,5 +77,4 @@ def _single(bits: Operand) -> Any:
 
 def _rounded(x: Operand) -> Operand:
     """A number rounded to float32."""
-    grid = grid_in(_CARRIER, SINGLE_GRID)
-    return symbols.meaning(arithmetic.rounding, _CARRIER).round_bits(x, 0, grid, variant_of(grid, TO_SINGLE))
+    return symbols.rounded(x, 0, grid_in(_CARRIER, SINGLE_GRID), TO_SINGLE)

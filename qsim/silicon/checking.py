@@ -17,8 +17,8 @@ from qsim.silicon.dots import Dot
 from qsim.silicon.generators import Philox
 from qsim.silicon.golden import results, values_of
 from qsim.silicon.graphs import AnyCircuit
+from qsim.silicon.printers.routines import Parameter
 from qsim.silicon.vectors import Vectors
-from qsim_kernels.meanings.printing import Parameter
 
 #: Steps of the definition, in the order in which they are tried, and what went wrong there.
 STEPS = {

@@ -7,18 +7,29 @@ from typing import Literal, get_args
 
 import torch
 
+import qsim
 from qsim.formats import Format
 from qsim.formats.base import check_flag
 from qsim.rounding import Overflow, Rounding
 from qsim.silicon.circuits import Circuit, Operation
+from qsim.silicon.commands import command
 from qsim.silicon.dots import Dot
 from qsim.silicon.graphs import AnyCircuit, routine
-from qsim_kernels.meanings import c, javascript, systemverilog, transcription
+from qsim.silicon.printers import c, javascript, systemverilog, transcription
+from qsim.silicon.printers.routines import Routine
 
 Language = Literal["c", "systemverilog", "javascript"]
 #: In place of a format: its numbers are parameters of the code.
 ANY = "any"
-_COMMENT = ("Written by `qsim emit`: the arithmetic of https://pypi.org/project/qsim-torch, to the bit.",)
+
+
+def _heading(*names: str) -> tuple[str, ...]:
+    """The first lines of a file: its name, who wrote it and its licence."""
+    return (
+        *names,
+        f"Written by qsim {qsim.__version__}: the arithmetic of https://pypi.org/project/qsim-torch, to the bit.",
+        "SPDX-License-Identifier: BSD-3-Clause",
+    )
 
 
 def emit(
@@ -54,7 +65,7 @@ def emit(
     Example:
         >>> from qsim.silicon import emit
         >>> print(emit("systemverilog", "e2m1", "toward_zero", source="bf16"))  # doctest: +ELLIPSIS
-        // Rounds a number of bf16 = Float(8, 7, specials='ieee') to e2m1 = Float(2, 1).
+        // qsim_round_e2m1_toward_zero_from_bf16.sv
         ...
         endmodule
         <BLANKLINE>
@@ -65,7 +76,7 @@ def emit(
     if format == ANY:
         if language != "javascript":
             raise ValueError(f"format='any' is for JavaScript, got language={language!r}")
-        return transcription.module(_COMMENT)
+        return transcription.module(_heading())
     chosen = [rounding] if isinstance(rounding, (str, Rounding)) else rounding
     circuits = [Circuit(format, operation, how, overflow, source) for operation in operations if operation != "decode" for how in chosen]
     circuits += [Circuit(format, "decode")] if "decode" in operations else []
@@ -100,14 +111,23 @@ def emit_circuits(
     for circuit in circuits:
         if generator and isinstance(circuit, Dot) and circuit.draws > 1:
             raise ValueError(f"generator makes one random integer, but {circuit.name} reads {circuit.draws}: leave it out for a port")
-    routines = [routine(circuit) for circuit in circuits]
+    routines = [_with_command(circuit, language, stages, generator) for circuit in circuits]
     if language == "c":
-        return c.header(name, _COMMENT, routines)
+        return c.header(name, _heading(), routines)
     if language == "javascript":
-        return javascript.module(_COMMENT, routines)
+        return javascript.module(_heading(), routines)
     return "\n".join(
-        systemverilog.module(each, stages, generator and circuit.random_bits > 0) for circuit, each in zip(circuits, routines, strict=True)
+        systemverilog.module(
+            each._replace(comment=(*_heading(f"{each.name}.sv"), "", *each.comment)), stages, generator and circuit.random_bits > 0
+        )
+        for circuit, each in zip(circuits, routines, strict=True)
     )
+
+
+def _with_command(circuit: AnyCircuit, language: str, stages: int, generator: bool) -> Routine:
+    """A routine whose comment ends with the command that emits it."""
+    each = routine(circuit)
+    return each._replace(comment=(*each.comment, f"Command: {command(circuit, language, stages, generator)}"))
 
 
 def _check(language: str, stages: int, generator: bool) -> None:

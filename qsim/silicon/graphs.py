@@ -11,13 +11,13 @@ from qsim.silicon.blocks import BlockCircuit
 from qsim.silicon.circuits import Circuit
 from qsim.silicon.dots import Dot
 from qsim.silicon.generators import Philox
+from qsim.silicon.printers.routines import Routine
 from qsim.silicon.sum_graphs import dot, philox
 from qsim.silicon.values import as_single, code_of, decoded, in_carrier, value_of
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
-from qsim_kernels.meanings.printing import Routine
-from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits, variant_of
+from qsim_kernels.numbers.carrier import SINGLE, rounding_bits, used_bits
 
 #: What can be printed and synthesized.
 AnyCircuit = Circuit | BlockCircuit | Dot | Philox
@@ -37,19 +37,31 @@ def routine(circuit: AnyCircuit) -> Routine:
         return Routine(circuit.name, circuit.specification, (x,), decoded(x, circuit.format), 32)
     value = value_of(x, circuit.source)
     random = (word("random", circuit.random_bits),) if circuit.random_bits else ()
-    rounded = _rounded(value, circuit, *random)
+    result = _rounded(value, circuit, *random)
     if circuit.operation == "encode":
-        rounded = code_of(rounded, circuit.format)
-    return Routine(circuit.name, circuit.specification, (x, *random), rounded, circuit.output.bits)
+        result = code_of(result, circuit.format)
+    return Routine(circuit.name, circuit.specification, (x, *random), result, circuit.output.bits)
+
+
+def defined(circuit: Circuit) -> Routine:
+    """The routine of the definition that all parts of qsim share: what is coded is rounded before, and nothing is computed in one step."""
+    each = routine(circuit)
+    x, *random = each.inputs
+    if circuit.operation == "decode":
+        result = decoded(x, circuit.format, direct=False)
+    else:
+        how = rounding_bits(circuit.format.grid, circuit.rule, wide=False)
+        value = in_carrier(value_of(x, circuit.source, direct=False), how.carrier)
+        result = as_single(symbols.rounded_first(value, random[0] if random else 0, how, circuit.rule), how.carrier)
+        if circuit.operation == "encode":
+            result = code_of(result, circuit.format)
+    return each._replace(name=f"{each.name}_defined", result=result)
 
 
 def _rounded(x: Operand, circuit: Circuit, random: Operand = 0) -> Operand:
     """Float32's bits of a rounded number, as a word."""
-    rule = circuit.rule
-    how = rounding_bits(circuit.format.grid, rule, wide=False)
-    functions = symbols.meaning(arithmetic.rounding, how.carrier)
-    drawn = functions.random_bits(random << 32 - rule.bits, used_bits(how.carrier, rule.bits, rule.correction))
-    return as_single(functions.round_bits(in_carrier(x, how.carrier), drawn, how, variant_of(how, rule)), how.carrier)
+    how = rounding_bits(circuit.format.grid, circuit.rule, wide=False)
+    return as_single(symbols.rounded(in_carrier(x, how.carrier), random, how, circuit.rule), how.carrier)
 
 
 def significand(kept: int, dropped: int, rounding: Rounding) -> Routine:

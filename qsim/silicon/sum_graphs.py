@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from qsim.silicon.dots import Dot
 from qsim.silicon.generators import Philox
+from qsim.silicon.printers.routines import Routine
 from qsim.silicon.values import Meaning, for_symbols
 from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand, word
-from qsim_kernels.meanings.printing import Routine
 from qsim_kernels.numbers.carrier import SINGLE, Carrier, used_bits
 from qsim_kernels.numbers.grid import Grid, Rule
 from qsim_kernels.numbers.sums import LEAST_EXPONENT, SINGLE_GRID, AlignedSum, BlockScaledSum, PromotedSum, RoundedSum, Sum, TwoStepSum

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from qsim.formats.base import check_flag
 from qsim.silicon.graphs import AnyCircuit, routine
-from qsim_kernels.meanings import systemverilog
+from qsim.silicon.printers import systemverilog
 
 _FPGA = """\
 read_verilog -sv {source}
@@ -121,28 +121,40 @@ def gates(source: str, top: str, limit: float | None = None) -> Gates:
 
 def _synthesized(source: str, top: str, script: str, limit: float | None) -> tuple[str, int]:
     """Yosys's list of cells, and how many are in a row."""
-    yosys = shutil.which("yosys")
-    if yosys is None:
-        raise FileNotFoundError("qsim cost needs Yosys, which is not installed: `apt install yosys`, or https://yosyshq.net")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "circuit.sv").write_text(source)
-        (folder / "script.ys").write_text((script + _REPORT).format(source=folder / "circuit.sv", top=top, folder=folder))
-        _run([yosys, "-q", "-s", str(folder / "script.ys")], top, limit)
+        run_yosys((script + _REPORT).format(source=folder / "circuit.sv", top=top, folder=folder), folder, f"synthesize {top}", limit)
         longest = re.search(r"length=(\d+)", (folder / "depth.txt").read_text())
         return (folder / "cells.txt").read_text(), int(longest[1]) if longest else 0
 
 
-def _run(command: list[str], top: str, limit: float | None) -> None:
+def run_yosys(script: str, folder: Path, what: str, limit: float | None) -> None:
+    """Run a script of Yosys.
+
+    Args:
+        script: The script.
+        folder: Where it is written.
+        what: What it does, for errors.
+        limit: The seconds that it may take.
+    """
+    yosys = shutil.which("yosys")
+    if yosys is None:
+        raise FileNotFoundError("qsim cost and qsim prove need Yosys, which is not installed: `apt install yosys`, or https://yosyshq.net")
+    (folder / "script.ys").write_text(script)
+    _run([yosys, "-q", "-s", str(folder / "script.ys")], what, limit)
+
+
+def _run(command: list[str], what: str, limit: float | None) -> None:
     """Run Yosys, and end it with the programs that it has started if it takes too long."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             _, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            raise TimeoutError(f"Yosys has not synthesized {top} in {limit:g} seconds: give it more, or fewer products") from None
+            raise TimeoutError(f"Yosys could not {what} in {limit:g} seconds: give it more, or fewer products") from None
     if process.returncode:
-        raise RuntimeError(f"Yosys cannot synthesize {top}: {errors.strip()}")
+        raise RuntimeError(f"Yosys cannot {what}: {errors.strip()}")
 
 
 def _count(cells: str, names: str) -> int:

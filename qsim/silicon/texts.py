@@ -18,9 +18,9 @@ from qsim.silicon.emission import check_stages
 from qsim.silicon.generators import Philox
 from qsim.silicon.golden import values_of
 from qsim.silicon.graphs import AnyCircuit, routine
+from qsim.silicon.printers.routines import Parameter, parameters
 from qsim.silicon.vectors import Vectors
 from qsim.text.files import FileError
-from qsim_kernels.meanings.printing import Parameter, parameters
 
 #: The forms of vectors.
 FORMS = ("hex", "csv", "json", "testfloat", "testbench", "c")

@@ -11,41 +11,43 @@ from qsim_kernels import arithmetic
 from qsim_kernels.meanings import symbols
 from qsim_kernels.meanings.expressions import Operand
 from qsim_kernels.meanings.simplification import operation
-from qsim_kernels.numbers.carrier import SINGLE, Carrier, GridBits, counts_wide, grid_bits, grid_in, is_flat
+from qsim_kernels.numbers.carrier import SINGLE, Carrier, GridBits, counts_wide, grid_bits, grid_in
 from qsim_kernels.numbers.encoding import coding_bits
 from qsim_kernels.numbers.grid import Grid
 
 _WORD, _DOUBLE_WORD = (1 << 32) - 1, (1 << 64) - 1
 
 
-def decoded(x: Operand, source: Format) -> Operand:
-    """Float32's bits, as a word, of the value of a code; NaN is the one that `qsim.decode` gives."""
-    value = value_of(x, source)
+def decoded(x: Operand, source: Format, direct: bool = True) -> Operand:
+    """Float32's bits, as a word, of the value of a code; NaN is the one that `qsim.decode` gives. See `value_of`."""
+    value = value_of(x, source, direct)
     if not _begins_single(source):
         return value
     functions = symbols.meaning(arithmetic.codes, SINGLE)
     return functions.where(functions.is_nan(value), SINGLE.nan, value)
 
 
-def value_of(x: Operand, source: Format) -> Operand:
-    """Float32's bits, as a word, of the value of a code; any NaN, because rounding and coding do not tell NaNs apart."""
+def value_of(x: Operand, source: Format, direct: bool = True) -> Operand:
+    """Float32's bits, as a word, of the value of a code; any NaN, because rounding and coding do not tell NaNs apart.
+
+    Args:
+        x: The code.
+        source: Its format.
+        direct: Whether by the direct definition, where it holds.
+    """
     if _begins_single(source):
         return x << 32 - source.bits
     how = grid_bits(source.grid, wide=counts_wide(source.grid, source.coding))
-    numbers, variant = coding_bits(source.grid, source.coding, how)
-    if how.carrier == SINGLE and is_flat(source.grid, SINGLE) and not source.coding.twos_complement:
-        # Its values are spaced like float32's own, down to zero.
-        variant = variant._replace(zero=False, subnormals=False)
-    value = symbols.meaning(arithmetic.codes, how.carrier).value_of(x, numbers, variant)
-    return as_single(value, how.carrier)
+    decode = symbols.value_of if direct else symbols.value_first
+    return as_single(decode(x, source.grid, source.coding, how), how.carrier)
 
 
 def code_of(value: Operand, fmt: Format) -> Operand:
     """The code of a value, given by float32's bits."""
     if fmt == FP32:
         return value
-    carrier = grid_bits(fmt.grid, wide=counts_wide(fmt.grid, fmt.coding)).carrier
-    return for_symbols(carrier).code(in_carrier(value, carrier), fmt)
+    how = grid_bits(fmt.grid, wide=counts_wide(fmt.grid, fmt.coding))
+    return symbols.code(in_carrier(value, how.carrier), fmt.grid, fmt.coding, how)
 
 
 class Meaning(NamedTuple):
@@ -73,9 +75,16 @@ class Meaning(NamedTuple):
         return code & ((1 << fmt.bits) - 1)
 
 
+class _Symbols(Meaning):
+    """The meaning for symbols, which knows from what numbers have been rounded."""
+
+    def code(self, bits: Any, fmt: Format) -> Any:
+        return symbols.code(bits, fmt.grid, fmt.coding, self.grid(fmt.grid))
+
+
 def for_symbols(carrier: Carrier) -> Meaning:
     """The meaning for symbols."""
-    return Meaning(carrier, lambda module: symbols.meaning(module, carrier))
+    return _Symbols(carrier, lambda module: symbols.meaning(module, carrier))
 
 
 def in_carrier(x: Operand, carrier: Carrier) -> Operand:

@@ -11,7 +11,7 @@ from qsim.silicon import inputs, several_inputs
 from qsim.silicon.circuits import Circuit
 from qsim.silicon.golden import results
 from qsim.silicon.graphs import AnyCircuit, routine
-from qsim_kernels.meanings.printing import Parameter, parameters
+from qsim.silicon.printers.routines import Parameter, parameters
 
 
 @dataclass(frozen=True, eq=False)

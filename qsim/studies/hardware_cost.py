@@ -15,6 +15,8 @@ from qsim import FivePoint, rounding
 from qsim.plot import figures
 from qsim.silicon import Circuit
 from qsim.silicon.graphs import routine, significand
+from qsim.silicon.printers import systemverilog
+from qsim.silicon.printers.routines import Routine
 from qsim.silicon.synthesis import fpga
 from qsim.studies import formats
 from qsim.studies.choices import choice, require
@@ -26,8 +28,6 @@ from qsim.studies.report import Claim, Picture
 from qsim.studies.statistics import Interval, above, difference, positive, proportion
 from qsim.studies.study import Run, TrialStudy
 from qsim.text.tables import Table
-from qsim_kernels.meanings import systemverilog
-from qsim_kernels.meanings.printing import Routine
 
 FULL = formats.FULL
 #: What a run measures: the cells of a rounding to a format, those of a significand's, the accuracy, or how much larger batches must be.

@@ -176,8 +176,8 @@ def check_mutations(count: int) -> None:
 
 def print_costs() -> None:
     """Lookup tables of formats and roundings, and those of a module that is written by hand."""
-    by_hand = fpga((Path(__file__).parent / "e4m3_by_hand.sv").read_text(), "e4m3_by_hand")
-    print(f"e4m3 by hand: {by_hand}")
+    by_hand = fpga((Path(__file__).parent / "by_hand" / "round_e4m3.sv").read_text(), "round_e4m3")
+    print(f"e4m3 rounded by hand: {by_hand}")
     for circuit in (Dot("Rounded('e4m3')", "e4m3"), Dot("Rounded('fp16')", "e4m3"), BlockCircuit("mxfp4"), BlockCircuit("nvfp4", "scale")):
         for stages in (0, 3):
             print(f"{circuit.name}, {stages} stages: {cost(circuit, stages)}", flush=True)

@@ -17,7 +17,7 @@ from qsim.formats import Fixed, Float, Format, PowerOfTwo
 from qsim.formats.floating import Specials
 from qsim.silicon import emit
 from qsim.silicon.inputs import corners, weighted
-from qsim_kernels.meanings import transcription
+from qsim.silicon.printers import transcription
 from qsim_kernels.numbers.carrier import DOUBLE, Variant, grid_bits
 from qsim_kernels.numbers.encoding import coding_bits
 from support.chromium import Chromium

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qsim.cli import main
+from qsim.silicon import emit
 from qsim.silicon.synthesis import Fpga
 from qsim.studies import hardware_cost
 from support.emitted import tool
@@ -48,6 +49,11 @@ def test_commands_print_what_the_guide_shows(
                 assert shown[0] in capsys.readouterr().out
                 assert "| e3m2b4fn | 6 |" in (tmp_path / "study" / "report.md").read_text()
                 ran += 1
+        elif words[:2] == ["qsim", "prove"]:
+            if section == "yosys":
+                main(words[1:])
+                assert capsys.readouterr().out.splitlines() == shown
+                ran += 1
         elif words[:2] == ["qsim", "cost"]:
             if section == "yosys":
                 main(words[1:])
@@ -55,7 +61,7 @@ def test_commands_print_what_the_guide_shows(
                 assert [row[0] for row in rows] == [line.split()[0] for line in shown]
                 assert all(int(cell) >= 0 for row in rows[1:] for cell in row[1:])
                 ran += 1
-        elif section in ("yosys", "study") or not is_run(words, section):
+        elif section == "study" or not is_run(words, section):
             continue
         elif words[0] == "qsim":
             code = main(words[1:])
@@ -68,7 +74,14 @@ def test_commands_print_what_the_guide_shows(
             assert done.returncode == 0, (command, done.stderr)
             assert done.stdout.splitlines()[: len(shown)] == shown, command
             ran += 1
-    assert ran == {"vectors": 1, "gcc": 12, "iverilog": 14, "yosys": 1, "study": 1}[section]
+    assert ran == {"vectors": 1, "gcc": 12, "iverilog": 14, "yosys": 3, "study": 1}[section]
+
+
+def test_the_guide_shows_the_emitted_module() -> None:
+    (shown,) = re.findall(r"^```systemverilog\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    emitted = emit("systemverilog", "e3m2b4fn", operations=["encode"], source="bf16").splitlines()
+    assert [line for line in shown.splitlines() if line not in emitted] == []
+    assert shown.count("\n") < 35
 
 
 def is_run(words: list[str], section: str) -> bool:
@@ -76,6 +89,8 @@ def is_run(words: list[str], section: str) -> bool:
     text = " ".join(words)
     if words[0] == "qsim" and text.endswith(".hex") and "--form" not in words:
         return section == "iverilog" or (section == "vectors" and text.endswith("own.hex"))
+    if section == "yosys":
+        return "systemverilog" in words and "own.sv" in words
     if section == "gcc":
         return words[0] in ("gcc", "./own_test") or "own.h" in words
     is_module = words[0] in ("iverilog", "vvp", "sed") or "systemverilog" in words or "testbench" in words or "--check" in words

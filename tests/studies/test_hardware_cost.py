@@ -11,10 +11,10 @@ from torch import Tensor
 
 from qsim import rounding, studies
 from qsim.silicon.graphs import significand
+from qsim.silicon.printers import javascript
 from qsim.silicon.synthesis import Fpga
 from qsim.studies import hardware_cost
 from qsim.studies.hardware_cost import ACCURACY, CELLS, FACTOR, SIGNIFICAND, HardwareCostStudy, Run, Settings
-from qsim_kernels.meanings import javascript
 from support import made_up
 from support.emitted import run, tool
 
@@ -56,7 +56,7 @@ def test_yosys_counts_the_cells_of_a_significand() -> None:
 
 def test_without_yosys_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(FileNotFoundError, match="qsim cost needs Yosys, which is not installed: `apt install yosys`"):
+    with pytest.raises(FileNotFoundError, match="qsim cost and qsim prove need Yosys, which is not installed: `apt install yosys`"):
         STUDY.measure(Run(what=CELLS, format="e2m1", rounding="nearest", source="bf16"), CPU)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qsim.silicon import Circuit, Vectors, emit_circuits, text
 from qsim.silicon.graphs import routine
-from qsim_kernels.meanings import c, javascript, systemverilog
+from qsim.silicon.printers import c, javascript, systemverilog
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
 SANITIZED = ["-fsanitize=undefined,address", "-fno-sanitize-recover=all"]

@@ -38,6 +38,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "<": np.less, "<=": np.less_equal, "==": np.equal, "!=": np.not_equal, "min": np.minimum, "max": np.maximum,
     "where": np.where, "swapped": lambda condition, a, b: np.where(condition, b, a),
     "signed": lambda x, bits: x - (x >> bits - 1 << bits),
+    "named": lambda x, *_: x,
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import inspect
 import itertools
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -33,7 +33,8 @@ def bound(
     Args:
         module: The module.
         words: What its names mean. `lt`, `add` and other names of the module `operator` replace operators, and those of the module's own
-            functions are overrides: faster ways to the same result.
+            functions are overrides: faster ways to the same result. `named`, if it is there, is called with the name of each variable that
+            is assigned, the comment above, the line and the value.
         wrap: Makes a backend's function; those that it calls are wrapped, too.
         constant: Makes a backend's constant of an integer.
         known: Values of parameters: conditions that depend on nothing else are decided when the functions are bound.
@@ -53,16 +54,20 @@ def bound(
 def _with_globals(function: FunctionType, scope: dict[str, Any], known: Mapping[str, Any]) -> FunctionType:
     """A function that reads other globals."""
     operators = {kind: name for kind, name in _OPERATORS.items() if name in scope}
-    code = _rewritten(function, operators, known) if operators or known else function.__code__
+    code = _rewritten(function, operators, known, "named" in scope) if operators or known or "named" in scope else function.__code__
     made = FunctionType(code, scope, function.__name__)
     made.__doc__, made.__module__ = function.__doc__, scope["__name__"]
     return made
 
 
-def _rewritten(function: FunctionType, operators: Mapping[type[ast.AST], str], known: Mapping[str, Any]) -> CodeType:
+def _rewritten(function: FunctionType, operators: Mapping[type[ast.AST], str], known: Mapping[str, Any], names_variables: bool) -> CodeType:
     """The code of a function with calls in place of operators, and only the branches that known values lead to."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
+    source = textwrap.dedent(inspect.getsource(function))
+    tree = ast.parse(source)
+    first = function.__code__.co_firstlineno
+    if names_variables:
+        tree = _Named(source.splitlines(), first).visit(tree)
+    ast.increment_lineno(tree, first - 1)
     constants = {name: given for name, given in function.__globals__.items() if type(given) is int}
     tree = _Calls(operators).visit(_Decided(constants | dict(known)).visit(tree))
     compiled = compile(ast.fix_missing_locations(tree), function.__code__.co_filename, "exec")
@@ -107,3 +112,32 @@ class _Calls(ast.NodeTransformer):
     def _call(self, node: ast.expr, operator: ast.AST, *operands: ast.expr) -> ast.expr:
         name = self._names.get(type(operator))
         return node if name is None else ast.copy_location(ast.Call(ast.Name(name, ast.Load()), list(operands), []), node)
+
+
+class _Named(ast.NodeTransformer):
+    """Calls of `named` around the values of variables."""
+
+    def __init__(self, lines: Sequence[str], first: int) -> None:
+        self._lines, self._first = [line.strip() for line in lines], first
+
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
+        (target,) = node.targets
+        if isinstance(target, ast.Name):
+            arguments = [
+                ast.Constant(target.id),
+                ast.Constant(self._comment_above(node.lineno - 1)),
+                ast.Constant(self._first + node.lineno),
+                node.value,
+            ]
+            node.value = ast.copy_location(ast.Call(ast.Name("named", ast.Load()), arguments, []), node.value)
+        return node
+
+    def _comment_above(self, place: int) -> str:
+        """The comment above a line, or above the condition whose first line it is."""
+        place -= 1
+        while self._lines[place].startswith(("if ", "else:", "elif ")):
+            place -= 1
+        first = place
+        while self._lines[first].startswith("#"):
+            first -= 1
+        return " ".join(line[1:].strip() for line in self._lines[first + 1 : place + 1])

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 #: A symbol or a number.
 Operand = Any
 
-#: The operations of a graph, on integers; those that are divided are not negative. `signed` reads so many bits as two's complement.
+#: The operations of a graph, on integers; those that are divided are not negative. `signed` reads so many bits as two's complement, and
+#: `named` is an integer with a name and a comment, which code keeps.
 OPERATIONS: dict[str, Callable[..., int]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -33,6 +34,7 @@ OPERATIONS: dict[str, Callable[..., int]] = {
     "max": max,
     "where": lambda condition, chosen, other: chosen if condition else other,
     "signed": lambda x, bits: x - (x >> bits - 1 << bits),
+    "named": lambda x, *_: x,
 }
 COMPARISONS = ("<", "<=", "==")
 
@@ -76,14 +78,16 @@ class Symbol:
         args: The operands; of an input, its name and its width.
         known: Its interval and its bits.
         order: Symbols are numbered as they are made: operands have smaller numbers.
+        origin: What it was rounded from, if that is known: with it, its code takes fewer operations.
     """
 
-    __slots__ = ("__weakref__", "args", "known", "op", "order")
+    __slots__ = ("__weakref__", "args", "known", "op", "order", "origin")
 
     op: str
     args: tuple[Any, ...]
     known: Known
     order: int
+    origin: Any
 
     #: Makes an operation; assigned by `simplification`, so that operators simplify.
     operation: ClassVar[Callable[..., Operand]]
@@ -133,7 +137,7 @@ def interned(op: str, args: tuple[Any, ...], facts: Known) -> Symbol:
     symbol = _INTERNED.get(own)
     if symbol is None:
         symbol = Symbol()
-        symbol.op, symbol.args, symbol.known, symbol.order = op, args, facts, next(_NUMBERS)
+        symbol.op, symbol.args, symbol.known, symbol.order, symbol.origin = op, args, facts, next(_NUMBERS), None
         _INTERNED[own] = symbol
     return symbol
 
@@ -141,6 +145,18 @@ def interned(op: str, args: tuple[Any, ...], facts: Known) -> Symbol:
 def word(name: str, bits: int) -> Symbol:
     """An input: a word of so many bits, without a sign."""
     return interned("input", (name, bits), Known(0, (1 << bits) - 1, (1 << bits) - 1, 0))
+
+
+def named(name: str, comment: str, line: int, x: Operand) -> Operand:
+    """An integer that has a name in code; rules do not look through names, so that code reads as its definition does.
+
+    Args:
+        name: The name of the variable of the definition.
+        comment: The comment above it, or none.
+        line: Its line.
+        x: Its value; inputs and what has a name already keep theirs.
+    """
+    return x if not isinstance(x, Symbol) or x.op in ("input", "named") else interned("named", (x, name, comment, line), x.known)
 
 
 def known(x: Operand) -> Known:

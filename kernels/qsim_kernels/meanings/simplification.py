@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from qsim_kernels.meanings.expressions import COMPARISONS, OPERATIONS, Known, Operand, Symbol, interned, key, known, needed
+from qsim_kernels.meanings.expressions import COMPARISONS, OPERATIONS, Known, Operand, Symbol, interned, key, known, named, needed
 from qsim_kernels.meanings.ranges import facts
 
 _COMMUTATIVE = {"+", "*", "&", "|", "^", "==", "min", "max"}
@@ -341,8 +341,16 @@ def _replaced(x: Operand, replaced: dict[int, Operand]) -> Operand:
         if symbol.order not in replaced and symbol.op != "input":
             args = [replaced.get(y.order, y) if isinstance(y, Symbol) else y for y in symbol.args]
             changed = any(y is not z for y, z in zip(args, symbol.args, strict=True))
-            replaced[symbol.order] = operation(symbol.op, *args) if changed else symbol
+            replaced[symbol.order] = _again(symbol, args) if changed else symbol
     return replaced.get(x.order, x) if isinstance(x, Symbol) else x
+
+
+def _again(symbol: Symbol, args: list[Any]) -> Operand:
+    """An operation on other operands; a name stays."""
+    if symbol.op == "named":
+        x, name, comment, line = args
+        return named(name, comment, line, x)
+    return operation(symbol.op, *args)
 
 
 def _extreme(op: str) -> Callable[[Operand, Operand], Operand | None]:

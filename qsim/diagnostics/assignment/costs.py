@@ -156,8 +156,8 @@ def luts_of(a: Format, b: Format, accumulator: Accumulator) -> float:
     """The lookup tables of a multiply-add of an FPGA, as Yosys maps it; scales of blocks are not part of it."""
     from qsim.silicon import Dot
     from qsim.silicon.graphs import routine
+    from qsim.silicon.printers import systemverilog
     from qsim.silicon.synthesis import fpga
-    from qsim_kernels.meanings import systemverilog
 
     circuit = Dot(accumulator, a, b)
     return fpga(systemverilog.module(routine(circuit), 0, False), circuit.name).luts / circuit.length

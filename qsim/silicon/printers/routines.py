@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from qsim_kernels.meanings.expressions import Operand, Symbol, needed, operands
@@ -57,6 +57,18 @@ def parameters(routine: Routine) -> list[Parameter]:
     return [Parameter(name, bits, counts[name]) for name, bits in widths.items()]
 
 
+def as_defined(results: Sequence[Operand]) -> list[Symbol]:
+    """The symbols that results depend on: those with names in the order of the definition, each after what it is computed from.
+
+    A definition that runs several times is not sorted, so that its runs stay apart.
+    """
+    reached = needed(results)
+    names = [x for x in reached if x.op == "named"]
+    if len({x.args[3] for x in names}) == len(names):
+        names.sort(key=lambda x: x.args[3])
+    return list({x.order: x for name in (*names, *results) for x in needed([name])}.values())
+
+
 class Statements(NamedTuple):
     """The body of a function in a language with variables: statements, and the expressions of the results."""
 
@@ -69,6 +81,7 @@ def statements(
     expression: Callable[[Symbol, Callable[[Operand], str]], str],
     declare: Callable[[Symbol, str], str],
     literal: Callable[[int], str] = str,
+    comment: Callable[[str], str] = "// {}".format,
 ) -> Statements:
     """The operations of a routine in order; those that are short and used once are written where they are used.
 
@@ -77,10 +90,14 @@ def statements(
         expression: The text of an operation, given a function that gives those of its operands.
         declare: The statement that gives a variable a value.
         literal: The text of a result that is a number.
+        comment: A line with a comment.
     """
-    order = needed(routine.results)
+    order = as_defined(routine.results)
     uses = Counter(x.order for symbol in order for x in operands(symbol) for _ in range(2 if symbol.op in ("min", "max") else 1))
+    # The value of a variable is written with it, if nothing else reads it.
+    named = {x.args[0].order for x in order if x.op == "named" and uses[x.args[0].order] == 1}
     texts = {symbol.order: _input(*symbol.args) for symbol in routine.inputs}
+    taken = Counter(x.name for x in parameters(routine))
     lines: list[str] = []
 
     def text(x: Operand) -> str:
@@ -89,14 +106,31 @@ def statements(
     for symbol in order:
         if symbol.op == "input":
             continue
-        written = expression(symbol, text)
-        if uses[symbol.order] == 1 and len(written) <= _LONGEST:
-            texts[symbol.order] = f"({written})"
-            continue
-        name = f"t{len(lines)}"
-        lines.append(declare(symbol, name) + f" = {written};")
-        texts[symbol.order] = name
-    return Statements(lines, [text(x) if isinstance(x, Symbol) else literal(x) for x in routine.results])
+        if symbol.op == "named":
+            value, name, above, _ = symbol.args
+            if above and comment(above) not in lines:
+                lines += [*([""] if lines else []), comment(above)]
+            written = stripped(text(value))
+        else:
+            name, written = "t", expression(symbol, text)
+            if symbol.order in named or (uses[symbol.order] <= 1 and len(written) <= _LONGEST):
+                texts[symbol.order] = f"({written})"
+                continue
+        taken[name] += 1
+        variable = f"{name}{taken[name]}" if name == "t" or taken[name] > 1 else name
+        lines.append(declare(symbol, variable) + f" = {written};")
+        texts[symbol.order] = variable
+    return Statements(lines, [stripped(text(x)) if isinstance(x, Symbol) else literal(x) for x in routine.results])
+
+
+def stripped(text: str) -> str:
+    """An expression without the parentheses around it."""
+    depth = 0
+    for place, sign in enumerate(text):
+        depth += (sign == "(") - (sign == ")")
+        if depth == 0 and place < len(text) - 1:
+            return text
+    return text[1:-1] if text.startswith("(") else text
 
 
 def _input(name: str, bits: int) -> str:

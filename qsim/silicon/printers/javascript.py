@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from qsim.silicon.printers.routines import Routine, parameters, statements
 from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known
-from qsim_kernels.meanings.printing import Routine, parameters, statements
 
 
 def module(comment: Sequence[str], routines: Iterable[Routine]) -> str:
@@ -19,7 +19,7 @@ def function(routine: Routine) -> str:
     names = ", ".join(x.name for x in parameters(routine))
     result = f"[{', '.join(body.results)}]" if isinstance(routine.result, tuple) else body.results[0]
     lines = [*(f"// {line}".rstrip() for line in routine.comment), f"export function {routine.name}({names}) {{"]
-    return "\n".join([*lines, *(f"  {line}" for line in body.lines), f"  return {result};", "}\n"])
+    return "\n".join([*lines, *(f"  {line}".rstrip() for line in body.lines), f"  return {result};", "}\n"])
 
 
 def _is_number(x: Known) -> bool:
@@ -44,6 +44,8 @@ def _expression(symbol: Symbol, text: Callable[[Operand], str]) -> str:
         return f"Math.{op}({a}, {b})"
     if op == "signed":
         return f"{a} << {32 - args[1]} >> {32 - args[1]}"
+    if op == "<" and isinstance(args[0], int):
+        return f"Number({b} > {a})"
     if op in COMPARISONS:
         return f"Number({a} {'===' if op == '==' else op} {b})"
     narrow = all(map(_is_word, (facts[0], symbol.known))) and known(args[1]).high < 32

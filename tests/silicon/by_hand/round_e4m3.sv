@@ -1,6 +1,6 @@
 // Rounds float32 to E4M3 (OCP, saturating) to nearest, ties to even, written by hand as a hardware designer would:
 // the reference for the cost of the emitted module.
-module e4m3_by_hand (
+module round_e4m3 (
   input wire [31:0] x,
   output wire [31:0] y
 );

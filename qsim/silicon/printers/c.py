@@ -6,8 +6,8 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from qsim.silicon.printers.routines import Parameter, Routine, parameters, statements
 from qsim_kernels.meanings.expressions import COMPARISONS, Known, Operand, Symbol, known
-from qsim_kernels.meanings.printing import Parameter, Routine, parameters, statements
 
 _PROLOGUE = """\
 #ifndef {guard}
@@ -60,21 +60,26 @@ def function(routine: Routine) -> str:
     """A function of words that returns a word, or writes several to the array `y`."""
     kind = "uint64_t" if routine.width > 32 else "uint32_t"
     body = statements(
-        routine, _expression, lambda symbol, name: f"const {_type([symbol.known])} {name}", lambda number: _literal(number, kind)
+        routine,
+        _expression,
+        lambda symbol, name: f"const {_type([symbol.known])} {name}",
+        lambda number: _literal(number, kind),
+        "/* {} */".format,
     )
     given = parameters(routine)
     declared = [_parameter(x) for x in given]
-    results = [_stripped(result) for result in body.results]
+    results = body.results
     returned, last = kind, [f"return {results[0]};"]
     if isinstance(routine.result, tuple):
         returned, last = "void", [f"y[{k}] = {result};" for k, result in enumerate(results)]
         declared.append(f"{kind} y[{len(results)}]")
-    lines = [*(f"(void){x.name};" for x in given), *body.lines, *last]
+    unread = [x.name for x in given if not _is_read(x.name, [*body.lines, *last])]
+    lines = [*(f"(void){name};" for name in unread), *body.lines, *last]
     return "\n".join(
         [
             _comment(routine.comment) + f"QSIM_FUNCTION {returned} {routine.name}({', '.join(declared)})",
             "{",
-            *(f"    {line}" for line in lines),
+            *(f"    {line}".rstrip() for line in lines),
             "}\n",
         ]
     )
@@ -85,18 +90,13 @@ def _parameter(x: Parameter) -> str:
     return f"const {kind} {x.name}[{x.words}]" if x.words else f"{kind} {x.name}"
 
 
+def _is_read(name: str, lines: Sequence[str]) -> bool:
+    """Whether a parameter occurs in some lines."""
+    return any(re.search(rf"\b{name}\b", line) for line in lines)
+
+
 def _comment(lines: Sequence[str]) -> str:
     return "\n".join(["/*", *(f" * {line}".rstrip() for line in lines), " */\n"]) if lines else ""
-
-
-def _stripped(text: str) -> str:
-    """An expression without the parentheses around it."""
-    depth = 0
-    for place, sign in enumerate(text):
-        depth += (sign == "(") - (sign == ")")
-        if depth == 0 and place < len(text) - 1:
-            return text
-    return text[1:-1] if text.startswith("(") else text
 
 
 def _type(given: Sequence[Known]) -> str:
@@ -152,6 +152,8 @@ def _expression(symbol: Symbol, text: Callable[[Operand], str]) -> str:
         written = f"{operand(args[0])} * {power}"
     elif op in ("<<", ">>"):
         written = f"{operand(args[0])} {op} {amount(args[1])}"
+    elif op == "<" and isinstance(args[0], int):
+        written = f"{operand(args[1])} > {operand(args[0])}"
     else:
         written = f"{operand(args[0])} {'/' if op == '//' else op} {operand(args[1])}"
     if op in COMPARISONS:

@@ -1,0 +1,1 @@
+"""Printers: graphs of operations as C, SystemVerilog and JavaScript."""
