@@ -11,7 +11,7 @@ Example:
             [1.0000e+02, 3.0000e+02]])
     >>> from typing import get_args
     >>> get_args(qsim.scaling.Rule)
-    ('fit', 'ceil', 'floor', 'even', 'ceil_log2')
+    ('fit', 'ceil', 'floor', 'even', 'ceil_log2', 'stochastic')
     >>> from qsim.scaling import FP8_1X128, FP8_128X128, MXFP4, MXFP6_E2M3, MXFP6_E3M2, MXFP8_E4M3, MXFP8_E5M2, MXINT8, NAMED, NVFP4
     >>> x = torch.linspace(0.1, 3.1, 32)
     >>> for fmt in (MXFP8_E4M3, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2, MXINT8, MXFP4, NVFP4):
