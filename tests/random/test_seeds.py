@@ -81,6 +81,14 @@ def test_ranks_share_streams_inside_the_block_alone(monkeypatch: pytest.MonkeyPa
     assert streams.rank_stream(5) == apart == streams.rank_stream(5, 3) != 5
 
 
+def test_the_shared_seed_follows_from_torchs() -> None:
+    seeds = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        seeds.append(qsim.random.shared_seed())
+    assert seeds[0] == seeds[2] != seeds[1]
+
+
 def test_fork_rng_isolates(x: Tensor) -> None:
     torch.manual_seed(11)
     undisturbed = [noisy(x), noisy(x)]
