@@ -36,7 +36,7 @@ pytest: $(WARM)
 slow: $(WARM) ## the slow tests: examples, reduced studies, whole models compiled, every kernel compiled for a GPU
 	$(TESTS) -m slow
 
-mutants: $(READY) ## plant the faults of tests/mutants, one at a time, and list those that no test of `make test` sees: about half an hour
+mutants: $(READY) ## plant the faults of tests/mutants, one at a time, and list those that no test of `make test` sees
 	$(BIN)/python tests/support/mutants.py
 
 # Of other packages, tests use what is installed; here, all must be.

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     is_wrong = False
     for circuit in chosen:
         found = prove(circuit, module, args.limit)
-        print(f"{circuit.name}: proven for every input" if found is None or found.first is None else f"{circuit.name}: {found.first.text}")
-        is_wrong |= found is not None
+        wrong = None if found is None else found.first
+        print(f"{circuit.name}: {'proven for every input' if wrong is None else wrong.text}")
+        is_wrong |= wrong is not None
     return int(is_wrong)

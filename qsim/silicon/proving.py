@@ -30,7 +30,7 @@ tee -o {folder}/proof.txt sat -prove trigger 0 -show-inputs -show-outputs both
 def prove(circuit: Circuit, module: str | None = None, limit: float | None = None) -> Comparison | None:
     """Prove that a module computes a circuit, for every input and all random bits.
 
-    It is compared with the definition of rounding as every part of qsim has it, which rounds first and codes then. What `emit` writes
+    It is compared with the definition of rounding that every part of qsim shares, which rounds first and then encodes. What `emit` writes
     does both in one step.
 
     Args:
@@ -45,7 +45,7 @@ def prove(circuit: Circuit, module: str | None = None, limit: float | None = Non
     Raises:
         ValueError: If the text has no module.
         FileNotFoundError: If Yosys is not installed.
-        RuntimeError: If Yosys cannot compare them, because ports differ.
+        RuntimeError: If Yosys cannot compare them, because ports differ, or decides nothing.
         TimeoutError: If it takes longer than `limit`.
 
     Example:
@@ -66,7 +66,10 @@ def prove(circuit: Circuit, module: str | None = None, limit: float | None = Non
     if "no model found: SUCCESS" in proof:
         return None
     x, random, y = (_signal(proof, signal) for signal in ("in_x", "in_random", "gate_y"))
-    return check(Vectors(circuit, torch.tensor([x]), torch.tensor([random]), torch.tensor([y])))
+    found = check(Vectors(circuit, torch.tensor([x]), torch.tensor([random]), torch.tensor([y])))
+    if found.first is None:
+        raise RuntimeError(f"prove {circuit.name}: Yosys neither proved the module nor found a wrong result:\n{proof.strip()[-500:]}")
+    return found
 
 
 def _signal(proof: str, name: str) -> int:

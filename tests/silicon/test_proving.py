@@ -9,7 +9,7 @@ import pytest
 
 import qsim
 from qsim.cli import main
-from qsim.silicon import Circuit, emit, prove
+from qsim.silicon import Circuit, emit, prove, proving
 from qsim.silicon.checking import STEPS
 from support import emitted
 
@@ -98,3 +98,23 @@ def test_texts_that_cannot_be_compared() -> None:
         prove(Circuit("e2m1", "encode"), "// nothing")
     with pytest.raises(RuntimeError, match="Yosys cannot prove qsim_encode_e2m1_nearest: "):
         prove(Circuit("e2m1", "encode"), "module mine (input wire [31:0] a, output wire [3:0] y);\n  assign y = a[3:0];\nendmodule\n")
+
+
+def test_an_undriven_output_is_not_proven() -> None:
+    emitted.tool("yosys")
+    text = emit("systemverilog", "e2m1", operations=["encode"])
+    assert text.count("assign y = {negative, rounded};") == 1
+    found = prove(Circuit("e2m1", "encode"), text.replace("assign y = {negative, rounded};", "assign y[2:0] = rounded;"))
+    assert found is not None
+    assert found.first is not None
+
+
+def test_what_yosys_does_not_decide_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    def undecided(script: str, folder: Path, action: str, limit: float | None) -> None:
+        (folder / "proof.txt").write_text("Interrupted.\n")
+
+    monkeypatch.setattr(proving, "run_yosys", undecided)
+    with pytest.raises(
+        RuntimeError, match=r"^prove qsim_encode_e2m1_nearest: Yosys neither proved the module nor found a wrong result:\nInterrupted\.$"
+    ):
+        prove(Circuit("e2m1", "encode"))
